@@ -1,0 +1,45 @@
+"""Permutations that never change: pure functions of (seed, epoch, purpose, index).
+
+A permutation of n is the stable argsort of n raw words of Philox 4x64. numpy guarantees the raw words of a
+bit generator for ever; it does not guarantee `Generator.permutation`. The epoch is part of the key, not added
+to the seed, so that (seed 1, epoch 0) and (seed 0, epoch 1) have nothing to do with each other.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Purpose(IntEnum):
+    """What a permutation is for; two purposes never share random words. Values are part of the state format."""
+
+    CHUNKS = 1
+    WINDOW = 2
+    BUCKETS = 3
+    SORT_TIES = 4
+    PACKS = 5
+    BLEND = 6
+
+
+def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:
+    """`count` raw 64-bit words keyed by (seed, epoch, purpose, index).
+
+    seed, epoch and index are taken modulo 2^64 (so a negative seed is a valid one). Layout of the Philox
+    state: key = (seed, epoch), counter = (0, 0, index, purpose); the low counter words count the blocks.
+    """
+    counter = np.array([0, 0, index & _WORD, int(purpose)], dtype=np.uint64)
+    key = np.array([seed & _WORD, epoch & _WORD], dtype=np.uint64)
+    words: npt.NDArray[np.uint64] = np.random.Philox(counter=counter, key=key).random_raw(count)
+    return words
+
+
+def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.int64]:
+    """A permutation of range(count), int64, shape [count].
+
+    Source: argsort (stable, so equal words keep their order) of `random_words`.
+    """
+    words = random_words(count, seed=seed, epoch=epoch, purpose=purpose, index=index)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)

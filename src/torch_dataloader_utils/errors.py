@@ -1,0 +1,85 @@
+"""The error tree: by who can act, and each class is also the builtin a user would catch.
+
+    LoaderError
+    ├── ConfigError (ValueError)                 you called it wrong
+    │   ├── ConfigTypeError (TypeError)          an argument of the wrong type
+    │   ├── NoDataError (FileNotFoundError)      nothing there to read
+    │   └── MissingDependencyError (ImportError) an extra is not installed
+    ├── DataError (ValueError)                   the file is wrong
+    │   ├── CorruptFileError (OSError)           bytes that do not decode
+    │   ├── RowCountError                        more or fewer rows than planned
+    │   ├── SchemaError                          columns or types that do not fit
+    │   ├── NullValueError                       a null where the output type has none
+    │   ├── FileChangedError (OSError)           not the file that was planned
+    │   └── UnsupportedFeatureError (NotImplementedError)
+    ├── TransformError (RuntimeError)            your transform raised; says on which rows
+    ├── StoreError (OSError)                     the world is wrong: network, disk, credentials
+    ├── CheckpointMismatchError (ValueError)     a state of other data or other options
+    └── InternalError (RuntimeError)             we are wrong: please report it
+
+A message says what, where (file, row group, rows), seen and wanted, and what to do.
+"""
+
+
+class LoaderError(Exception):
+    """Whatever this library raises on purpose."""
+
+
+class ConfigError(LoaderError, ValueError):
+    """The call is wrong: an argument, a combination of them, or a name that does not exist."""
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """An argument has the wrong type."""
+
+
+class NoDataError(ConfigError, FileNotFoundError):
+    """A path, glob, directory or table holds nothing to read."""
+
+
+class MissingDependencyError(ConfigError, ImportError):
+    """A feature needs an extra that is not installed; the message has the install command."""
+
+
+class DataError(LoaderError, ValueError):
+    """The data is wrong; reading it again gives the same answer."""
+
+
+class CorruptFileError(DataError, OSError):
+    """Bytes that do not decode: truncated, checksum failed, or an impossible footer."""
+
+
+class RowCountError(DataError):
+    """A row group gave another number of rows than was planned."""
+
+
+class SchemaError(DataError):
+    """Columns or types of a file do not fit the data set's schema."""
+
+
+class NullValueError(DataError):
+    """A null in a column whose output type has no null; `nulls=` says what to do with it."""
+
+
+class FileChangedError(DataError, OSError):
+    """The file is not the one that was planned: replaced, truncated or gone."""
+
+
+class UnsupportedFeatureError(DataError, NotImplementedError):
+    """The data uses a feature that this library refuses rather than reads wrongly."""
+
+
+class TransformError(LoaderError, RuntimeError):
+    """A user's transform or collate function raised; the cause is chained."""
+
+
+class StoreError(LoaderError, OSError):
+    """A storage request failed for good, after the retries its kind deserves."""
+
+
+class CheckpointMismatchError(LoaderError, ValueError):
+    """A state belongs to other data or other options; the message shows both sides."""
+
+
+class InternalError(LoaderError, RuntimeError):
+    """An invariant of this library broke; please report it with the message."""
