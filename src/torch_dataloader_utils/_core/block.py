@@ -1,0 +1,63 @@
+"""What reading and shaping promise to the stream: the two protocols that `datasets.py` plugs together."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+
+
+class RowGroupReader(Protocol):
+    """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
+
+    def read(self, task: RowGroupTask, stop_row: int | None = None) -> Any:
+        """The live rows of one row group as one pyarrow.RecordBatch, projected, in file order.
+
+        With `stop_row` only the first `stop_row` live rows are needed; more may be returned, never fewer.
+
+        Raises:
+            DataError: the bytes are not what was planned; the message names file and row group.
+            RowCountError: another number of live rows than `task.live_rows` (where that is known).
+        """
+        ...
+
+
+class Block(Protocol):
+    """Rows in the output format, immutable; slices are views."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, for the decode-ahead budget."""
+        ...
+
+    def slice(self, start: int, stop: int) -> "Block":
+        """Rows [start, stop), a view."""
+        ...
+
+    def to_batch(self) -> Any:
+        """All rows as one batch of the user's output format."""
+        ...
+
+    def split(self, batch_rows: int) -> Iterator[Any]:
+        """Batches of `batch_rows` consecutive rows, the last one shorter if it must be; cheaper than slicing."""
+        ...
+
+
+class Shaper(Protocol):
+    """Turns record batches into blocks of the output format; picklable and stateless."""
+
+    def block(self, batch: Any) -> Block:
+        """The block of one pyarrow.RecordBatch: converted once, then only sliced."""
+        ...
+
+    def concat(self, blocks: Sequence[Block]) -> Block:
+        """The rows of all blocks, one after the other (at least one block)."""
+        ...
+
+    def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
+        """Row i of the result is row order[i] of the blocks' concatenation; order may be shorter than it."""
+        ...

@@ -1,0 +1,211 @@
+"""The inventory: every data file and row group of a data set, frozen at one moment, as arrays.
+
+A million row groups are a few arrays (56 bytes a group), never a million objects. Rows are counted twice:
+physical rows are what the file stores; live rows are what a reader delivers, after deletes and, where they
+were counted, after the row filter; UNKNOWN where nobody has counted yet.
+"""
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._core.strings import StringColumn
+
+UNKNOWN = -1
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+class FileFormat(IntEnum):
+    """How a data file is encoded. Values are part of saved inventories."""
+
+    PARQUET = 1
+    ORC = 2
+    CSV = 3
+    JSON = 4
+    ARROW = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PartitionColumn:
+    """One partition column: file i holds `values[codes[i]]` (a Python value of the schema's type, or None)."""
+
+    name: str
+    values: tuple[Any, ...]
+    codes: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FileTable:
+    """The data files, in the order of their paths. All columns have one entry a file.
+
+    paths: absolute local paths or URLs, without credentials.
+    sizes: bytes. identities: etag, or "size-mtime_ns" where the store has none; what a plan is pinned to.
+    formats: FileFormat values, uint8.
+    extras: () or one frozen picklable value (or None) a file, meant for the read stage alone (deletes, field
+        ids); planning never looks inside.
+    """
+
+    paths: StringColumn
+    sizes: Int64s
+    identities: StringColumn
+    formats: npt.NDArray[np.uint8]
+    partitions: tuple[PartitionColumn, ...] = ()
+    extras: tuple[Any, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, indices: Int64s) -> "FileTable":
+        """The files at `indices`, in that order."""
+        return FileTable(
+            paths=self.paths.take(indices),
+            sizes=self.sizes[indices],
+            identities=self.identities.take(indices),
+            formats=self.formats[indices],
+            partitions=tuple(replace(column, codes=column.codes[indices]) for column in self.partitions),
+            extras=tuple(self.extras[int(i)] for i in indices) if self.extras else (),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupTable:
+    """The row groups, sorted by (file, ordinal): a Parquet row group, an ORC stripe, a block of text lines.
+
+    file: index into the FileTable, int32. ordinal: position in the file, int32.
+    first_row: physical row of the file at which the group starts, int64 (UNKNOWN if not counted).
+    physical_rows, live_rows: int64, UNKNOWN (-1) where not counted.
+    projected_bytes: uncompressed bytes of the projected columns (an estimate for text), the planning weight.
+    byte_offset, byte_length: where the group lies in the file, stored bytes.
+    """
+
+    file: Int32s
+    ordinal: Int32s
+    first_row: Int64s
+    physical_rows: Int64s
+    live_rows: Int64s
+    projected_bytes: Int64s
+    byte_offset: Int64s
+    byte_length: Int64s
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def take(self, indices: Int64s) -> "GroupTable":
+        """The groups at `indices`, in that order; `file` still points into the whole file table."""
+        return GroupTable(**{name: getattr(self, name)[indices] for name in self.__slots__})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the arrays."""
+        return sum(getattr(self, name).nbytes for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroupTask:
+    """All a reader needs to read one row group; one is made when a group is read, never for planning."""
+
+    path: str
+    file_size: int
+    identity: str
+    file_format: FileFormat
+    ordinal: int
+    first_row: int
+    physical_rows: int
+    live_rows: int
+    byte_offset: int
+    byte_length: int
+    partition_values: tuple[tuple[str, Any], ...] = ()
+    extra: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inventory:
+    """What a data set holds, frozen; the first argument of every plan.
+
+    schema: the full Arrow schema (partition columns last), as IPC bytes, so that this module needs no Arrow.
+    source: where it was scanned from, for messages.
+    row_filter: text of the filter that `live_rows` already accounts for, "" for none.
+    projection: the columns that `projected_bytes` counts, None for all.
+    """
+
+    files: FileTable
+    groups: GroupTable
+    schema: bytes
+    source: str
+    row_filter: str = ""
+    projection: tuple[str, ...] | None = None
+
+    @property
+    def num_files(self) -> int:
+        """How many data files."""
+        return len(self.files)
+
+    @property
+    def num_groups(self) -> int:
+        """How many row groups."""
+        return len(self.groups)
+
+    @property
+    def rows_are_known(self) -> bool:
+        """Whether every row group has an exact count of live rows, so that plans are exact."""
+        return bool((self.groups.live_rows >= 0).all())
+
+    @property
+    def num_rows(self) -> int:
+        """Live rows of the data set, or UNKNOWN while any group is uncounted."""
+        return int(self.groups.live_rows.sum()) if self.rows_are_known else UNKNOWN
+
+    def task(self, group: int) -> RowGroupTask:
+        """The reading task of one row group."""
+        groups, files = self.groups, self.files
+        file = int(groups.file[group])
+        return RowGroupTask(
+            path=files.paths[file],
+            file_size=int(files.sizes[file]),
+            identity=files.identities[file],
+            file_format=FileFormat(int(files.formats[file])),
+            ordinal=int(groups.ordinal[group]),
+            first_row=int(groups.first_row[group]),
+            physical_rows=int(groups.physical_rows[group]),
+            live_rows=int(groups.live_rows[group]),
+            byte_offset=int(groups.byte_offset[group]),
+            byte_length=int(groups.byte_length[group]),
+            partition_values=tuple((c.name, c.values[int(c.codes[file])]) for c in files.partitions),
+            extra=files.extras[file] if files.extras else None,
+        )
+
+    def take_groups(self, indices: Int64s) -> "Inventory":
+        """The inventory of these row groups (ascending) and of the files they lie in, re-indexed."""
+        groups = self.groups.take(indices)
+        used, file = np.unique(groups.file, return_inverse=True)
+        return replace(
+            self,
+            files=self.files.take(used.astype(np.int64)),
+            groups=replace(groups, file=file.astype(np.int32)),
+        )
+
+    def fingerprint(self) -> str:
+        """blake2b (128 bits, hex) of everything that decides which rows exist and in which order.
+
+        It covers paths, sizes, identities, partition values, row group structure, schema and the row filter; not
+        weights (`projected_bytes`), which may differ between projections of the same data.
+        """
+        digest = blake2b(digest_size=16)
+        files, groups = self.files, self.groups
+        for column in (files.paths, files.identities):
+            digest.update(column.offsets.tobytes())
+            digest.update(column.data.tobytes())
+        for array in (files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        for partition in files.partitions:
+            digest.update(repr((partition.name, partition.values)).encode())
+            digest.update(partition.codes.tobytes())
+        digest.update(self.schema)
+        digest.update(self.row_filter.encode())
+        return digest.hexdigest()
