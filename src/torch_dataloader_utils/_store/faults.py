@@ -1,0 +1,116 @@
+"""Foreign storage errors become ours, in one place.
+
+Storage clients raise whatever their authors chose (OSError, botocore's and aiohttp's own classes); here each
+becomes one of four errors of ours, with the file, what was tried, and what to do.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    FileChangedError,
+    LoaderError,
+    MissingDependencyError,
+    NoDataError,
+    StoreError,
+)
+
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "abfs": "azure",
+    "abfss": "azure",
+    "az": "azure",
+    "adl": "azure",
+}
+
+
+@contextmanager
+def translated(path: str, action: str, identity: str | None = None) -> Iterator[None]:
+    """Runs one storage call; whatever it raises leaves as an error of ours, with the cause chained.
+
+    Keep the body to the call itself: everything else that is raised in it would look like the store's fault.
+    """
+    try:
+        yield
+    except LoaderError:
+        raise
+    except Exception as error:
+        raise store_error(error, path, action, identity) from error
+
+
+def store_error(error: BaseException, path: str, action: str, identity: str | None = None) -> LoaderError:
+    """The error of ours that says what `error` means for `path`.
+
+    `identity` is the one the plan pinned, if any: a planned file that is gone has changed; one that was never
+    planned is just not there.
+    """
+    where = redact(path)
+    match error:
+        case FileNotFoundError() if identity is not None:
+            return FileChangedError(f"{where} is gone; it was there when the plan was made. Plan the data set again.")
+        case FileNotFoundError():
+            return NoDataError(f"{where} does not exist. Check the spelling, or list its parent directory.")
+        case PermissionError():
+            return StoreError(
+                f"{where}: no permission to {action} ({_cause(error, path)}). Check storage_options and the rights of "
+                "the account that runs this job."
+            )
+        case ImportError():
+            scheme = path.rsplit("::", 1)[-1].split("://", 1)[0]
+            extra = _EXTRAS.get(scheme)
+            install = (
+                f'pip install "torch-dataloader-utils[{extra}]"' if extra else f"install it: {_cause(error, path)}"
+            )
+            return MissingDependencyError(f"{where}: the client for {scheme}:// is not installed. Run: {install}")
+        case _:
+            return StoreError(
+                f"{where}: cannot {action} ({_cause(error, path)}). The storage refused or failed; check that it can "
+                "be reached with these storage_options, then try again."
+            )
+
+
+def unknown_scheme(path: str, scheme: str) -> ConfigError:
+    """The error for a URL scheme that no storage client handles."""
+    return ConfigError(f"{redact(path)}: no storage client knows {scheme}://. Use a local path or an fsspec URL.")
+
+
+def redact(path: str) -> str:
+    """The path without user-info and query, which may hold passwords and signatures.
+
+    https://me:pw@host/a.parquet?sig=x      https://host/a.parquet
+    """
+    if "://" not in path:
+        return path
+    return "::".join(_redact_one(part) for part in path.split("::"))
+
+
+def has_credentials(path: str) -> bool:
+    """Whether the URL itself carries a password or a signature, and so must not be stored."""
+    return redact(path) != path
+
+
+def _redact_one(part: str) -> str:
+    scheme, separator, rest = part.partition("://")
+    if not separator:
+        return part
+    if scheme in ("http", "https"):
+        # Only here is "?" a query; in a bucket it is a character of the key, or a glob.
+        rest = rest.partition("?")[0]
+    authority, slash, key = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if at and (":" in user or scheme in ("http", "https")):
+        authority = host
+    return f"{scheme}://{authority}{slash}{key}"
+
+
+def _cause(error: BaseException, path: str) -> str:
+    text = str(error).replace(path, redact(path)) or "no message"
+    query = urlsplit(path).query if has_credentials(path) else ""
+    if query:
+        text = text.replace(query, "***")
+    return f"{type(error).__name__}: {text}"

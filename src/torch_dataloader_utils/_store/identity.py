@@ -1,0 +1,56 @@
+"""What makes a file the one that was planned, and the errors for one that is not."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from torch_dataloader_utils._store.faults import redact
+from torch_dataloader_utils._store.interface import FileStat, Span
+from torch_dataloader_utils.errors import DataError, FileChangedError
+
+# s3fs, gcsfs, adlfs and http spell it differently; listings and single look-ups of one store agree.
+_ETAG_KEYS = ("ETag", "etag", "e_tag")
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+
+
+def stat_of(info: Mapping[str, Any]) -> FileStat:
+    """Size and identity from what fsspec's `info` or a detailed listing says of a file.
+
+    The etag is stripped of quotes, which some clients keep in listings and drop elsewhere. A store that gives
+    neither etag nor time is identified by size alone.
+    """
+    size = int(info.get("size") or 0)
+    etag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), "").strip('"')
+    if etag:
+        return FileStat(size=size, identity=etag)
+    time = next((info[key] for key in _TIME_KEYS if info.get(key)), None)
+    return FileStat(size=size, identity=f"{size}-{_nanoseconds(time)}")
+
+
+def check_identity(path: str, planned: str | None, now: FileStat) -> None:
+    """Raises FileChangedError unless `now` is the file that was planned (None: nothing was)."""
+    if planned is not None and planned != now.identity:
+        raise FileChangedError(
+            f"{redact(path)} is not the file that was planned: identity {now.identity} ({now.size} bytes), planned "
+            f"{planned}. It was replaced or appended to; plan the data set again."
+        )
+
+
+def short_read(path: str, span: Span, seen_bytes: int) -> DataError:
+    """The error for fewer (or more) bytes than a range has."""
+    return FileChangedError(
+        f"{redact(path)} bytes {span[0]} to {sum(span)} gave {seen_bytes} of {span[1]} bytes. The file is shorter "
+        "than when it was planned, or the server ignores ranges. Plan the data set again."
+    )
+
+
+def _nanoseconds(time: Any) -> str:
+    match time:
+        case None:
+            return ""
+        case datetime():
+            return str(int(time.timestamp() * 1_000_000) * 1_000)
+        case float():
+            return str(int(time * 1_000_000_000))
+        case _:
+            return str(time)

@@ -1,0 +1,115 @@
+"""Files of this machine, by positioned reads."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+
+from torch_dataloader_utils._store.coalesce import coalesce
+from torch_dataloader_utils._store.faults import translated
+from torch_dataloader_utils._store.identity import check_identity, short_read
+from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Span, Tail
+from torch_dataloader_utils.errors import NoDataError
+
+
+_LIMITS = CoalesceLimits(hole_bytes=8 << 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStore:
+    """Reads by `pread`: no shared position, so any number of threads may read one file.
+
+    A file is opened for each call; that costs 10 µs and leaves no descriptor to inherit. Holes cost a copy but
+    save no request here, so only spans that touch, or nearly, are merged.
+    """
+
+    limits: CoalesceLimits = _LIMITS
+
+    @property
+    def is_local(self) -> bool:
+        """True."""
+        return True
+
+    def local_path(self, path: str) -> str:
+        """The path without a file:// scheme."""
+        scheme, separator, rest = path.partition("://")
+        return rest if separator and scheme in ("file", "local") else path
+
+    def stat(self, path: str) -> FileStat:
+        """Size and "size-mtime_ns"."""
+        with translated(path, "read"):
+            return _file_stat(os.stat(self.local_path(path)))  # noqa: PTH116 - a hot call on many small files
+
+    def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
+        """The last `length` bytes; `stat` is not needed here, the open file knows."""
+        del stat
+        with translated(path, "read"), Path(self.local_path(path)).open("rb", buffering=0) as file:
+            now = _file_stat(os.fstat(file.fileno()))
+            start = max(0, now.size - length)
+            data = _pread(file.fileno(), (start, now.size - start))
+        if len(data) != now.size - start:
+            raise short_read(path, (start, now.size - start), len(data))
+        return Tail(data=data, size=now.size, identity=now.identity)
+
+    def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
+        """The bytes of each span; the identity is checked on the open file, after the reads."""
+        plan = coalesce(spans, self.limits)
+        with translated(path, "read", identity), Path(self.local_path(path)).open("rb", buffering=0) as file:
+            data = [_pread(file.fileno(), span) for span in plan.reads]
+            now = _file_stat(os.fstat(file.fileno()))
+        check_identity(path, identity, now)
+        for span, buffer in zip(plan.reads, data, strict=True):
+            if len(buffer) != span[1]:
+                raise short_read(path, span, len(buffer))
+        return plan.slices(data)
+
+    def list_files(self, path: str) -> list[FileEntry]:
+        """The files at, below or matching `path`, with absolute paths; links are followed, loops are not."""
+        root = self.local_path(path)
+        with translated(path, "list"):
+            is_pattern = has_magic(root) and not os.path.lexists(root)
+            matches = glob(root, recursive=True) if is_pattern else [root]  # noqa: PTH207 - the pattern may be absolute
+            found = {name: stat for match in matches for name, stat in _walk(os.path.abspath(match))}  # noqa: PTH100
+        if is_pattern and not found:
+            raise NoDataError(f"{path}: the pattern matches no file. Check it, or list the directory above.")
+        return [FileEntry(path=name, stat=found[name]) for name in sorted(found)]
+
+
+def _walk(path: str) -> list[tuple[str, FileStat]]:
+    # Path.resolve would replace links by their targets and lose the partition values in the names.
+    if not Path(path).is_dir():
+        return [(path, _file_stat(os.stat(path)))]  # noqa: PTH116
+    found: list[tuple[str, FileStat]] = []
+    pending, visited = [path], set()
+    while pending:
+        directory = pending.pop()
+        status = os.stat(directory)  # noqa: PTH116
+        if (status.st_dev, status.st_ino) in visited:
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    pending.append(entry.path)
+                elif entry.is_file():
+                    found.append((entry.path, _file_stat(entry.stat())))
+    return found
+
+
+def _file_stat(status: os.stat_result) -> FileStat:
+    return FileStat(size=status.st_size, identity=f"{status.st_size}-{status.st_mtime_ns}")
+
+
+def _pread(descriptor: int, span: Span) -> bytes:
+    # One call gives at most 2 GiB; a short one before the end of the file is legal too.
+    start, length = span
+    data = os.pread(descriptor, length, start)
+    if len(data) in (0, length):
+        return data
+    parts = [data]
+    have = len(data)
+    while have < length and (part := os.pread(descriptor, length - have, start + have)):
+        parts.append(part)
+        have += len(part)
+    return b"".join(parts)

@@ -1,0 +1,40 @@
+"""From a path to the store it lies in."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch_dataloader_utils._store.faults import redact
+from torch_dataloader_utils._store.interface import CoalesceLimits, Store
+from torch_dataloader_utils._store.local import LocalStore
+from torch_dataloader_utils._store.remote import FsspecStore
+from torch_dataloader_utils._store.secret import Secret
+from torch_dataloader_utils.errors import ConfigError
+
+
+def open_store(
+    path: str,
+    storage_options: Mapping[str, Any] | Secret | None = None,
+    limits: CoalesceLimits | None = None,
+) -> Store:
+    """The store of `path`: a local path, file://, or any fsspec URL. Opens nothing yet.
+
+    storage_options go to the storage client as they are (plain or already wrapped); local files ignore them.
+
+    Raises:
+        ConfigError: the URL carries a password; it would end up in plans and logs.
+    """
+    if _is_local(path):
+        return LocalStore() if limits is None else LocalStore(limits=limits)
+    if any(":" in _user(part) for part in path.split("::")):
+        raise ConfigError(f"{redact(path)}: the URL holds a password. Pass credentials as storage_options instead.")
+    options = storage_options.reveal() if isinstance(storage_options, Secret) else storage_options
+    return FsspecStore.of(path, options or {}, limits or CoalesceLimits())
+
+
+def _is_local(path: str) -> bool:
+    return "://" not in path or path.partition("://")[0] in ("file", "local")
+
+
+def _user(part: str) -> str:
+    authority = part.partition("://")[2].partition("/")[0]
+    return authority.rpartition("@")[0]

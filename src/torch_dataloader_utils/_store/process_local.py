@@ -1,0 +1,45 @@
+"""A live thing per process: opened on first use, never pickled, never used by a forked child."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+# Storage clients own threads and sockets that a fork does not copy. Closing an inherited client would talk over
+# the parent's sockets, so a child keeps it alive, unused, until it exits.
+_inherited: list[object] = []
+
+
+class ProcessLocal(Generic[T]):
+    """One value per process, made by the `make` handed to `get`."""
+
+    __slots__ = ("_slot",)
+
+    def __init__(self) -> None:
+        self._slot: _Slot[T] = _Slot()
+
+    def get(self, make: Callable[[], T]) -> T:
+        """This process's value; `make` runs once in it, whatever the number of threads."""
+        slot = self._slot
+        if slot.pid != os.getpid():
+            _inherited.append(slot)
+            slot = self._slot = _Slot()
+        with slot.lock:
+            if slot.value is None:
+                slot.value = make()
+            return slot.value
+
+    def __reduce__(self) -> tuple[type["ProcessLocal[Any]"], tuple[()]]:
+        return (ProcessLocal, ())
+
+
+class _Slot(Generic[T]):
+    # The lock belongs to the slot: one held by another thread during a fork is abandoned with its slot.
+    __slots__ = ("lock", "pid", "value")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.value: T | None = None

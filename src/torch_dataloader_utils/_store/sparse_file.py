@@ -1,0 +1,93 @@
+"""A file of which only some ranges are here: what a decoder reads after the ranges were fetched."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from torch_dataloader_utils._store.interface import Buffer, Span
+from torch_dataloader_utils.errors import InternalError
+
+
+class SparseFile:
+    """A read-only file object over fetched ranges; pyarrow reads a Parquet row group or an ORC stripe from it.
+
+    Not thread-safe: it has a position, like any file. A read inside one range is a view; one across neighbouring
+    ranges is a copy. `size` is the size of the whole file. Reading a byte that was not fetched raises
+    InternalError: the caller fetched too little.
+
+        SparseFile([(4, 3)], [b"abc"], size=20); seek(5); read(2)      b"bc"
+    """
+
+    def __init__(self, spans: Sequence[Span], data: Sequence[Buffer], size: int) -> None:
+        self._starts: list[int] = []
+        self._views: list[memoryview] = []
+        reached = 0
+        for index in sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1])):
+            start, length = spans[index]
+            if start + length > reached:  # else it lies inside an earlier range
+                self._starts.append(start)
+                self._views.append(memoryview(data[index]))
+                reached = start + length
+        self._size = size
+        self._position = 0
+        self.closed = False
+
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._size
+
+    def tell(self) -> int:
+        """The position, in bytes from the start of the file."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Moves the position: from the start (0), from here (1) or from the end (2)."""
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def read(self, length: int = -1) -> memoryview:
+        """The next `length` bytes (all that are left for -1), fewer only at the end of the file."""
+        left = max(0, self._size - self._position)
+        length = left if length < 0 else min(length, left)
+        view = self._view(self._position, length)
+        self._position += length
+        return view
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def writable(self) -> bool:
+        """False."""
+        return False
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def flush(self) -> None:
+        """Nothing to write."""
+
+    def close(self) -> None:
+        """Drops the ranges."""
+        self.closed = True
+        self._starts, self._views = [], []
+
+    def _view(self, start: int, length: int) -> memoryview:
+        part = self._part(start, length)
+        if len(part) == length:
+            return part
+        parts, have = [part], len(part)
+        while have < length:
+            parts.append(self._part(start + have, length - have))
+            have += len(parts[-1])
+        return memoryview(b"".join(parts))
+
+    def _part(self, start: int, length: int) -> memoryview:
+        if length == 0:
+            return memoryview(b"")
+        index = bisect_right(self._starts, start) - 1
+        inside = start - self._starts[index] if index >= 0 else 0
+        part = self._views[index][inside : inside + length] if index >= 0 else memoryview(b"")
+        if not part:
+            raise InternalError(f"bytes {start} to {start + length} of {self._size} were not fetched")
+        return part
