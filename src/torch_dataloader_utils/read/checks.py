@@ -1,0 +1,124 @@
+"""What must hold of every row group, and the one place where foreign exceptions become ours."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import UNKNOWN, RowGroupTask
+from torch_dataloader_utils._store.faults import redact
+from torch_dataloader_utils.errors import (
+    CorruptFileError,
+    FileChangedError,
+    LoaderError,
+    NoDataError,
+    RowCountError,
+    SchemaError,
+    StoreError,
+    UnsupportedFeatureError,
+)
+
+# Everything that Arrow's readers raise on foreign files (501 of them were probed), and no more: a TypeError or
+# KeyError of our own stays what it is.
+_FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError)
+
+
+def where(task: RowGroupTask) -> str:
+    """File and row group, as every message names them; without credentials."""
+    return f"{redact(task.path)} row group {task.ordinal}"
+
+
+@contextmanager
+def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> Iterator[None]:
+    """Runs the decoding of one row group; what it raises leaves as an error of ours, with the cause chained.
+
+    `file_is_planned` looks the file up again: bytes that do not decode because the file was replaced are a
+    changed file, not a corrupt one.
+    """
+    try:
+        yield
+    except NoDataError as error:
+        raise _gone(task) from error
+    except LoaderError:
+        raise
+    except _FOREIGN as error:
+        if isinstance(error, FileNotFoundError):
+            raise _gone(task) from error
+        if not file_is_planned():
+            raise changed(task) from error
+        raise _translated(error, task) from error
+
+
+def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
+    text = f"{type(error).__name__}: {error}".rstrip(". \n")
+    match error:
+        case _ if "decrypt" in text or "encrypt" in text:
+            return UnsupportedFeatureError(
+                f"{where(task)} is encrypted ({text}). Encrypted files are not supported; decrypt them first."
+            )
+        case MemoryError():
+            return UnsupportedFeatureError(
+                f"{where(task)} needs more memory than there is ({text}); its footer says {task.physical_rows} rows. "
+                "Write the file with smaller row groups, or check it."
+            )
+        case NotImplementedError():
+            return UnsupportedFeatureError(
+                f"{where(task)} uses what pyarrow {pa.__version__} cannot read ({text}). Read other columns, or write "
+                "the file again without it."
+            )
+        case OSError(errno=int()):
+            # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
+            return StoreError(f"{where(task)} cannot be read ({text}). Check the disk or mount and its permissions.")
+        case _ if "conversion error" in text:
+            return SchemaError(
+                f"{where(task)} does not fit the data set's schema ({text}). Give the column another type, or mend "
+                "the file."
+            )
+        case _:
+            return CorruptFileError(
+                f"{where(task)} does not decode ({text}). The file is damaged or is not what its name says; write it "
+                "again or leave it out."
+            )
+
+
+def _gone(task: RowGroupTask) -> FileChangedError:
+    return FileChangedError(
+        f"{redact(task.path)} is gone; it was there when the plan was made. Plan the data set again."
+    )
+
+
+def changed(task: RowGroupTask, seen: str = "another one") -> FileChangedError:
+    """The error for a file whose identity is not the planned one."""
+    return FileChangedError(
+        f"{redact(task.path)} is not the file that was planned: identity {seen}, planned {task.identity}. It was "
+        "replaced or written to; plan the data set again."
+    )
+
+
+def check_stored_rows(task: RowGroupTask, decoded_rows: int) -> None:
+    """Raises RowCountError unless the row group held the rows that were planned (where they were counted)."""
+    if task.physical_rows not in (UNKNOWN, decoded_rows):
+        raise row_count_error(task, decoded_rows, task.physical_rows, "stored")
+
+
+def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
+    """Raises RowCountError unless as many rows are left as were planned (where they were counted)."""
+    if task.live_rows not in (UNKNOWN, live_rows):
+        raise row_count_error(task, live_rows, task.live_rows, "planned")
+
+
+def row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
+    """The error for another number of rows than planned."""
+    return RowCountError(
+        f"{where(task)} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or its footer is wrong. "
+        f'Plan the data set again, or run "tdu verify {redact(task.path)}".'
+    )
+
+
+def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int) -> None:
+    """Raises UnsupportedFeatureError for a row group that would decode to more than the budget."""
+    if decoded_bytes > budget_bytes:
+        raise UnsupportedFeatureError(
+            f"{where(task)} would decode to at least {decoded_bytes} bytes (the file has {task.file_size}); the limit "
+            f"is {budget_bytes}. Read fewer columns, write smaller row groups, or raise max_row_group_bytes."
+        )

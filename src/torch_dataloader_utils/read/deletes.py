@@ -1,0 +1,72 @@
+"""Deleted rows of a data file, and the mask they are for one row group.
+
+Table formats hand a reader the deletes of a whole file; a row group takes the part that falls into it, so that
+files with deletes are still read row group by row group.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.read.checks import where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowDeletes:
+    """The rows of one file that are deleted; goes into `FileTable.extras`, so one value serves all row groups.
+
+    positions: physical rows of the file, from 0, ascending, each once; int64. Rows past the end of the file are
+    for whoever builds it to refuse: a reader sees one row group only.
+    """
+
+    positions: Int64s
+
+    @classmethod
+    def of(cls, positions: npt.ArrayLike) -> "RowDeletes":
+        """From positions in any order, repeated or not, as delete files have them."""
+        return cls(positions=np.unique(np.asarray(positions, dtype=np.int64)))
+
+
+def group_deletes(task: RowGroupTask) -> Int64s | None:
+    """The deleted rows of this row group, counted from its first row, ascending; None for none.
+
+    positions=[1, 70, 71], rows 64 to 127      [6, 7]
+
+    Equality deletes (key sets, which need columns of the data) will be a second kind of `extra`; they belong to
+    the reader's row filter, after this mask.
+    """
+    match task.extra:
+        case None:
+            return None
+        case RowDeletes(positions=positions):
+            if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
+                raise InternalError(f"{where(task)} has deletes but no known first row or length; please report this.")
+            span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])
+            return positions[span[0] : span[1]] - task.first_row if span[0] < span[1] else None
+        case extra:
+            raise InternalError(
+                f"{where(task)} carries {type(extra).__name__}, which no reader knows; please report this."
+            )
+
+
+def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
+    """How many physical rows, from the first, hold `live_rows` live ones.
+
+    deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
+
+    More than the row group has, where it has fewer live rows.
+    """
+    if deleted is None:
+        return live_rows
+    # Before the i-th deleted row lie deleted[i] - i live ones.
+    return live_rows + int(np.searchsorted(deleted - np.arange(len(deleted)), live_rows, side="left"))
+
+
+def live_mask(num_rows: int, deleted: Int64s) -> npt.NDArray[np.bool_]:
+    """True for each of the first `num_rows` rows that is not deleted."""
+    mask = np.ones(num_rows, dtype=np.bool_)
+    mask[deleted[: np.searchsorted(deleted, num_rows)]] = False
+    return mask

@@ -1,0 +1,86 @@
+"""Row filters: which columns one needs, and which rows it keeps."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyarrow import acero
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+def filter_columns(row_filter: Any, schema: Any) -> tuple[str, ...]:
+    """The names of the columns of `schema` that the filter refers to, in the schema's order.
+
+    pyarrow cannot list them, but it can bind: an expression binds to a schema exactly when every column that
+    it names is there. So a column is referred to when the filter no longer binds without it. Halves of the schema
+    that are not needed go at once: a filter over k of n columns takes about k log n binds of 10 µs.
+
+        (field("a") > 1) & field("s", "x").is_null(),  columns a, b, s      ("a", "s")
+
+    Raises:
+        ConfigTypeError: not an expression.
+        ConfigError: it names columns that are not there, names them by position, compares types that do not
+            compare, or is not a condition (its values are not booleans).
+    """
+    if not isinstance(row_filter, ds.Expression):
+        raise ConfigTypeError(
+            f"the row filter is a {type(row_filter).__name__}; give a pyarrow expression such as "
+            'pyarrow.compute.field("x") > 3.'
+        )
+    _check_condition(row_filter, schema)
+    return _needed(row_filter, schema, (), tuple(range(len(schema))))
+
+
+def keep_mask(row_filter: Any, batch: Any) -> Any:
+    """A BooleanArray of the batch's rows: true to keep, false or null to drop.
+
+    `batch` has the columns that the filter names, in the types of the schema that it was checked against.
+    """
+    mask = _evaluate(row_filter, pa.Table.from_batches([batch]))
+    return mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks()
+
+
+def _evaluate(row_filter: Any, table: Any) -> Any:
+    # In this thread: a pool would give the pieces in any order, and is not there after a fork.
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions([row_filter], ["keep"])),
+        ]
+    )
+    return plan.to_table(use_threads=False).column(0)
+
+
+def _check_condition(row_filter: Any, schema: Any) -> None:
+    # A column by position would be another column after projection. The text may be in a string of the filter
+    # instead; then the refusal is a nuisance, never wrong rows.
+    if "FieldPath(" in str(row_filter):
+        raise ConfigError(f"the row filter {row_filter} refers to columns by position; name them.")
+    try:
+        data_type = _evaluate(row_filter, schema.empty_table()).type
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"the row filter {row_filter} does not fit the data set's columns ({error}). Check names and types."
+        ) from error
+    if not pa.types.is_boolean(data_type):
+        raise ConfigError(f"the row filter {row_filter} gives {data_type}, not true or false; compare it to something.")
+
+
+def _needed(row_filter: Any, schema: Any, kept: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[str, ...]:
+    # Invariant: the filter binds to kept + suspects.
+    if not suspects or _binds(row_filter, schema, kept):
+        return ()
+    if len(suspects) == 1:
+        return (schema.field(suspects[0]).name,)
+    half = len(suspects) // 2
+    left, right = suspects[:half], suspects[half:]
+    return _needed(row_filter, schema, kept + right, left) + _needed(row_filter, schema, kept + left, right)
+
+
+def _binds(row_filter: Any, schema: Any, indices: tuple[int, ...]) -> bool:
+    try:
+        ds.Scanner.from_batches([], schema=pa.schema([schema.field(i) for i in indices]), filter=row_filter)
+    except pa.ArrowException:
+        return False
+    return True

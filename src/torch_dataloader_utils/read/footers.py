@@ -1,0 +1,62 @@
+"""Footers, and whatever else is read once a file: kept for the next row group of the same file."""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+FileKey = tuple[str, str]
+"""A file and what pins it: (path, identity)."""
+
+# 64 MiB of encoded footers: 2,500 of 26 KB (50 columns, 4 row groups), or 100 very wide ones.
+CAPACITY_BYTES = 64 << 20
+
+
+class FooterCache(Generic[T]):
+    """The least recently used go first once their encoded bytes exceed the capacity; the last one stays.
+
+    Thread-safe; the lock is never held while a footer loads, so two threads may load the same one, and both get
+    an equal value. A forked child starts with its own, empty cache.
+    """
+
+    def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._clear()
+        _caches.add(self)
+
+    def get(self, key: FileKey, load: Callable[[], tuple[T, int]]) -> T:
+        """The value for `key`; `load` gives (value, encoded bytes) where it is not here yet."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key][0]
+        value, size = load()
+        with self._lock:
+            replaced = self._entries.pop(key, None)
+            self._bytes += size - (replaced[1] if replaced else 0)
+            self._entries[key] = (value, size)
+            while self._bytes > self._capacity_bytes and len(self._entries) > 1:
+                self._bytes -= self._entries.popitem(last=False)[1][1]
+        return value
+
+    def _clear(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[FileKey, tuple[T, int]] = OrderedDict()
+        self._bytes = 0
+
+
+_caches: weakref.WeakSet["FooterCache[Any]"] = weakref.WeakSet()
+
+
+def _clear_all() -> None:
+    # A lock that another thread held at the fork would never be released in the child.
+    for cache in list(_caches):
+        cache._clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_clear_all)

@@ -1,0 +1,158 @@
+"""One Parquet row group, decoded.
+
+    footer (once a file) → column chunks of the asked columns → RecordBatch
+
+Source: parquet-format, "File Format" and "Column chunks"; pyarrow.parquet.ParquetFile.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils._store.interface import Span
+from torch_dataloader_utils.errors import CorruptFileError, SchemaError
+from torch_dataloader_utils.read.checks import check_decoded_size, where
+from torch_dataloader_utils.read.contiguous import contiguous
+from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.source import TaskSource
+
+# One read gets all but very wide footers; what pyarrow itself reads.
+_TAIL_BYTES = 64 << 10
+# Length of the footer (uint32) and the magic "PAR1" or "PARE".
+_TRAILER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Footer:
+    """A parsed footer.
+
+    schema: the file's Arrow schema. leaves: the leaf columns, as numbers, of each top-level column.
+    """
+
+    metadata: Any
+    schema: Any
+    leaves: dict[str, tuple[int, ...]]
+
+
+_footers: FooterCache[Footer] = FooterCache()
+
+
+def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | None) -> Any:
+    """The rows of one row group, columns `fields` as far as the file has them, in the file's types.
+
+    With `stop_row` decoding stops once that many rows are there: bytes fetched are the same, time is not.
+
+    Raises:
+        CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
+    """
+    task = source.task
+    footer = _footers.get(source.key, lambda: _load(source))
+    if task.ordinal >= footer.metadata.num_row_groups:
+        raise CorruptFileError(
+            f"{where(task)} does not exist: the footer has {footer.metadata.num_row_groups}. Plan the data set again."
+        )
+    group = footer.metadata.row_group(task.ordinal)
+    columns = [field.name for field in fields if field.name in footer.leaves]
+    check_unique(source, footer.schema, columns)
+    rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
+    _check_budget(source, footer, columns, rows)
+    with source.open(lambda: _spans(source, footer, columns)) as file:
+        reader = pq.ParquetFile(
+            file,
+            metadata=footer.metadata,
+            pre_buffer=False,
+            page_checksum_verification=source.page_checksums,
+        )
+        batches, have = [], 0
+        for batch in reader.iter_batches(max(1, rows), [task.ordinal], columns, use_threads=False):
+            batches.append(batch)
+            have += batch.num_rows
+            if stop_row is not None and have >= stop_row:
+                break
+    return contiguous(batches)
+
+
+def check_unique(source: TaskSource, schema: Any, columns: Sequence[str]) -> None:
+    """Raises SchemaError if the file has two columns of one of these names."""
+    if len(schema) == len(set(schema.names)):
+        return
+    twice = [name for name in columns if schema.names.count(name) > 1]
+    if twice:
+        raise SchemaError(
+            f"{where(source.task)} has more than one column named {', '.join(twice)}; which one is meant cannot be "
+            "said. Rename them in the file, or do not ask for them."
+        )
+
+
+def _load(source: TaskSource) -> tuple[Footer, int]:
+    metadata = _read_metadata(source)
+    leaves: dict[str, list[int]] = {name: [] for name in metadata.schema.to_arrow_schema().names}
+    for index in range(metadata.num_columns):
+        path = metadata.schema.column(index).path
+        # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
+        stop = 0
+        while stop < len(path):
+            stop = path.find(".", stop + 1)
+            stop = len(path) if stop < 0 else stop
+            if path[:stop] in leaves:
+                leaves[path[:stop]].append(index)
+    footer = Footer(
+        metadata=metadata,
+        schema=metadata.schema.to_arrow_schema(),
+        leaves={name: tuple(indices) for name, indices in leaves.items()},
+    )
+    return footer, metadata.serialized_size
+
+
+def _read_metadata(source: TaskSource) -> Any:
+    size = source.task.file_size
+    tail = source.tail(_TAIL_BYTES)
+    if len(tail) < _TRAILER_BYTES:
+        raise CorruptFileError(
+            f"{where(source.task)}: {size} bytes are no Parquet file. Write it again or leave it out."
+        )
+    footer_bytes = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0] + _TRAILER_BYTES
+    if footer_bytes > len(tail) and footer_bytes <= size:
+        tail = source.tail(footer_bytes)
+    return pq.read_metadata(pa.BufferReader(tail))
+
+
+def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:
+    # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
+    group = footer.metadata.row_group(source.task.ordinal)
+    if group.num_rows < 0 or (group.num_rows > 0 and group.num_columns == 0):
+        raise CorruptFileError(f"{where(source.task)}: the footer says {group.num_rows} rows. Write the file again.")
+    stored = decoded = 0
+    for name in columns:
+        stored += sum(group.column(leaf).total_uncompressed_size for leaf in footer.leaves[name])
+        decoded += rows * _row_bits(footer.schema.field(name).type) // 8
+    check_decoded_size(source.task, max(stored, decoded), source.max_row_group_bytes)
+
+
+def _row_bits(data_type: Any) -> int:
+    if pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type) or pa.types.is_fixed_size_binary(data_type):
+        return int(data_type.bit_width)
+    return 32
+
+
+def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[Span]:
+    group = footer.metadata.row_group(source.task.ordinal)
+    spans = []
+    for leaf in sorted({leaf for name in columns for leaf in footer.leaves[name]}):
+        chunk = group.column(leaf)
+        start = chunk.data_page_offset
+        # Some writers say 0 for "no dictionary page".
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        length = chunk.total_compressed_size
+        if start < 0 or length < 0 or start + length > source.task.file_size:
+            raise CorruptFileError(
+                f"{where(source.task)}: column {chunk.path_in_schema} is said to lie at bytes {start} to "
+                f"{start + length} of {source.task.file_size}. The footer is damaged; write the file again."
+            )
+        spans.append((start, length))
+    return spans

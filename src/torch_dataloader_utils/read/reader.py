@@ -1,0 +1,155 @@
+"""The reader: one row group in, its live rows out, counted."""
+
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils._store.open import open_store
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.read.checks import (
+    check_live_rows,
+    check_stored_rows,
+    foreign_errors,
+    row_count_error,
+    where,
+)
+from torch_dataloader_utils.read.conform import conform, constant
+from torch_dataloader_utils.read.contiguous import rows_only
+from torch_dataloader_utils.read.deletes import group_deletes, live_mask, rows_to_decode
+from torch_dataloader_utils.read.filters import keep_mask
+from torch_dataloader_utils.read.parquet import decode_parquet
+from torch_dataloader_utils.read.projection import Projection, project
+from torch_dataloader_utils.read.source import TaskSource
+from torch_dataloader_utils.read.spec import ReadSpec
+
+
+def make_reader(spec: ReadSpec) -> "Reader":
+    """The reader for a spec, which is checked here, once.
+
+    Raises:
+        ConfigError: a column or a filter that does not fit the schema.
+    """
+    return Reader(spec=spec, projection=project(spec))
+
+
+def count_rows(spec: ReadSpec, task: RowGroupTask) -> int:
+    """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names.
+
+    `task.live_rows` is not looked at. Make a Reader and call its `count_rows` to count many.
+    """
+    return make_reader(spec).count_rows(task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reader:
+    """A `RowGroupReader` for every file format; tasks of different formats may be mixed.
+
+    Picklable: stores open on the first read in a process. Thread-safe: a call shares nothing with another but
+    cached footers.
+    """
+
+    spec: ReadSpec
+    projection: Projection
+    _stores: dict[str, Store] = field(default_factory=dict, repr=False)
+
+    def read(self, task: RowGroupTask, stop_row: int | None = None) -> pa.RecordBatch:
+        """The live rows of one row group as one contiguous RecordBatch, in file order.
+
+        Columns are the spec's, in its order and in the schema's types (text of more than 2 GiB comes as
+        large_string). With `stop_row`, at least the first `stop_row` live rows, or all if there are fewer: a
+        Parquet row group without a filter is then decoded only as far as needed.
+
+        Raises:
+            RowCountError: the row group holds, or leaves, another number of rows than planned.
+            FileChangedError: the file is gone or is another one.
+            CorruptFileError, SchemaError, UnsupportedFeatureError: it does not decode, fit, or is not supported.
+            StoreError: the storage failed.
+        """
+        return self._live_rows(task, self.projection, stop_row)
+
+    def count_rows(self, task: RowGroupTask) -> int:
+        """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
+        return int(self._live_rows(task, self.projection.counting(), None, check_live=False).num_rows)
+
+    def _live_rows(
+        self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
+    ) -> Any:
+        deleted = group_deletes(task)
+        stop = None if stop_row is None or projection.row_filter is not None else rows_to_decode(stop_row, deleted)
+        source = TaskSource(
+            task=task,
+            store=self._store(task.path),
+            page_checksums=self.spec.page_checksums,
+            max_row_group_bytes=self.spec.max_row_group_bytes,
+        )
+        with foreign_errors(task, source.file_is_planned):
+            stored = _decode(source, projection, stop)
+            is_whole = stop is None or stored.num_rows < stop or stored.num_rows == task.physical_rows
+            if is_whole:
+                check_stored_rows(task, stored.num_rows)
+            live = _select(task, projection, stored, deleted)
+        if is_whole and check_live:
+            check_live_rows(task, live.num_rows)
+        elif stop_row is not None and live.num_rows < stop_row:
+            raise row_count_error(task, live.num_rows, stop_row, "needed")
+        return live
+
+    def _store(self, path: str) -> Store:
+        # One store a scheme and authority, so that an s3 client is opened once, not once a file.
+        head, separator, rest = path.partition("://")
+        key = path if "::" in path else f"{head}{separator}{rest.partition('/')[0]}" if separator else ""
+        store = self._stores.get(key)
+        if store is None:
+            store = self._stores.setdefault(key, open_store(path, self.spec.storage_options))
+        return store
+
+
+def _decode(source: TaskSource, projection: Projection, stop: int | None) -> Any:
+    match source.task.file_format:
+        case FileFormat.PARQUET:
+            return decode_parquet(source, projection.stored, stop)
+        case FileFormat.ORC | FileFormat.CSV | FileFormat.JSON | FileFormat.ARROW:
+            raise InternalError("not built yet")
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: Int64s | None) -> Any:
+    """The delivered columns of the rows that are neither deleted nor filtered out."""
+    num_rows = stored.num_rows
+    mask = None if deleted is None else pa.array(live_mask(num_rows, deleted))
+    columns: dict[str, Any] = {}
+    for item in (*projection.filtered, *projection.delivered):
+        if item.name not in columns:
+            columns[item.name] = _column(task, projection, stored, item)
+    if projection.row_filter is not None and num_rows:
+        kept = keep_mask(projection.row_filter, _batch(projection.filtered, columns, num_rows))
+        mask = kept if mask is None else pc.and_(mask, kept)
+    live = _batch(projection.delivered, columns, num_rows)
+    if mask is None:
+        return live
+    if not projection.delivered:
+        return rows_only(mask.true_count)
+    return live.filter(mask) if mask.true_count < num_rows else live
+
+
+def _column(task: RowGroupTask, projection: Projection, stored: Any, item: Any) -> Any:
+    if item.name not in projection.partitions:
+        return conform(task, stored, item)
+    for name, value in task.partition_values:
+        if name == item.name:
+            return constant(value, item, stored.num_rows)
+    raise InternalError(f"{where(task)} carries no value of partition column {item.name}; please report this.")
+
+
+def _batch(fields: tuple[Any, ...], columns: dict[str, Any], num_rows: int) -> Any:
+    if not fields:
+        return rows_only(num_rows)
+    arrays = [columns[item.name] for item in fields]
+    # The type of an array differs from its field's only for text of more than 2 GiB.
+    named = [item.with_type(array.type) for item, array in zip(fields, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(named))

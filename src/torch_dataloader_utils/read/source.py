@@ -1,0 +1,75 @@
+"""The bytes of one task: its file, pinned to the identity that was planned."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._store.interface import Span, Store
+from torch_dataloader_utils._store.sparse_file import SparseFile
+from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.read.checks import changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSource:
+    """Where a decoder gets its bytes from, and the limits it decodes under (see ReadSpec)."""
+
+    task: RowGroupTask
+    store: Store
+    page_checksums: bool
+    max_row_group_bytes: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What pins the file: (path, identity)."""
+        return (self.task.path, self.task.identity)
+
+    def tail(self, length: int) -> Any:
+        """The last `length` bytes of the planned file (all of a smaller one).
+
+        Raises:
+            FileChangedError: the file has another identity now.
+        """
+        start = max(0, self.task.file_size - length)
+        return self.span((start, self.task.file_size - start))
+
+    def span(self, span: Span) -> Any:
+        """Bytes (offset, length) of the planned file, as one buffer."""
+        return self.store.ranges(self.task.path, [span], self.task.identity)[0]
+
+    @contextmanager
+    def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[Any]:
+        """The planned file, for a pyarrow reader.
+
+        A remote file is fetched here, `spans()` and nothing else. A local one is read where it lies (`spans` is
+        not called): by positioned reads, as fast as a memory map here (14.7 and 14.7 ms a row group of 51 columns),
+        and a file that is cut short under a map kills the process with SIGBUS. It is looked up after it was opened
+        and after it was read, so that rows of two versions are never mixed.
+        """
+        if not self.store.is_local:
+            wanted = list(spans())
+            data = self.store.ranges(self.task.path, wanted, self.task.identity)
+            with pa.PythonFile(SparseFile(wanted, data, self.task.file_size), mode="r") as file:
+                yield file
+            return
+        with pa.OSFile(self.store.local_path(self.task.path)) as file:
+            self.check_identity()
+            yield file
+        self.check_identity()
+
+    def check_identity(self) -> None:
+        """Raises FileChangedError unless the file still is the one that was planned."""
+        seen = self.store.stat(self.task.path).identity
+        if seen != self.task.identity:
+            raise changed(self.task, seen)
+
+    def file_is_planned(self) -> bool:
+        """Whether the file, looked up now, is the planned one; True where that cannot be found out."""
+        try:
+            return self.store.stat(self.task.path).identity == self.task.identity
+        except LoaderError:
+            return True
