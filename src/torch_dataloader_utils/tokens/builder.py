@@ -1,0 +1,228 @@
+"""Writing a token corpus: sequences go in, `<prefix>.bin` and `<prefix>.idx` come out together."""
+
+import shutil
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, SchemaError
+from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code
+from torch_dataloader_utils.tokens.index_format import encode_index
+from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, bin_path, index_path
+from torch_dataloader_utils.tokens.publish import PendingFile, sync_directory
+from torch_dataloader_utils.tokens.ranges import local_path
+
+_MAX_SEQUENCE_TOKENS = 2**31 - 1
+
+
+class IndexedDatasetBuilder:
+    """Writes one corpus; nothing is visible under its paths before `finalize`.
+
+    Sequences are appended in order; a document ends with `end_document` (or `add_document`). Use it in a `with`
+    block, so that an exception leaves no half-written file behind.
+
+    Args:
+        bin_path: the .bin file to write; the directory must exist.
+        dtype: type of the tokens on disk; see `select_dtype`.
+        multimodal: keep a mode per sequence.
+    """
+
+    def __init__(self, bin_path: str | Path, dtype: object = np.int32, multimodal: bool = False) -> None:
+        self.dtype = DTYPES[dtype_code(dtype)]
+        self.multimodal = multimodal
+        # Arrays of machine integers: a list of Python ints would cost eight times as much for a billion sequences.
+        self._lengths, self._documents, self._modes = array("i"), array("q", [0]), array("b")
+        self._bin = PendingFile(local_path(str(bin_path)))
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences added so far."""
+        return len(self._lengths)
+
+    @property
+    def document_count(self) -> int:
+        """Documents ended so far."""
+        return len(self._documents) - 1
+
+    @property
+    def token_count(self) -> int:
+        """Tokens written so far."""
+        return self._bin.file.tell() // self.dtype.itemsize
+
+    def add_item(self, tensor: Any, mode: int = 0) -> None:
+        """Append one sequence (tensor, array or list of integers); it joins the open document.
+
+        Raises:
+            DataError: a token does not fit the dtype, or the sequence is longer than 2^31 − 1 tokens.
+        """
+        tokens = self._convert(tensor)
+        self._write(tokens, np.array([tokens.size]), [mode])
+
+    def add_document(self, tensor: Any, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
+        """Append one document: its tokens, and how many of them each of its sequences takes.
+
+        Raises:
+            ConfigError: the lengths do not add up to the tokens, or modes do not match.
+        """
+        tokens, counts = self._convert(tensor), np.asarray(lengths, dtype=np.int64)
+        if counts.sum() != tokens.size or (counts < 0).any():
+            raise ConfigError(f"The lengths of a document add up to {counts.sum()}, it has {tokens.size} tokens.")
+        self._write(tokens, counts, [0] * len(counts) if modes is None else modes)
+        self.end_document()
+
+    def add_documents(self, values: Any, offsets: Any, eod: int | None = None) -> None:
+        """Append many documents of one sequence each: document i is values[offsets[i]:offsets[i + 1]].
+
+        These are the two buffers of an Arrow list column (and of an awkward array). `eod` is put after each document.
+
+            values 1 2 3 4, offsets 0 3 4, eod 9      documents 1 2 3 9 | 4 9
+
+        Raises:
+            ConfigError: offsets do not rise inside the values.
+        """
+        tokens, bounds = self._convert(values), np.asarray(offsets, dtype=np.int64)
+        counts = np.diff(bounds)
+        if bounds.size < 1 or bounds[0] < 0 or bounds[-1] > tokens.size or (counts < 0).any():
+            raise ConfigError(f"Document offsets must rise from 0 to {tokens.size} at most.")
+        tokens = tokens[bounds[0] : bounds[-1]]
+        if eod is not None:
+            tokens = np.insert(tokens, bounds[1:] - bounds[0], self._convert([eod])[0])
+            counts = counts + 1
+        first = self.sequence_count
+        self._write(tokens, counts, [0] * len(counts))
+        self._documents.frombytes(np.arange(first + 1, first + len(counts) + 1, dtype=np.int64).tobytes())
+
+    def end_document(self) -> None:
+        """End the open document."""
+        self._documents.append(len(self._lengths))
+
+    def add_index(self, path_prefix: str) -> None:
+        """Append a whole corpus of the same dtype; its documents keep their boundaries.
+
+        Raises:
+            SchemaError: another dtype, or no modes where this corpus has them.
+        """
+        other = IndexedDataset(path_prefix, multimodal=self.multimodal)
+        if other.dtype != self.dtype:
+            raise SchemaError(f"{path_prefix} holds {other.dtype.name}, this corpus {self.dtype.name}. Convert one.")
+        first = self.sequence_count
+        self._lengths.frombytes(other.sequence_lengths.tobytes())
+        self._documents.frombytes((other.document_indices[1:] + first).tobytes())
+        if other.sequence_modes is not None:
+            self._modes.frombytes(other.sequence_modes.tobytes())
+        expected = self._bin.file.tell() + other.identities[1].size_bytes
+        with local_path(bin_path(path_prefix)).open("rb") as source:
+            shutil.copyfileobj(source, self._bin.file, length=1 << 22)
+        if self._bin.file.tell() != expected:
+            raise CorruptFileError(f"{bin_path(path_prefix)} changed its size while it was copied. Merge again.")
+
+    def finalize(self, idx_path: str | Path) -> None:
+        """Publish the corpus: .bin first, then .idx, whose presence means that the corpus is whole.
+
+        An older corpus under the same name loses its .idx first, so that no reader ever pairs old with new.
+
+        Raises:
+            ConfigError: sequences were added after the last document ended.
+        """
+        if self._documents[-1] != len(self._lengths):
+            raise ConfigError(f"{self._bin.path}: the last document was not ended. Call end_document().")
+        index = PendingFile(local_path(str(idx_path)))
+        try:
+            for piece in self._encode():
+                index.file.write(piece)
+            index.sync()
+            self._bin.sync()
+            index.path.unlink(missing_ok=True)
+            sync_directory(index.path.parent)
+            self._bin.publish()
+            index.publish()
+        finally:
+            index.discard()
+            self._bin.discard()
+
+    def discard(self) -> None:
+        """Give up; nothing stays on disk. Harmless after `finalize`."""
+        self._bin.discard()
+
+    def __enter__(self) -> "IndexedDatasetBuilder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _encode(self) -> list[bytes]:
+        return encode_index(
+            dtype=self.dtype,
+            sequence_lengths=np.frombuffer(self._lengths, dtype=np.int32),
+            document_indices=np.frombuffer(self._documents, dtype=np.int64),
+            sequence_modes=np.frombuffer(self._modes, dtype=np.int8) if self.multimodal else None,
+        )
+
+    def _convert(self, tokens: Any) -> npt.NDArray[Any]:
+        given = np.asarray(tokens).reshape(-1)
+        if given.dtype == self.dtype:
+            return given
+        if given.size == 0:
+            return given.astype(self.dtype)
+        if self.dtype.kind in "iu":
+            return self._convert_integers(given)
+        if given.dtype.kind not in "iuf":
+            raise SchemaError(f"Tokens of type {given.dtype.name} cannot be written as {self.dtype.name}.")
+        return given.astype(self.dtype)
+
+    def _convert_integers(self, given: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if given.dtype.kind not in "iu":
+            raise SchemaError(f"Tokens of type {given.dtype.name} cannot be written as {self.dtype.name}.")
+        # numpy would wrap around silently: a vocabulary that outgrew uint16 must not become other tokens.
+        limits, low, high = np.iinfo(self.dtype), int(given.min()), int(given.max())
+        if low < limits.min or high > limits.max:
+            raise DataError(
+                f"Tokens from {low} to {high} do not fit {self.dtype.name}. Build the corpus with a wider dtype."
+            )
+        return given.astype(self.dtype)
+
+    def _write(self, tokens: npt.NDArray[Any], counts: npt.NDArray[np.int64], modes: Sequence[int]) -> None:
+        if len(modes) != len(counts):
+            raise ConfigError(f"{len(counts)} sequences need as many modes, not {len(modes)}.")
+        if counts.size and counts.max() > _MAX_SEQUENCE_TOKENS:
+            raise DataError(f"A sequence of {counts.max()} tokens is longer than the format's 2^31 - 1. Cut it.")
+        self._bin.file.write(np.ascontiguousarray(tokens).data)
+        self._lengths.frombytes(counts.astype(np.int32).tobytes())
+        if self.multimodal:
+            self._modes.extend(modes)
+
+
+def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimodal: bool = False) -> None:
+    """Append the corpora in the given order into one; it takes the dtype of the first.
+
+    Raises:
+        ConfigError: nothing to merge.
+        SchemaError: dtypes differ.
+    """
+    if not path_prefixes:
+        raise ConfigError("There is no corpus to merge.")
+    dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
+    with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:
+        for path_prefix in path_prefixes:
+            builder.add_index(path_prefix)
+        builder.finalize(index_path(output_prefix))
+
+
+def find_corpora(directory: str | Path) -> list[str]:
+    """Prefixes of all corpora directly in `directory`, sorted by name; the order a merge of the directory takes.
+
+    Raises:
+        ConfigError: an .idx without its .bin, or the other way round.
+    """
+    indexes = {path.with_suffix("") for path in Path(directory).glob("*.idx")}
+    bins = {path.with_suffix("") for path in Path(directory).glob("*.bin")}
+    if lonely := indexes ^ bins:
+        raise ConfigError(f"{sorted(map(str, lonely))[0]} has only one of its two files. Remove it or build it again.")
+    return sorted(str(prefix) for prefix in indexes)

@@ -1,0 +1,56 @@
+"""Token types of the .bin/.idx format: one byte of the header names the type.
+
+Source: the code table of Megatron-Core's indexed data set. All types are little-endian on disk.
+"""
+
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from torch_dataloader_utils.errors import ConfigTypeError
+
+TokenDtype = np.dtype[Any]
+
+DTYPES: MappingProxyType[int, TokenDtype] = MappingProxyType(
+    {
+        1: np.dtype("<u1"),
+        2: np.dtype("<i1"),
+        3: np.dtype("<i2"),
+        4: np.dtype("<i4"),
+        5: np.dtype("<i8"),
+        6: np.dtype("<f8"),
+        7: np.dtype("<f4"),
+        8: np.dtype("<u2"),
+    }
+)
+
+# Not 65,536: existing corpora were written with this limit, and a few ids are kept for padding the vocabulary.
+UINT16_VOCABULARY_LIMIT = 65_500
+
+
+def dtype_code(dtype: object) -> int:
+    """The header byte of a numpy dtype (or anything numpy takes for one).
+
+    Raises:
+        ConfigTypeError: the format has no code for this type.
+    """
+    wanted = np.dtype(dtype)  # type: ignore[call-overload]
+    for code, known in DTYPES.items():
+        if known == wanted:
+            return code
+    names = ", ".join(known.name for known in DTYPES.values())
+    raise ConfigTypeError(f"A token corpus cannot hold {wanted.name}; the format knows {names}.")
+
+
+def select_dtype(vocabulary_size: int | None) -> TokenDtype:
+    """The type a corpus of this vocabulary is written in: uint16 below 65,500 entries, else int32, else int64.
+
+    vocabulary_size    65,499    65,500    2^31    2^31 + 1    None
+    dtype              uint16    int32     int32   int64       int32
+    """
+    if vocabulary_size is None:
+        return DTYPES[4]
+    if vocabulary_size < UINT16_VOCABULARY_LIMIT:
+        return DTYPES[8]
+    return DTYPES[4] if vocabulary_size <= 2**31 else DTYPES[5]

@@ -1,0 +1,127 @@
+"""Document, sample and shuffle index: which tokens of which sequences make sample i.
+
+    document index    sequence ids of all epochs, shuffled: the order in which tokens are laid end to end
+    sample index      where each sample begins in that row of tokens: (position in document index, token offset)
+    shuffle index     the order in which samples are given
+
+Source: Megatron-Core's GPT data set. Same seed, same lengths, same order, so that a checkpoint's position keeps its
+meaning. All three come from one legacy `RandomState`, which numpy keeps frozen.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.tokens.epochs import EpochPlan
+
+IndexArray = npt.NDArray[np.signedinteger]
+Lengths = npt.NDArray[np.int32]
+
+_INT32_MAX = 2**31 - 1
+
+# Documents walked at a time: temporaries of 6 MiB stay in the cache, however many epochs there are.
+_BLOCK_DOCUMENTS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleIndices:
+    """The three indices: document int32 [D], sample int32 or int64 [K + 1, 2], shuffle uint32 or int64 [K]."""
+
+    document_index: npt.NDArray[np.integer]
+    sample_index: npt.NDArray[np.integer]
+    shuffle_index: npt.NDArray[np.integer]
+
+
+def build_indices(
+    lengths: Lengths,
+    sequence_ids: range | npt.NDArray[np.integer],
+    plan: EpochPlan,
+    *,
+    sequence_length: int,
+    extra_tokens: int,
+    seed: int,
+) -> SampleIndices:
+    """All three indices for the exposed sequences; `lengths` int32 [S] are those of the whole corpus."""
+    random = np.random.RandomState(seed)
+    document_index = build_document_index(sequence_ids, plan, random)
+    sample_index = build_sample_index(
+        lengths,
+        document_index,
+        sequence_length=sequence_length,
+        extra_tokens=extra_tokens,
+        sample_count=plan.sample_count,
+    )
+    shuffle_index = build_shuffle_index(plan, random)
+    return SampleIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
+
+
+def build_document_index(
+    sequence_ids: range | npt.NDArray[np.integer], plan: EpochPlan, random: np.random.RandomState
+) -> npt.NDArray[np.integer]:
+    """The ids repeated once per epoch and shuffled as one array; a separate final epoch is shuffled on its own."""
+    ids = np.asarray(sequence_ids)
+    ids = ids.astype(np.int32 if ids.size == 0 or ids.max() <= _INT32_MAX else np.int64)
+    together = plan.epoch_count - 1 if plan.separates_final_epoch else plan.epoch_count
+    document_index = np.tile(ids, together)
+    random.shuffle(document_index)
+    if plan.separates_final_epoch:
+        random.shuffle(ids)
+        document_index = np.concatenate([document_index, ids])
+    return document_index
+
+
+def build_sample_index(
+    lengths: Lengths,
+    document_index: npt.NDArray[np.integer],
+    *,
+    sequence_length: int,
+    extra_tokens: int,
+    sample_count: int,
+) -> npt.NDArray[np.integer]:
+    """Where each of `sample_count` samples begins, and where the last one ends: [K + 1, 2].
+
+    Sample j begins at token j·L of the row of all tokens. It lies in the first document that ends at or after
+    j·L + x: a sample that uses a document up exactly stays in it (on its last token when x is 1). A last, partial
+    sample ends with the last document.
+
+        lengths 5 3 4, L=4, x=1    (0,0) (0,4) (2,0)
+        lengths 5 3 4, L=4, x=0    (0,0) (0,4) (1,3) (2,4)
+    """
+    widest = max(len(document_index), int(lengths.max(initial=0)))
+    index = np.zeros((sample_count + 1, 2), dtype=np.int32 if widest <= _INT32_MAX else np.int64)
+    # Views of an .idx file are unaligned, and every gather from one would copy it whole.
+    lengths = np.require(lengths, requirements="A")
+    filled, base = 1, 0
+    for first in range(0, len(document_index), _BLOCK_DOCUMENTS):
+        if filled > sample_count:
+            break
+        taken = lengths[document_index[first : first + _BLOCK_DOCUMENTS]]
+        ends = np.cumsum(taken, dtype=np.int64)
+        ends += base
+        last = min(sample_count, (int(ends[-1]) - extra_tokens) // sequence_length)
+        if last >= filled:
+            begins = np.arange(filled, last + 1, dtype=np.int64) * sequence_length
+            documents = np.searchsorted(ends, begins + extra_tokens, side="left")
+            index[filled : last + 1, 0] = documents + first
+            index[filled : last + 1, 1] = begins - ends[documents] + taken[documents]
+            filled = last + 1
+        base = int(ends[-1])
+    if filled == sample_count:
+        index[filled] = len(document_index) - 1, int(lengths[document_index[-1]]) - extra_tokens
+    elif filled < sample_count:
+        raise InternalError(f"{sample_count} samples were planned from tokens that give {filled - 1}.")
+    return index
+
+
+def build_shuffle_index(plan: EpochPlan, random: np.random.RandomState) -> npt.NDArray[np.integer]:
+    """A permutation of the samples; those before a separate final epoch stay before it."""
+    count = plan.sample_count
+    dtype = np.int64 if count >= 2**32 - 2 else np.uint32
+    border = plan.samples_before_final if plan.separates_final_epoch else count
+    first, last = np.arange(border, dtype=dtype), np.arange(border, count, dtype=dtype)
+    random.shuffle(first)
+    if plan.separates_final_epoch:
+        random.shuffle(last)
+    return np.concatenate([first, last])

@@ -1,0 +1,100 @@
+"""Facts of many corpora in one JSON file: a job with thousands of them opens one file at the start, not thousands.
+
+The file maps each prefix to [sequence count, document entries], the layout that Megatron-Core reads. What else we
+know (token count, identity of the files) sits beside it under one key of our own, so that one file serves both.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError
+from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.publish import write_atomically
+from torch_dataloader_utils.tokens.ranges import FileIdentity, RangeStore
+
+_EXTRAS = "torch_dataloader_utils"
+_VERSION = 1
+
+
+def describe_corpus(path_prefix: str, *, store: RangeStore | None = None) -> CorpusFacts:
+    """The facts of one corpus, from its header and the sizes of its files; the arrays are not checked."""
+    dataset = IndexedDataset(path_prefix, store=store, trust_index=True)
+    return CorpusFacts(
+        sequence_count=len(dataset),
+        document_count=dataset.header.document_count,
+        token_count=dataset.token_count,
+        identities=dataset.identities,
+    )
+
+
+def write_sequences(path_prefixes: Iterable[str], path: str | Path, *, store: RangeStore | None = None) -> None:
+    """Write the sequences file of these corpora, sorted by prefix, atomically.
+
+    The prefixes are kept as they are given: a job looks them up letter by letter.
+    """
+    corpora = {path_prefix: describe_corpus(path_prefix, store=store) for path_prefix in sorted(path_prefixes)}
+    content: dict[str, Any] = {
+        prefix: [facts.sequence_count, facts.document_count] for prefix, facts in corpora.items()
+    }
+    extras = {prefix: _encode_extras(facts) for prefix, facts in corpora.items()}
+    content[_EXTRAS] = {"version": _VERSION, "corpora": extras}
+    with write_atomically(Path(path)) as file:
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def _encode_extras(facts: CorpusFacts) -> dict[str, Any]:
+    identities = facts.identities or ()
+    return {"tokens": facts.token_count, "files": [[identity.size_bytes, identity.tag] for identity in identities]}
+
+
+def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
+    """The facts of every corpus in a sequences file, ours or one that Megatron-Core's tool wrote.
+
+    Raises:
+        CorruptFileError: not JSON, or not of this shape; names the entry.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not JSON: {error}. Write the sequences file again.") from error
+    if not isinstance(content, dict):
+        raise CorruptFileError(f"{path} holds a {type(content).__name__}, not an object of prefixes.")
+    extras = content.pop(_EXTRAS, {"version": _VERSION, "corpora": {}})
+    try:
+        if extras["version"] != _VERSION:
+            raise ConfigError(f"{path} has version {extras['version']}; this release reads version {_VERSION}.")
+        return {prefix: _decode(counts, extras["corpora"].get(prefix)) for prefix, counts in content.items()}
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CorruptFileError(f"{path} is not a sequences file ({error!r}). Write it again.") from error
+
+
+def select_facts(corpora: Mapping[str, CorpusFacts] | None, path_prefix: str) -> CorpusFacts | None:
+    """The facts of one corpus; None when no sequences file is used.
+
+    Raises:
+        ConfigError: a sequences file is used and does not know this corpus.
+    """
+    if corpora is None:
+        return None
+    if path_prefix not in corpora:
+        raise ConfigError(
+            f"The sequences file does not know {path_prefix}; it has {len(corpora)} others. Write it again."
+        )
+    return corpora[path_prefix]
+
+
+def _decode(counts: Any, extras: Any) -> CorpusFacts:
+    sequence_count, document_count = counts
+    if not all(isinstance(count, int) and count >= 0 for count in (sequence_count, document_count)):
+        raise TypeError(f"counts {counts!r}")
+    files: Iterable[Any] = extras["files"] if extras else ()
+    identities = tuple(FileIdentity(size_bytes=int(size), tag=str(tag)) for size, tag in files)
+    return CorpusFacts(
+        sequence_count=sequence_count,
+        document_count=document_count,
+        token_count=extras["tokens"] if extras else None,
+        identities=(identities[0], identities[1]) if identities else None,
+    )

@@ -1,0 +1,68 @@
+"""Train, validation and test as neighbouring ranges of one corpus.
+
+Source: the split string of Megatron-Core ("969,30,1"); borders are the same numbers for the same string, so a job
+that moves here keeps its held-out data held out.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+
+from torch_dataloader_utils.errors import ConfigError
+
+Bookends = tuple[float, float]
+SplitMatrix = tuple[Bookends | None, ...]
+
+
+class Split(Enum):
+    """The three uses of a corpus, in the order of a split string."""
+
+    train = 0
+    valid = 1
+    test = 2
+
+
+def normalize_weights(weights: Sequence[float]) -> list[float]:
+    """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
+
+    Raises:
+        ConfigError: no weights, a negative or not finite one, or a sum of 0.
+    """
+    array = np.array(weights, dtype=np.float64)
+    total = np.sum(array)
+    if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
+        raise ConfigError(f"Weights must be finite, not negative and not all 0; {list(weights)} were given.")
+    normalized: list[float] = (array / total).tolist()
+    return normalized
+
+
+def parse_split(split: str) -> SplitMatrix:
+    """Where train, valid and test begin and end, as fractions of the corpus; None for an empty one.
+
+        "99,1,0"     (0, 0.99)  (0.99, 1.0)  None
+        "1"          (0, 1.0)   None         None
+
+    Raises:
+        ConfigError: no numbers, more than three, or a sum of 0.
+    """
+    try:
+        weights = [float(number) for number in re.findall(r"[.0-9]+", split)]
+    except ValueError as error:
+        raise ConfigError(f"The split {split!r} holds something that is no number. Write it as '969,30,1'.") from error
+    if len(weights) > len(Split):
+        raise ConfigError(f"The split {split!r} has {len(weights)} parts; train, valid and test are three.")
+    shares = normalize_weights(weights + [0.0] * (len(Split) - len(weights)))
+    bookends = itertools.pairwise(itertools.accumulate(shares, initial=0))
+    return tuple((low, high) if high > low else None for low, high in bookends)
+
+
+def split_range(bookends: Bookends, element_count: int) -> range:
+    """The elements of one split: both borders rounded to the nearest element, halves to even.
+
+    "969,30,1" of 1,000: 0 to 968, 969 to 998, 999. Neighbouring splits share a border, so none overlap.
+    """
+    low, high = bookends
+    return range(round(low * element_count), round(high * element_count))
