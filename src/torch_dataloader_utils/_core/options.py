@@ -1,0 +1,79 @@
+"""What a plan depends on besides the data: options that bind a state, and topologies that may change."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch_dataloader_utils.errors import ConfigError
+
+DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
+DEFAULT_INTERLEAVE = 4
+
+RankSharding = Literal["rows", "chunks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Options that decide the order of rows; a state resumes only under equal ones.
+
+    split_bytes: projected, uncompressed bytes of a chunk. split_rows: rows of a chunk; wins over bytes.
+    shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle.
+    interleave: chunks open at once in a window. num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
+    strategy: name of a custom split strategy, "" for the built-in steps.
+    """
+
+    split_bytes: int = DEFAULT_SPLIT_BYTES
+    split_rows: int | None = None
+    shuffle: bool = False
+    seed: int = 42
+    rank_sharding: RankSharding = "rows"
+    shuffle_rows: int | None = None
+    interleave: int = DEFAULT_INTERLEAVE
+    num_lanes: int | None = None
+    lane_rows: int | None = None
+    strategy: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("split_bytes", "split_rows", "shuffle_rows", "interleave", "num_lanes", "lane_rows"):
+            _require_positive(name, getattr(self, name))
+        if self.rank_sharding not in ("rows", "chunks"):
+            raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
+        if self.num_lanes is not None and self.rank_sharding == "chunks":
+            raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Who reads, and in which portions; may change from one resume to the next.
+
+    num_workers: lanes of one rank's loader, at least 1 (a loader without worker processes plans as one worker).
+    """
+
+    num_ranks: int = 1
+    num_workers: int = 1
+    batch_size: int = 1024
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "num_workers", "batch_size"):
+            _require_positive(name, getattr(self, name))
+
+    def check_rank(self, rank: int) -> None:
+        """Raise ConfigError unless rank is in [0, num_ranks)."""
+        if not 0 <= rank < self.num_ranks:
+            raise ConfigError(
+                f"rank={rank} is not in [0, num_ranks={self.num_ranks}). Pass the global rank "
+                "(torch.distributed.get_rank()), not the local one, and the world size as num_ranks."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One entry of a state's log: `steps` batches a rank were received under `topology`."""
+
+    topology: Topology
+    steps: int
+
+
+def _require_positive(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{name}={value!r}: pass a whole number of at least 1.")

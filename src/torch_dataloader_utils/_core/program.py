@@ -1,0 +1,155 @@
+"""What one worker does in one epoch: its lanes, and which rows of which lane make each batch."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
+
+Draws = tuple[tuple[int, int], ...]
+
+
+class Schedule(Protocol):
+    """Batch by batch, how many rows come from which lane."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches, None when that is only known by reading."""
+        ...
+
+    def draws(self, batch: int) -> Draws:
+        """(lane, rows) pairs of batch number `batch`, in the order in which their rows stand in it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleLane:
+    """Every batch is the next `batch_rows` rows of the one lane; the last ones may be shorter.
+
+    tail_rows: sizes of the last batches, where they differ (at most two).
+    """
+
+    batch_rows: int
+    num_batches: int
+    tail_rows: tuple[int, ...] = ()
+
+    def draws(self, batch: int) -> Draws:
+        """See Schedule."""
+        from_end = batch - (self.num_batches - len(self.tail_rows))
+        return ((0, self.tail_rows[from_end] if from_end >= 0 else self.batch_rows),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntilExhausted:
+    """Batches of `batch_rows` until the lane ends; for plans whose row counts are not known."""
+
+    batch_rows: int
+
+    @property
+    def num_batches(self) -> None:
+        """Unknown."""
+        return None
+
+    def draws(self, batch: int) -> Draws:  # noqa: ARG002
+        """See Schedule."""
+        return ((0, self.batch_rows),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatingLanes:
+    """Micro-batches taken in turn from many lanes (see plan/lanes.py for the numbering).
+
+    Batch i of this worker is step `first_step + i * num_workers`, and consists of the micro-batches numbered
+    first_number + step * numbers_per_step + j whose remainder by num_ranks is `rank`, ascending.
+
+    lane_ids: the job-wide numbers of this worker's lanes, ascending; lane k of the program is lane_ids[k].
+    tail_rows: rows of the last batch, if this worker owns the job's incomplete last step; they lie in one more lane,
+        number len(lane_ids). 0: no such batch.
+    """
+
+    micro_rows: int
+    num_lanes: int
+    num_ranks: int
+    rank: int
+    num_workers: int
+    first_step: int
+    first_number: int
+    numbers_per_step: int
+    num_batches: int
+    lane_ids: tuple[int, ...]
+    tail_rows: int = 0
+
+    def draws(self, batch: int) -> Draws:
+        """See Schedule."""
+        if self.tail_rows and batch == self.num_batches - 1:
+            return ((len(self.lane_ids), self.tail_rows),)
+        step = self.first_step + batch * self.num_workers
+        begin = self.first_number + step * self.numbers_per_step
+        first = begin + (self.rank - begin) % self.num_ranks
+        numbers = range(first, begin + self.numbers_per_step, self.num_ranks)
+        position = {lane: index for index, lane in enumerate(self.lane_ids)}
+        return tuple((position[number % self.num_lanes], self.micro_rows) for number in numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkerProgram:
+    """The lanes of one worker for the rest of one epoch, and the schedule that draws from them."""
+
+    lanes: tuple[Units, ...]
+    schedule: Schedule
+    seed: int
+    epoch: int
+
+    @property
+    def num_rows(self) -> int:
+        """Plan rows of all lanes."""
+        return sum(lane.num_rows for lane in self.lanes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkerInput:
+    """All that travels to a worker: its program and the row groups it touches, nothing else.
+
+    inventory: only this worker's row groups and files. group_start, group_stop: their plan rows, [groups].
+    """
+
+    program: WorkerProgram
+    inventory: Inventory
+    group_start: Int64s
+    group_stop: Int64s
+    exact: bool
+
+
+def touched_groups(units: Units, space: RowSpace) -> Int64s:
+    """The row groups that these units read, ascending and distinct; groups without rows are never touched."""
+    plain = units.window < 0
+    starts, stops = [units.start[plain]], [units.stop[plain]]
+    used = np.unique(units.window[~plain])
+    windows = units.windows.take(used)
+    starts.append(windows.piece_start)
+    stops.append(windows.piece_stop)
+    start, stop = np.concatenate(starts), np.concatenate(stops)
+    start, stop = start[stop > start], stop[stop > start]
+    first, last = space.group_of(start), space.group_of(stop - 1)
+    marks = np.zeros(len(space.group_start), dtype=np.int64)
+    np.add.at(marks, first, 1)
+    np.add.at(marks, last + 1, -1)
+    touched = np.flatnonzero(np.cumsum(marks)[:-1] > 0)
+    has_rows = space.group_start[touched + 1] > space.group_start[touched]
+    return touched[has_rows].astype(np.int64)
+
+
+def worker_input(program: WorkerProgram, inventory: Inventory, space: RowSpace) -> WorkerInput:
+    """The program with the part of the inventory that it needs."""
+    lanes = tuple(lane.compact() for lane in program.lanes)
+    groups = np.unique(np.concatenate([np.zeros(0, np.int64), *(touched_groups(lane, space) for lane in lanes)]))
+    return WorkerInput(
+        program=WorkerProgram(lanes=lanes, schedule=program.schedule, seed=program.seed, epoch=program.epoch),
+        inventory=inventory.take_groups(groups),
+        group_start=space.group_start[groups],
+        group_stop=space.group_start[groups + 1],
+        exact=space.exact,
+    )

@@ -1,0 +1,69 @@
+"""The values of the split-strategy protocol: what a plug-in is given, and what it gives back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch_dataloader_utils._core.inventory import Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowGroups:
+    """The row groups of one file, so that a strategy opens no footers: live rows, projected bytes; int64 [groups]."""
+
+    rows: Int64s
+    bytes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class DataFileInfo:
+    """One data file. record_count: rows that a reader delivers, None when not known."""
+
+    path: str
+    file_size: int | None = None
+    record_count: int | None = None
+    row_groups: RowGroups | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergDataFileInfo(DataFileInfo):
+    """One data file of an Iceberg table, with its partition values and the snapshot it was planned from."""
+
+    partition: dict[str, Any] | None = None
+    snapshot_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows [offset, offset + length) of a file, counted in rows that a reader delivers."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A file, or a row range of it."""
+
+    file: DataFileInfo
+    row_range: RowRange | None = None
+
+
+@dataclass(slots=True)
+class Shard:
+    """The splits of worker number `id`, in reading order."""
+
+    id: int
+    splits: list[Split] = field(default_factory=list)
+    row_count: int | None = None
+    size_bytes: int | None = None
+
+
+class SplitStrategy(Protocol):
+    """Decides who reads what; must be a pure function of its arguments and its own settings."""
+
+    def generate(
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
+    ) -> list[Shard]:
+        """The shards of one rank's workers. Over all ranks every row must come exactly once."""
+        ...

@@ -1,0 +1,186 @@
+"""Units of work: spans of rows that can be cut anywhere, as arrays.
+
+A *plan row* numbers the live rows of the whole inventory, row group after row group. A unit is one of two things,
+and everything that deals, levels or cuts rows treats both alike:
+
+    plain unit    window == -1   rows [start, stop) in plan-row numbers
+    window unit   window == w    positions [start, stop) of window w's rows in their permuted order
+
+A window is a list of pieces (plan-row ranges) whose rows are permuted together. Its permutation is a pure function
+of (seed, epoch, first plan row of its first piece), so a position in it is arithmetic and never a replay.
+
+Plans whose row counts are not known use window units throughout, one for each row group where rows are not shuffled
+(`permuted` False); `start` then counts delivered rows, and `stop` is not looked at: such a unit ends where its rows
+end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+
+PLAIN = -1
+
+
+def _empty() -> Int64s:
+    return np.zeros(0, dtype=np.int64)
+
+
+def _ranges(starts: Int64s, lengths: Int64s) -> Int64s:
+    """The concatenation of range(starts[i], starts[i] + lengths[i])."""
+    total = int(lengths.sum())
+    if total == 0:
+        return _empty()
+    before = np.cumsum(lengths) - lengths
+    offset: Int64s = np.repeat(starts - before, lengths)
+    return offset + np.arange(total, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Windows:
+    """Windows as arrays: window w holds pieces [offsets[w], offsets[w + 1]), each rows [piece_start, piece_stop).
+
+    permuted: whether the rows of a window are delivered permuted, or as they are stored.
+    """
+
+    piece_start: Int64s
+    piece_stop: Int64s
+    offsets: Int64s
+    permuted: bool = True
+
+    @classmethod
+    def none(cls) -> "Windows":
+        """No windows."""
+        return cls(piece_start=_empty(), piece_stop=_empty(), offsets=np.zeros(1, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def keys(self) -> Int64s:
+        """The permutation key of each window: the first plan row of its first piece. Shape [windows]."""
+        return self.piece_start[self.offsets[:-1]]
+
+    def pieces(self, window: int) -> tuple[Int64s, Int64s]:
+        """Starts and stops of one window's pieces."""
+        span = slice(int(self.offsets[window]), int(self.offsets[window + 1]))
+        return self.piece_start[span], self.piece_stop[span]
+
+    def take(self, indices: Int64s) -> "Windows":
+        """The windows at `indices`, in that order."""
+        lengths = self.offsets[indices + 1] - self.offsets[indices]
+        pieces = _ranges(self.offsets[indices], lengths)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return Windows(
+            piece_start=self.piece_start[pieces],
+            piece_stop=self.piece_stop[pieces],
+            offsets=offsets,
+            permuted=self.permuted,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Units:
+    """An ordered list of units: start, stop, window int64 of shape [units]; `window` points into `windows`."""
+
+    start: Int64s
+    stop: Int64s
+    window: Int64s
+    windows: Windows
+
+    @classmethod
+    def plain(cls, start: Int64s, stop: Int64s) -> "Units":
+        """Units that are plain row ranges."""
+        return cls(start=start, stop=stop, window=np.full(len(start), PLAIN, dtype=np.int64), windows=Windows.none())
+
+    @classmethod
+    def none(cls) -> "Units":
+        """No units."""
+        return cls.plain(_empty(), _empty())
+
+    @classmethod
+    def concat(cls, parts: Sequence["Units"]) -> "Units":
+        """The units of all parts, in order; windows shared by all parts stay shared."""
+        parts = [part for part in parts if len(part)]
+        if len(parts) <= 1:
+            return parts[0] if parts else cls.none()
+        windows, shifts = _merge_windows([part.windows for part in parts])
+        window = [
+            np.where(part.window == PLAIN, PLAIN, part.window + shift)
+            for part, shift in zip(parts, shifts, strict=True)
+        ]
+        return cls(
+            start=np.concatenate([part.start for part in parts]),
+            stop=np.concatenate([part.stop for part in parts]),
+            window=np.concatenate(window),
+            windows=windows,
+        )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def rows(self) -> Int64s:
+        """Rows of each unit."""
+        return self.stop - self.start
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all units."""
+        return int(self.stop.sum() - self.start.sum())
+
+    def take(self, index: Int64s | slice) -> "Units":
+        """The units at `index`, in that order; windows stay shared."""
+        return Units(start=self.start[index], stop=self.stop[index], window=self.window[index], windows=self.windows)
+
+    def split_at(self, row: int) -> tuple["Units", "Units"]:
+        """The first `row` rows, and the rest; the unit in which the cut falls appears in both, cut.
+
+            units of 5 and 4 rows, row=7      (5, 2) and (2,)
+
+        Rows beyond the last are not an error: the rest is then empty.
+        """
+        ends = np.cumsum(self.rows)
+        at = int(np.searchsorted(ends, row, side="right"))
+        if at >= len(self):
+            return self, self.take(slice(0, 0))
+        inside = row - int(ends[at] - self.rows[at])
+        if inside == 0:
+            return self.take(slice(0, at)), self.take(slice(at, None))
+        head, tail = self.take(slice(0, at + 1)), self.take(slice(at, None))
+        cut = int(self.start[at]) + inside
+        return (
+            Units(start=head.start, stop=_with_entry(head.stop, -1, cut), window=head.window, windows=self.windows),
+            Units(start=_with_entry(tail.start, 0, cut), stop=tail.stop, window=tail.window, windows=self.windows),
+        )
+
+    def compact(self) -> "Units":
+        """The same units with only the windows they use: what travels to a worker."""
+        used = np.unique(self.window[self.window != PLAIN])
+        window = np.where(self.window == PLAIN, PLAIN, np.searchsorted(used, self.window))
+        return Units(start=self.start, stop=self.stop, window=window, windows=self.windows.take(used))
+
+
+def _with_entry(values: Int64s, index: int, value: int) -> Int64s:
+    changed = values.copy()
+    changed[index] = value
+    return changed
+
+
+def _merge_windows(tables: Sequence[Windows]) -> tuple[Windows, list[int]]:
+    """One table for all, and by how much each table's window numbers move."""
+    distinct = list({id(table): table for table in tables if len(table)}.values())
+    if not distinct:
+        return Windows.none(), [0] * len(tables)
+    before = dict(zip([id(table) for table in distinct], np.cumsum([0, *map(len, distinct)]).tolist(), strict=False))
+    piece_base = np.cumsum([0, *(len(table.piece_start) for table in distinct)])
+    offsets = [table.offsets[:-1] + base for table, base in zip(distinct, piece_base[:-1], strict=True)]
+    merged = Windows(
+        piece_start=np.concatenate([table.piece_start for table in distinct]),
+        piece_stop=np.concatenate([table.piece_stop for table in distinct]),
+        offsets=np.concatenate([*offsets, piece_base[-1:]]).astype(np.int64),
+        permuted=distinct[0].permuted,
+    )
+    return merged, [before.get(id(table), 0) for table in tables]

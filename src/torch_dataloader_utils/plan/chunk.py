@@ -1,0 +1,42 @@
+"""Row groups to chunks: runs of neighbouring row groups of one file."""
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
+
+
+def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
+    """The chunks of a data set in file order, as plain units.
+
+    A chunk takes row groups until it has `split_rows` rows or else `split_bytes` projected bytes, never crosses a
+    file, and has at least one row group. Chunks without rows are left out: there is nothing to deal.
+
+        split_rows=4, files of groups (3, 3, 3) and (2)      6, 3 | 2
+    """
+    measure, target = space.byte_start, options.split_bytes
+    if options.split_rows is not None:
+        measure, target = space.group_start, options.split_rows
+    first = _first_groups(measure, space, target)
+    bounds = np.append(first, len(space.file))
+    start, stop = space.group_start[bounds[:-1]], space.group_start[bounds[1:]]
+    filled = stop > start
+    return Units.plain(start[filled], stop[filled])
+
+
+def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
+    """The first row group of every chunk, ascending."""
+    groups = len(space.file)
+    if groups == 0:
+        return np.zeros(0, dtype=np.int64)
+    ends = np.flatnonzero(np.diff(space.file, append=-1)) + 1
+    file_end = ends[np.searchsorted(ends, np.arange(groups), side="right")]
+    full = np.searchsorted(measure, measure[:-1] + target, side="left")
+    following = np.clip(full, np.arange(1, groups + 1), file_end).tolist()
+    first, group = [], 0
+    while group < groups:
+        first.append(group)
+        group = following[group]
+    return np.array(first, dtype=np.int64)

@@ -1,0 +1,161 @@
+"""One topology's share-out: every rank's rows, worker by worker, and the batches they make."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.assign import assign_units
+from torch_dataloader_utils.plan.level import Transfer, even_targets, level_list, plan_transfers
+from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
+from torch_dataloader_utils.plan.steps import StepSizes, count_steps, step_sizes
+from torch_dataloader_utils.plan.window import cut_windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankDeal:
+    """What one rank reads in an epoch: the rows of each worker in order, their batches, and the rows left out."""
+
+    workers: tuple[Units, ...]
+    sizes: StepSizes
+    dropped: Units
+
+
+class Deal(Protocol):
+    """The share-out of an epoch, or of what remains of one."""
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares."""
+        ...
+
+    @property
+    def steps(self) -> Int64s:
+        """Steps of every rank, int64 [num_ranks]."""
+        ...
+
+    @property
+    def rank_rows(self) -> Int64s:
+        """Rows of every rank before any are dropped, int64 [num_ranks]."""
+        ...
+
+    @property
+    def first_unit(self) -> Units:
+        """The first unit of the epoch (none if it has no rows): whom a rank without rows borrows from."""
+        ...
+
+    def rank(self, rank: int) -> RankDeal:
+        """The share of one rank; costs that rank alone."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FreshDeal:
+    """The share-out of a whole epoch: slice, level, assign, level inside the rank, cut windows.
+
+    units: the epoch's chunks in their order.
+    """
+
+    units: Units
+    space: RowSpace
+    options: PlanOptions
+    topology: Topology
+
+    @property
+    def _is_levelled(self) -> bool:
+        return self.options.rank_sharding == "rows"
+
+    @cached_property
+    def _sliced_rows(self) -> Int64s:
+        return rows_per_share(self.units, self.topology.num_ranks)
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """See Deal."""
+        return even_targets(self._sliced_rows) if self._is_levelled else self._sliced_rows
+
+    @cached_property
+    def transfers(self) -> list[Transfer]:
+        """The row ranges that move between ranks."""
+        return plan_transfers(self._sliced_rows, self.rank_rows)
+
+    @cached_property
+    def steps(self) -> Int64s:
+        """See Deal."""
+        return count_steps(self.rank_rows, self.topology, equal=self._is_levelled)
+
+    @property
+    def first_unit(self) -> Units:
+        """See Deal."""
+        return self.units.take(slice(0, 1))
+
+    def rank(self, rank: int) -> RankDeal:
+        """See Deal."""
+        units = level_list(rank, self._sliced, self.transfers)
+        sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
+        kept, dropped = units.split_at(sizes.rows)
+        weights = self.space.bytes_between(kept.start, kept.stop)
+        workers = level_workers(assign_units(kept, weights, self.topology.num_workers), sizes)
+        if self.options.shuffle_rows is not None:
+            window_rows, interleave = self.options.shuffle_rows, self.options.interleave
+            workers = [cut_windows(lane, window_rows, interleave) for lane in workers]
+        return RankDeal(workers=tuple(workers), sizes=sizes, dropped=dropped)
+
+    def _sliced(self, rank: int) -> Units:
+        return slice_units(self.units, rank, self.topology.num_ranks)
+
+
+def level_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
+    """The workers' units, levelled so that each has exactly the rows of its own batches."""
+    count = len(workers)
+    rows = np.array([lane.num_rows for lane in workers], dtype=np.int64)
+    targets = np.array([sizes.of_worker(worker, count).rows for worker in range(count)], dtype=np.int64)
+    transfers = plan_transfers(rows, targets)
+    return [level_list(worker, lambda i: workers[i], transfers) for worker in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceDeal:
+    """The share-out of what remains of an epoch under a new topology.
+
+    units: the remaining rows in their canonical order (see plan/remain.py). They are one sequence that is cut into
+    runs: rank 0's workers take the first, the last rank's last worker the last. So at most one unit is cut for
+    each worker, and a worker finishes one old lane before it opens the next. Ranks get equal rows, whatever
+    `rank_sharding` says: a resumed epoch always has equal steps.
+    """
+
+    units: Units
+    topology: Topology
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """See Deal."""
+        base, spare = divmod(self.units.num_rows, self.topology.num_ranks)
+        return base + (np.arange(self.topology.num_ranks) < spare).astype(np.int64)
+
+    @cached_property
+    def steps(self) -> Int64s:
+        """See Deal."""
+        return count_steps(self.rank_rows, self.topology, equal=True)
+
+    @property
+    def first_unit(self) -> Units:
+        """See Deal."""
+        return self.units.take(slice(0, 1))
+
+    def rank(self, rank: int) -> RankDeal:
+        """See Deal."""
+        begin = int(self.rank_rows[:rank].sum())
+        _, rest = self.units.split_at(begin)
+        mine, _ = rest.split_at(int(self.rank_rows[rank]))
+        sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
+        workers = []
+        for worker in range(self.topology.num_workers):
+            lane, mine = mine.split_at(sizes.of_worker(worker, self.topology.num_workers).rows)
+            workers.append(lane)
+        return RankDeal(workers=tuple(workers), sizes=sizes, dropped=mine)

@@ -1,0 +1,175 @@
+"""One epoch's plan: inventory, options, epoch and the topologies it has seen, to every worker's program.
+
+    chunk  →  order  →  slice  →  level  →  assign  →  level  →  windows          a fresh epoch
+    what remained of it  →  cut into equal runs                                   after each change of topology
+
+Nothing is read and nothing is remembered: two processes that hold the same arguments hold the same plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions, Segment, Topology
+from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.chunk import chunk_row_groups
+from torch_dataloader_utils.plan.deal import Deal, FreshDeal, SequenceDeal
+from torch_dataloader_utils.plan.lanes import LaneDeal
+from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.remain import remaining_lanes, remaining_units
+from torch_dataloader_utils.plan.steps import batches_of_worker
+from torch_dataloader_utils.plan.strategy_check import StrategyCall, takes_ranks
+from torch_dataloader_utils.plan.strategy_deal import StrategyDeal
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExactPlan:
+    """The plan of one epoch whose row counts are known.
+
+    history: the finished segments of other topologies, oldest first. done: steps already received under `topology`.
+    """
+
+    space: RowSpace
+    options: PlanOptions
+    epoch: int
+    topology: Topology
+    history: tuple[Segment, ...] = ()
+    done: int = 0
+    strategy: StrategyCall | None = None
+
+    @cached_property
+    def chunks(self) -> Units:
+        """All chunks in this epoch's order."""
+        return order_chunks(chunk_row_groups(self.space, self.options), self.options, self.epoch)
+
+    @cached_property
+    def _deal(self) -> Deal:
+        topologies = [*(segment.topology for segment in self.history), self.topology]
+        deal = self._fresh_deal(topologies[0])
+        for segment, following in zip(self.history, topologies[1:], strict=True):
+            if isinstance(deal, StrategyDeal) and deal.shared and following.num_ranks != segment.topology.num_ranks:
+                raise ConfigError(
+                    f"Split strategy {self.options.strategy} has no rank arguments: every rank reads everything, and "
+                    "what remains cannot be dealt to another number of ranks. Resume on "
+                    f"num_ranks={segment.topology.num_ranks}, or give generate() num_ranks and rank."
+                )
+            deal = SequenceDeal(units=remaining_units(deal, segment.steps), topology=following)
+        return deal
+
+    def _fresh_deal(self, topology: Topology) -> Deal:
+        if self.strategy is None:
+            return FreshDeal(units=self.chunks, space=self.space, options=self.options, topology=topology)
+        return StrategyDeal(
+            given=self.strategy.units(self.epoch, topology.num_ranks, topology.num_workers),
+            shared=not takes_ranks(self.strategy.strategy),
+            space=self.space,
+            options=self.options,
+            topology=topology,
+        )
+
+    @cached_property
+    def _lanes(self) -> LaneDeal | None:
+        if self.options.num_lanes is None:
+            return None
+        first = self.history[0].topology if self.history else self.topology
+        micro_rows = self.options.lane_rows or first.batch_size
+        return LaneDeal(
+            units=self.chunks, options=self.options, num_lanes=self.options.num_lanes, micro_rows=micro_rows
+        )
+
+    @cached_property
+    def _first_number(self) -> int:
+        """With lanes: the first micro-batch that this topology takes."""
+        if self._lanes is None:
+            return 0
+        return sum(segment.steps * self._lanes.numbers_per_step(segment.topology) for segment in self.history)
+
+    @cached_property
+    def rank_steps(self) -> Int64s:
+        """Steps of every rank under the present topology, those already done included. int64 [num_ranks]."""
+        if self._lanes is not None:
+            return np.full(self.topology.num_ranks, self._lanes.steps(self._first_number, self.topology))
+        return self._deal.steps
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """Rows that each rank delivers under the present topology, repeats not counted. int64 [num_ranks]."""
+        if self._lanes is not None:
+            return self._lanes.rank_rows(self._first_number, self.topology)
+        if not self.topology.drop_last:
+            return self._deal.rank_rows
+        return np.minimum(self._deal.rank_rows, self._deal.steps * self.topology.batch_size)
+
+    @cached_property
+    def dropped_rows(self) -> int:
+        """Rows that drop_last leaves out, over all ranks."""
+        if self._lanes is not None:
+            left = self._lanes.num_rows - self._first_number * self._lanes.micro_rows
+            return max(0, left) - int(self.rank_rows.sum())
+        return int((self._deal.rank_rows - self.rank_rows).sum())
+
+    @cached_property
+    def repeated_rows(self) -> int:
+        """Rows delivered a second time so that every rank takes every step, over all ranks."""
+        if self._lanes is not None:
+            tail = self._lanes.tail_rows(self._first_number, self.topology)
+            return max(0, self.topology.num_ranks - tail) if tail else 0
+        if self.topology.drop_last:
+            return 0
+        before_last = (self._deal.steps - 1) * self.topology.batch_size
+        short = (self._deal.steps > 0) & (self._deal.rank_rows == before_last)
+        return int((short & ((before_last == 0) | (self.topology.batch_size == 1))).sum())
+
+    @property
+    def earlier_steps(self) -> int:
+        """Steps of this epoch that were received under earlier topologies."""
+        return sum(segment.steps for segment in self.history)
+
+    @cached_property
+    def moved_rows(self) -> int:
+        """Rows that levelling moves between ranks."""
+        transfers = getattr(self._deal, "transfers", []) if self._lanes is None else []
+        return sum(transfer.rows for transfer in transfers)
+
+    @cached_property
+    def cuts(self) -> int:
+        """Row ranges that levelling moves between ranks: at most num_ranks - 1."""
+        return len(getattr(self._deal, "transfers", [])) if self._lanes is None else 0
+
+    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
+        """What each worker of a rank still has to do, from step `done` on."""
+        self.topology.check_rank(rank)
+        if self._lanes is not None:
+            return tuple(self._lane_program(self._lanes, rank, worker) for worker in range(self.topology.num_workers))
+        share, workers = self._deal.rank(rank), self.topology.num_workers
+        programs = []
+        for worker, lane in enumerate(remaining_lanes(share, self.done)):
+            sizes = share.sizes.of_worker(worker, workers)
+            left = sizes.steps - batches_of_worker(self.done, worker, workers)
+            schedule = SingleLane(
+                batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=_last(sizes.tail, left)
+            )
+            extra = [self._repeat()] if sizes.repeated and left > 0 else []
+            programs.append(self._program([Units.concat([lane, *extra])], schedule))
+        return tuple(programs)
+
+    def _lane_program(self, lanes: LaneDeal, rank: int, worker: int) -> WorkerProgram:
+        mine = lanes.worker(rank, worker, self._first_number, self.done, self.topology)
+        return WorkerProgram(lanes=mine.lanes, schedule=mine.schedule, seed=self.options.seed, epoch=self.epoch)
+
+    def _program(self, lanes: Sequence[Units], schedule: SingleLane) -> WorkerProgram:
+        return WorkerProgram(lanes=tuple(lanes), schedule=schedule, seed=self.options.seed, epoch=self.epoch)
+
+    def _repeat(self) -> Units:
+        """One row to take a step with: the first of what this topology deals."""
+        return self._deal.first_unit.split_at(1)[0]
+
+
+def _last(tail: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return tail[max(0, len(tail) - count) :] if count > 0 else ()

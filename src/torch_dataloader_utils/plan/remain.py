@@ -1,0 +1,28 @@
+"""What is left of an epoch after some steps: for one rank, and for all of them."""
+
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.deal import Deal, RankDeal
+from torch_dataloader_utils.plan.steps import batches_of_worker
+
+
+def remaining_lanes(deal: RankDeal, steps: int) -> list[Units]:
+    """The rows of each worker that its rank has not received after `steps` steps."""
+    lanes = []
+    for worker, lane in enumerate(deal.workers):
+        sizes = deal.sizes.of_worker(worker, len(deal.workers))
+        done = batches_of_worker(min(steps, deal.sizes.steps), worker, len(deal.workers))
+        lanes.append(lane.split_at(sizes.rows_before(done))[1])
+    return lanes
+
+
+def remaining_units(deal: Deal, steps: int) -> Units:
+    """The rows that no rank has received after `steps` steps, in canonical order.
+
+    The order is rank by rank, worker by worker, each lane from where it stood; then the rows the rank would have
+    dropped. It keeps the pieces of one lane together, so that a reader who takes a run of it opens few row groups.
+    """
+    parts = []
+    for rank in range(deal.topology.num_ranks):
+        share = deal.rank(rank)
+        parts.extend([*remaining_lanes(share, steps), share.dropped])
+    return Units.concat(parts)

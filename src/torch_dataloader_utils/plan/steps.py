@@ -1,0 +1,83 @@
+"""How many batches a rank gives in an epoch, and how many rows are in each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """Rows of each batch of one rank: `batch_rows` in all but the last `len(tail)` steps.
+
+    repeated: 1 if the last step is a row that another step or rank delivers too, else 0.
+    """
+
+    batch_rows: int
+    steps: int
+    tail: tuple[int, ...] = ()
+    repeated: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the rank that are delivered, repeats not counted."""
+        return self.batch_rows * (self.steps - len(self.tail)) + sum(self.tail) - self.repeated
+
+    def of_worker(self, worker: int, num_workers: int) -> "StepSizes":
+        """The batches of one worker: steps worker, worker + num_workers, ..."""
+        first_tail = self.steps - len(self.tail)
+        tail = tuple(rows for step, rows in enumerate(self.tail, start=first_tail) if step % num_workers == worker)
+        owns_last = self.steps > 0 and (self.steps - 1) % num_workers == worker
+        return StepSizes(
+            batch_rows=self.batch_rows,
+            steps=batches_of_worker(self.steps, worker, num_workers),
+            tail=tail,
+            repeated=self.repeated if owns_last else 0,
+        )
+
+    def rows_before(self, step: int) -> int:
+        """Rows in the first `step` batches, repeats counted."""
+        in_tail = max(0, step - (self.steps - len(self.tail)))
+        return self.batch_rows * (step - in_tail) + sum(self.tail[:in_tail])
+
+
+def batches_of_worker(steps: int, worker: int, num_workers: int) -> int:
+    """How many of the first `steps` steps are steps of `worker`: ceil((steps - worker) / num_workers), not negative."""
+    return max(0, -(-(steps - worker) // num_workers))
+
+
+def count_steps(rank_rows: Int64s, topology: Topology, *, equal: bool) -> Int64s:
+    """Steps of every rank, int64 [num_ranks].
+
+    equal: the same for all, enough for the rank with most rows (or, with drop_last, no more full batches than the
+    rank with fewest rows has). Otherwise each rank has the steps that its own rows fill.
+    """
+    size = topology.batch_size
+    steps = rank_rows // size if topology.drop_last else -(-rank_rows // size)
+    if equal:
+        steps = np.full_like(steps, steps.min() if topology.drop_last else steps.max())
+    return steps
+
+
+def step_sizes(rows: int, steps: int, batch_rows: int) -> StepSizes:
+    """The batches of a rank that has `rows` rows and must take `steps` steps.
+
+    Nothing is dropped and, but for two corners, nothing is repeated:
+
+        rows=10 steps=3 batch_rows=4      4 4 2
+        rows=8  steps=3 batch_rows=4      4 3 1     another rank has 9 rows
+        rows=3  steps=4 batch_rows=1      1 1 1 1   the last one is a repeat
+        rows=0  steps=1 batch_rows=4      1         the same, with nothing of one's own
+
+    Rows beyond steps * batch_rows are not delivered (drop_last).
+    """
+    left = rows - (steps - 1) * batch_rows
+    if steps == 0 or left >= batch_rows:
+        return StepSizes(batch_rows=batch_rows, steps=steps)
+    if left > 0:
+        return StepSizes(batch_rows=batch_rows, steps=steps, tail=(left,))
+    if rows == 0 or batch_rows == 1:
+        return StepSizes(batch_rows=batch_rows, steps=steps, tail=(1,), repeated=1)
+    return StepSizes(batch_rows=batch_rows, steps=steps, tail=(batch_rows - 1, 1))

@@ -1,0 +1,131 @@
+"""The built-in split strategies: pure functions of files, workers, epoch and rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import DEFAULT_SPLIT_BYTES, PlanOptions
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.assign import assign_owners, assign_units
+from torch_dataloader_utils.plan.chunk import chunk_row_groups
+from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.slice import slice_units
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSizeSplitStrategy:
+    """Chunks of about target_bytes (or target_rows, which win), dealt round and round to ranks, by LPT to workers.
+
+    Files without row groups are one chunk each. The steps are those of a plan without a strategy, short of levelling.
+    """
+
+    target_bytes: int = DEFAULT_SPLIT_BYTES
+    target_rows: int | None = None
+    shuffle: bool = False
+    seed: int = 42
+
+    def generate(
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
+    ) -> list[Shard]:
+        """See SplitStrategy."""
+        options = PlanOptions(
+            split_bytes=self.target_bytes, split_rows=self.target_rows, shuffle=self.shuffle, seed=self.seed
+        )
+        space = space_of_files(files)
+        chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
+        mine = slice_units(chunks, rank, num_ranks)
+        workers = assign_units(mine, space.bytes_between(mine.start, mine.stop), max(1, num_workers))
+        return [Shard(worker, _splits_of(units, space, files)) for worker, units in enumerate(workers)]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinSplitStrategy:
+    """Whole files in turn: to ranks as files[rank::num_ranks], file i of those to worker i modulo num_workers."""
+
+    shuffle: bool = False
+    seed: int = 42
+
+    def generate(
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
+    ) -> list[Shard]:
+        """See SplitStrategy."""
+        workers = max(1, num_workers)
+        mine = _ordered(files, shuffle=self.shuffle, seed=self.seed, epoch=epoch)[rank::num_ranks]
+        return [Shard(worker, [Split(file) for file in mine[worker::workers]]) for worker in range(workers)]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBalancedSplitStrategy:
+    """Whole files: to ranks as files[rank::num_ranks], to workers by LPT over rows, or bytes where rows are unknown."""
+
+    shuffle: bool = False
+    seed: int = 42
+
+    def generate(
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
+    ) -> list[Shard]:
+        """See SplitStrategy."""
+        mine = _ordered(files, shuffle=self.shuffle, seed=self.seed, epoch=epoch)[rank::num_ranks]
+        owner = assign_owners(_weights(mine), [0] * max(1, num_workers))
+        return [
+            Shard(worker, [Split(file) for file, by in zip(mine, owner.tolist(), strict=True) if by == worker])
+            for worker in range(max(1, num_workers))
+        ]
+
+
+def space_of_files(files: Sequence[DataFileInfo]) -> RowSpace:
+    """The plan rows of these files in their order.
+
+    A file without row groups is one group of its record count, or of one row where not even that is known.
+    """
+    groups = [
+        (file.row_groups.rows, file.row_groups.bytes)
+        if file.row_groups is not None
+        else (
+            np.array([1 if file.record_count is None else file.record_count]),
+            np.array([file.file_size or file.record_count or 1]),
+        )
+        for file in files
+    ]
+    rows = np.concatenate([np.zeros(1, np.int64), *(group[0] for group in groups)])
+    weights = np.concatenate([np.zeros(1, np.int64), *(group[1] for group in groups)])
+    counts = [len(group[0]) for group in groups]
+    return RowSpace(
+        group_start=np.cumsum(rows),
+        byte_start=np.cumsum(weights),
+        file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
+        exact=True,
+    )
+
+
+def file_starts(space: RowSpace, num_files: int) -> Int64s:
+    """The first plan row of every file, and the end of all: int64 [num_files + 1]."""
+    first = np.searchsorted(space.file, np.arange(num_files + 1), side="left")
+    return space.group_start[first]
+
+
+def _splits_of(units: Units, space: RowSpace, files: Sequence[DataFileInfo]) -> list[Split]:
+    starts = file_starts(space, len(files))
+    file = np.searchsorted(starts, units.start, side="right") - 1
+    return [
+        Split(files[f], None if files[f].record_count is None else RowRange(start - int(starts[f]), stop - start))
+        for f, start, stop in zip(file.tolist(), units.start.tolist(), units.stop.tolist(), strict=True)
+    ]
+
+
+def _ordered(files: Sequence[DataFileInfo], *, shuffle: bool, seed: int, epoch: int) -> list[DataFileInfo]:
+    if not shuffle:
+        return list(files)
+    order = permutation(len(files), seed=seed, epoch=epoch, purpose=Purpose.CHUNKS)
+    return [files[index] for index in order.tolist()]
+
+
+def _weights(files: Sequence[DataFileInfo]) -> Int64s:
+    if all(file.record_count is not None for file in files):
+        return np.array([file.record_count or 0 for file in files], dtype=np.int64)
+    return np.array([file.file_size or 1 for file in files], dtype=np.int64)

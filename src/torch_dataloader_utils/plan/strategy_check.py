@@ -1,0 +1,116 @@
+"""What a split strategy gave back, as units; and whether every row is there once."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, SplitStrategy
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.strategies import file_starts
+
+RankUnits = tuple[Units, ...]
+
+
+def strategy_name(strategy: SplitStrategy | None) -> str:
+    """How a strategy is named in states and messages; "" for none."""
+    return "" if strategy is None else type(strategy).__qualname__
+
+
+def takes_ranks(strategy: SplitStrategy) -> bool:
+    """Whether `generate` accepts num_ranks and rank: by name, or through **kwargs."""
+    parameters = inspect.signature(strategy.generate).parameters
+    return "num_ranks" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StrategyCall:
+    """A strategy and the files it deals; answers with checked units."""
+
+    strategy: SplitStrategy
+    files: Sequence[DataFileInfo]
+    space: RowSpace
+
+    def units(self, epoch: int, num_ranks: int, num_workers: int) -> tuple[RankUnits, ...]:
+        """Every rank's units, worker by worker. Strategies without rank arguments give every rank everything.
+
+        Raises:
+            ConfigError: a row is lost or repeated, or a shard names a file or worker that does not exist.
+        """
+        if not takes_ranks(self.strategy):
+            shards = self.strategy.generate(self.files, num_workers, epoch)
+            mine = self._workers(shards, num_workers)
+            self._check([mine])
+            return (mine,) * num_ranks
+        ranks = []
+        for rank in range(num_ranks):
+            shards = self.strategy.generate(
+                files=self.files, num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
+            )
+            ranks.append(self._workers(shards, num_workers))
+        self._check(ranks)
+        return tuple(ranks)
+
+    def _workers(self, shards: Sequence[Shard], num_workers: int) -> RankUnits:
+        starts = file_starts(self.space, len(self.files))
+        index = {file.path: position for position, file in enumerate(self.files)}
+        bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
+        for shard in shards:
+            if not 0 <= shard.id < num_workers:
+                raise ConfigError(f"{self._name} gave a shard for worker {shard.id} of {num_workers}.")
+            for split in shard.splits:
+                position = index.get(split.file.path)
+                if position is None:
+                    raise ConfigError(f"{self._name} gave a split of {split.file.path}, which is not in the data set.")
+                begin, end = int(starts[position]), int(starts[position + 1])
+                if split.row_range is not None:
+                    begin, end = begin + split.row_range.offset, begin + split.row_range.offset + split.row_range.length
+                bounds[shard.id].append((begin, end))
+        pairs = [np.array([pair for pair in of_worker if pair[1] > pair[0]]).reshape(-1, 2) for of_worker in bounds]
+        return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)
+
+    @property
+    def _name(self) -> str:
+        return strategy_name(self.strategy)
+
+    def _check(self, ranks: Sequence[RankUnits]) -> None:
+        """Raise ConfigError unless the units cover [0, num_rows) once."""
+        everything = Units.concat([units for workers in ranks for units in workers])
+        order = np.argsort(everything.start, kind="stable")
+        start, stop = everything.start[order], everything.stop[order]
+        expected = np.concatenate([[0], np.maximum.accumulate(stop)]) if len(stop) else np.zeros(1, dtype=np.int64)
+        found = np.append(start, self.space.num_rows)
+        wrong = np.flatnonzero(expected != found)
+        if len(wrong):
+            first, second = int(expected[wrong[0]]), int(found[wrong[0]])
+            verb = "lost" if second > first else "repeated"
+            raise ConfigError(
+                f"Split strategy {self._name} {verb} rows: {self._where(min(first, second), max(first, second))}. "
+                "Over all ranks and workers every row must come exactly once; check its generate()."
+            )
+
+    def _where(self, start: int, stop: int) -> str:
+        starts = file_starts(self.space, len(self.files))
+        file = int(np.searchsorted(starts, min(start, max(self.space.num_rows - 1, 0)), side="right")) - 1
+        begin = start - int(starts[file])
+        return f"{self.files[file].path} rows [{begin}, {begin + stop - start})"
+
+
+def describe_files(inventory: Inventory) -> list[DataFileInfo]:
+    """The files of an inventory as strategies see them, with their row groups."""
+    groups, num_files = inventory.groups, inventory.num_files
+    bounds = np.searchsorted(groups.file, np.arange(num_files + 1), side="left").tolist()
+    files = []
+    for file, path in enumerate(inventory.files.paths):
+        mine = slice(bounds[file], bounds[file + 1])
+        rows = groups.live_rows[mine]
+        known = bool((rows >= 0).all())
+        row_groups = RowGroups(rows=rows, bytes=groups.projected_bytes[mine]) if known else None
+        count = int(rows.sum()) if known else None
+        size = int(inventory.files.sizes[file])
+        files.append(DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups))
+    return files

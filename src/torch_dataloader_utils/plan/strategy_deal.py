@@ -1,0 +1,80 @@
+"""The share-out that a custom split strategy decides, levelled to equal steps."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.assign import assign_owners
+from torch_dataloader_utils.plan.deal import RankDeal, level_workers
+from torch_dataloader_utils.plan.level import Transfer, even_targets, level_list, plan_transfers
+from torch_dataloader_utils.plan.steps import count_steps, step_sizes
+from torch_dataloader_utils.plan.strategy_check import RankUnits
+from torch_dataloader_utils.plan.window import cut_windows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StrategyDeal:
+    """A strategy's units, moved between ranks and workers only as far as equal steps ask for.
+
+    given: every rank's units, worker by worker. shared: every rank has the same units (a strategy without rank
+        arguments); then no rows move between ranks.
+    """
+
+    given: tuple[RankUnits, ...]
+    shared: bool
+    space: RowSpace
+    options: PlanOptions
+    topology: Topology
+
+    @cached_property
+    def _given_rows(self) -> Int64s:
+        return np.array([sum(units.num_rows for units in workers) for workers in self.given], dtype=np.int64)
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """See Deal."""
+        levelled = self.options.rank_sharding == "rows" and not self.shared
+        return even_targets(self._given_rows) if levelled else self._given_rows
+
+    @cached_property
+    def transfers(self) -> list[Transfer]:
+        """The row ranges that move between ranks."""
+        return plan_transfers(self._given_rows, self.rank_rows)
+
+    @cached_property
+    def steps(self) -> Int64s:
+        """See Deal."""
+        return count_steps(self.rank_rows, self.topology, equal=self.options.rank_sharding == "rows")
+
+    @property
+    def first_unit(self) -> Units:
+        """See Deal."""
+        return Units.concat([units for workers in self.given for units in workers]).take(slice(0, 1))
+
+    def rank(self, rank: int) -> RankDeal:
+        """See Deal."""
+        units = level_list(rank, lambda i: Units.concat(self.given[i]), self.transfers)
+        sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
+        owner = self._owners(rank, units)
+        kept, dropped = units.split_at(sizes.rows)
+        owner = owner[: len(kept)]
+        lanes = [kept.take(np.flatnonzero(owner == worker)) for worker in range(self.topology.num_workers)]
+        workers = level_workers(lanes, sizes)
+        if self.options.shuffle_rows is not None:
+            workers = [cut_windows(lane, self.options.shuffle_rows, self.options.interleave) for lane in workers]
+        return RankDeal(workers=tuple(workers), sizes=sizes, dropped=dropped)
+
+    def _owners(self, rank: int, units: Units) -> Int64s:
+        """The worker of each unit: as the strategy said for those it gave this rank, by LPT for those received."""
+        own = np.repeat(np.arange(self.topology.num_workers), [len(lane) for lane in self.given[rank]])
+        received = sum(t.rows for t in self.transfers if t.receiver == rank)
+        num_kept = len(units.split_at(units.num_rows - received)[0])
+        own = own[:num_kept]
+        weights = self.space.bytes_between(units.start, units.stop)
+        loads = [int(weights[:num_kept][own == worker].sum()) for worker in range(self.topology.num_workers)]
+        return np.concatenate([own, assign_owners(weights[num_kept:], loads)])

@@ -1,0 +1,117 @@
+"""Cutting a lane into windows: the rows that are permuted together."""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.units import Units, Windows
+
+Piece = tuple[int, int]
+
+
+def cut_windows(lane: Units, window_rows: int, interleave: int) -> Units:
+    """The lane's rows as window units, in the order in which the windows are read.
+
+    `interleave` units of the lane (plain ones) are open at once. A window takes an equal share of its `window_rows`
+    rows from each open unit; a unit that runs out is replaced by the next one, so all but the last window are full.
+
+        window_rows=4, interleave=2, units a (6 rows) and b (3 rows)
+        a1 a2 b1 b2 | a3 a4 b3 a5 | a6
+    """
+    return _as_units(list(_take_windows(lane, window_rows, interleave)), permuted=True)
+
+
+def group_windows(lane: Units, group_start: Int64s, window_rows: int | None, interleave: int) -> Units:
+    """The lane's rows as windows of whole row groups: for plans that do not know how many rows a group will give.
+
+    Without `window_rows` each row group is a window of its own, in the lane's order and not permuted. With it,
+    windows take row groups in turn from `interleave` open units until they have that many rows.
+    """
+    units = [_groups_of(start, stop, group_start) for start, stop in zip(lane.start, lane.stop, strict=True)]
+    if window_rows is None:
+        return _as_units([[group] for groups in units for group in groups], permuted=False)
+    return _as_units(list(_take_groups(deque(units), window_rows, interleave)), permuted=True)
+
+
+def _groups_of(start: int, stop: int, group_start: Int64s) -> deque[Piece]:
+    first, last = np.searchsorted(group_start, [start, stop], side="left").tolist()
+    borders = group_start[first : last + 1].tolist()
+    return deque((a, b) for a, b in pairwise(borders) if b > a)
+
+
+def _take_groups(waiting: deque[deque[Piece]], window_rows: int, interleave: int) -> Iterator[list[Piece]]:
+    opened: deque[deque[Piece]] = deque()
+    while waiting or opened:
+        pieces: list[Piece] = []
+        missing = window_rows
+        while missing > 0 and (waiting or opened):
+            while waiting and len(opened) < interleave:
+                opened.append(waiting.popleft())
+            groups = opened.popleft()
+            pieces.append(groups.popleft())
+            missing -= pieces[-1][1] - pieces[-1][0]
+            if groups:
+                opened.append(groups)
+        yield pieces
+
+
+def _as_units(windows: list[list[Piece]], *, permuted: bool) -> Units:
+    lengths = [len(pieces) for pieces in windows]
+    flat = np.array([piece for pieces in windows for piece in pieces], dtype=np.int64).reshape(-1, 2)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    rows = np.add.reduceat(flat[:, 1] - flat[:, 0], offsets[:-1]) if windows else np.zeros(0, dtype=np.int64)
+    return Units(
+        start=np.zeros(len(windows), dtype=np.int64),
+        stop=rows,
+        window=np.arange(len(windows), dtype=np.int64),
+        windows=Windows(
+            piece_start=flat[:, 0].copy(), piece_stop=flat[:, 1].copy(), offsets=offsets, permuted=permuted
+        ),
+    )
+
+
+def _take_windows(lane: Units, window_rows: int, interleave: int) -> Iterator[list[Piece]]:
+    waiting = deque(zip(lane.start.tolist(), lane.stop.tolist(), strict=True))
+    opened: list[Piece] = []
+    while waiting or opened:
+        pieces: list[Piece] = []
+        missing = window_rows
+        while missing and (waiting or opened):
+            while waiting and len(opened) < interleave:
+                opened.append(waiting.popleft())
+            missing = _take_round(opened, pieces, missing)
+        yield merge_neighbours(pieces)
+
+
+def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
+    """Take one share from each open unit in turn; gives how many rows the window still misses."""
+    share = -(-missing // len(opened))
+    for index, (start, stop) in enumerate(opened):
+        taken = min(share, missing, stop - start)
+        if taken:
+            pieces.append((start, start + taken))
+            opened[index] = (start + taken, stop)
+            missing -= taken
+    opened[:] = [(start, stop) for start, stop in opened if stop > start]
+    return missing
+
+
+def merge_neighbours(pieces: list[Piece]) -> list[Piece]:
+    """The same rows with ranges that touch (in any order of arrival, first arrival's place kept) merged.
+
+    (0, 2) (6, 8) (2, 3)      (0, 3) (6, 8)
+    """
+    merged: list[Piece] = []
+    ending: dict[int, int] = {}
+    for start, stop in pieces:
+        place = ending.pop(start, None)
+        if place is None:
+            ending[stop] = len(merged)
+            merged.append((start, stop))
+        else:
+            merged[place] = (merged[place][0], stop)
+            ending[stop] = place
+    return merged

@@ -1,0 +1,108 @@
+"""What a plan means, in a few lines that know nothing of how it was made: units to plan rows, programs to batches."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from torch_dataloader_utils._core.inventory import GroupTable
+from torch_dataloader_utils._core.options import PlanOptions, Segment, Topology
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils.plan.epoch import ExactPlan
+
+
+def make_space(files):
+    """A row space of files given as lists of row counts; a group weighs ten bytes a row and one more."""
+    file = np.repeat(np.arange(len(files)), [len(groups) for groups in files]).astype(np.int32)
+    rows = np.array([rows for groups in files for rows in groups], dtype=np.int64)
+    zeros = np.zeros_like(rows)
+    return RowSpace.of(
+        GroupTable(
+            file=file,
+            ordinal=zeros.astype(np.int32),
+            first_row=zeros,
+            physical_rows=rows,
+            live_rows=rows,
+            projected_bytes=rows * 10 + 1,
+            byte_offset=zeros,
+            byte_length=zeros,
+        )
+    )
+
+
+def rows_of(units, seed, epoch):
+    """The plan rows of a list of units, in delivery order."""
+    rows = []
+    for start, stop, window in zip(units.start, units.stop, units.window, strict=True):
+        if window < 0:
+            rows.extend(range(start, stop))
+            continue
+        stored = np.concatenate([np.arange(a, b) for a, b in zip(*units.windows.pieces(window), strict=True)])
+        key = int(units.windows.keys[window])
+        order = permutation(len(stored), seed=seed, epoch=epoch, purpose=Purpose.WINDOW, index=key)
+        rows.extend(stored[order][start:stop].tolist())
+    return rows
+
+
+def batches_of(program):
+    """The batches of one worker, as lists of plan rows."""
+    lanes = [rows_of(lane, program.seed, program.epoch) for lane in program.lanes]
+    taken = [0] * len(lanes)
+    batches = []
+    for number in range(program.schedule.num_batches):
+        batch = []
+        for lane, rows in program.schedule.draws(number):
+            batch.extend(lanes[lane][taken[lane] : taken[lane] + rows])
+            taken[lane] += rows
+        batches.append(batch)
+    return batches
+
+
+def rank_batches(plan, rank):
+    """What a rank's trainer receives from step `plan.done` on."""
+    workers = [iter(batches_of(program)) for program in plan.programs(rank)]
+    steps = int(plan.rank_steps[rank])
+    return [next(workers[step % len(workers)]) for step in range(plan.done, steps)]
+
+
+def advance(plan, steps):
+    """The same topology, `steps` steps later."""
+    return replace(plan, done=plan.done + steps)
+
+
+def resume(plan, topology):
+    """Another topology takes over where `plan` stands."""
+    return replace(
+        plan,
+        history=(*plan.history, Segment(topology=plan.topology, steps=plan.done)),
+        topology=topology,
+        done=0,
+    )
+
+
+files = st.lists(st.lists(st.integers(0, 40), max_size=6), max_size=8)
+topologies = st.builds(
+    Topology,
+    num_ranks=st.integers(1, 7),
+    num_workers=st.integers(1, 5),
+    batch_size=st.one_of(st.integers(1, 50), st.integers(1, 4)),
+    drop_last=st.booleans(),
+)
+options = st.builds(
+    PlanOptions,
+    split_rows=st.one_of(st.none(), st.integers(1, 60)),
+    split_bytes=st.integers(1, 500),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
+    interleave=st.integers(1, 5),
+)
+
+
+@st.composite
+def plans(draw):
+    """Fresh plans over random files, options and topologies."""
+    return ExactPlan(
+        space=make_space(draw(files)), options=draw(options), epoch=draw(st.integers(0, 3)), topology=draw(topologies)
+    )

@@ -1,0 +1,220 @@
+"""Exactly once, equal steps, exact resume: for any files, options, topologies and chains of resumes."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.plan.model import advance, make_space, plans, rank_batches, resume, rows_of, topologies
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.epoch import ExactPlan
+
+
+def deliver(plan):
+    """Every rank's batches to the end, and all their rows counted."""
+    ranks = [rank_batches(plan, rank) for rank in range(plan.topology.num_ranks)]
+    return ranks, Counter(row for batches in ranks for batch in batches for row in batch)
+
+
+def check_counts(plan, counts, expected_rows):
+    """Delivered rows are the expected ones but for the announced drops and repeats."""
+    assert set(counts) <= set(expected_rows)
+    assert sum(counts.values()) - len(counts) == plan.repeated_rows
+    assert len(set(expected_rows) - set(counts)) == plan.dropped_rows
+
+
+@given(plans())
+@settings(max_examples=300, deadline=None)
+def test_every_row_once_and_equal_steps(plan):
+    ranks, counts = deliver(plan)
+    check_counts(plan, counts, range(plan.space.num_rows))
+    assert len({len(batches) for batches in ranks}) == 1
+    for rank, batches in enumerate(ranks):
+        assert len(batches) == plan.rank_steps[rank]
+        sizes = [len(batch) for batch in batches]
+        assert all(1 <= size <= plan.topology.batch_size for size in sizes)
+        assert all(size == plan.topology.batch_size for size in sizes[:-2])
+        if plan.topology.drop_last:
+            assert all(size == plan.topology.batch_size for size in sizes)
+
+
+@given(plans(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_resume_on_the_same_topology_continues_at_the_next_batch(plan, data):
+    whole, _ = deliver(plan)
+    step = data.draw(st.integers(0, int(plan.rank_steps[0])))
+    rest, _ = deliver(advance(plan, step))
+    assert rest == [batches[step:] for batches in whole]
+
+
+@given(plans(), st.lists(st.tuples(st.integers(0, 30), topologies), max_size=3), st.integers(0, 2))
+@settings(max_examples=200, deadline=None)
+def test_chains_of_resumes_deliver_every_row_once(plan, chain, final_steps):
+    plan = replace(plan, topology=replace(plan.topology, drop_last=False))
+    received, repeats = Counter(), 0
+    for steps, topology in chain:
+        ranks, _ = deliver(plan)
+        steps = min(steps, int(plan.rank_steps[0]))
+        at_end = steps == plan.rank_steps[0]
+        received.update(row for batches in ranks for batch in batches[:steps] for row in batch)
+        repeats += plan.repeated_rows if at_end and steps else 0
+        plan = resume(advance(plan, steps), replace(topology, drop_last=False))
+    ranks, rest = deliver(plan)
+    received.update(rest)
+    assert set(received) == set(range(plan.space.num_rows))
+    assert sum(received.values()) == plan.space.num_rows + repeats + plan.repeated_rows
+    assert len({len(batches) for batches in ranks}) == 1
+
+
+@given(plans())
+@settings(max_examples=100, deadline=None)
+def test_levelling_moves_at_most_one_range_fewer_than_ranks(plan):
+    assert plan.cuts <= plan.topology.num_ranks - 1
+    assert plan.rank_rows.max() - plan.rank_rows.min() <= 1
+
+
+@given(plans())
+@settings(max_examples=100, deadline=None)
+def test_chunk_sharding_gives_each_rank_its_slice(plan):
+    plan = replace(
+        plan,
+        options=replace(plan.options, rank_sharding="chunks", shuffle_rows=None),
+        topology=replace(plan.topology, drop_last=False),
+    )
+    for rank in range(plan.topology.num_ranks):
+        mine = plan.chunks.take(slice(rank, None, plan.topology.num_ranks))
+        delivered = [row for batch in rank_batches(plan, rank) for row in batch]
+        assert sorted(delivered) == sorted(rows_of(mine, 0, 0))
+
+
+def test_nine_one_chunk_files_over_three_ranks():
+    plan = ExactPlan(
+        space=make_space([[10]] * 9),
+        options=PlanOptions(rank_sharding="chunks"),
+        epoch=0,
+        topology=Topology(num_ranks=3, batch_size=10),
+    )
+    files = [sorted({row // 10 for batch in rank_batches(plan, rank) for row in batch}) for rank in range(3)]
+    assert files == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+@pytest.mark.parametrize(("chunks", "ranks", "expected"), [(7, 3, [3, 2, 2]), (2, 4, [1, 1, 0, 0])])
+def test_chunk_sharding_may_leave_ranks_uneven_and_rows_never_does(chunks, ranks, expected):
+    def plan(sharding):
+        return ExactPlan(
+            space=make_space([[12]] * chunks),
+            options=PlanOptions(rank_sharding=sharding),
+            epoch=0,
+            topology=Topology(num_ranks=ranks, batch_size=12),
+        )
+
+    assert plan("chunks").rank_steps.tolist() == expected
+    assert len(set(plan("rows").rank_steps.tolist())) == 1
+
+
+def test_a_plan_of_a_million_row_groups_keeps_its_arrays_small():
+    space = make_space([[10] * 1000] * 1000)
+    plan = ExactPlan(
+        space=space,
+        options=PlanOptions(shuffle=True, split_rows=10),
+        epoch=1,
+        topology=Topology(num_ranks=1024, num_workers=8),
+    )
+    programs = plan.programs(1023)
+    assert sum(program.num_rows for program in programs) == plan.rank_rows[1023]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 40), max_size=6), max_size=8),
+    st.sampled_from([(24, [(1, 1, 4), (2, 1, 4), (2, 3, 2), (4, 1, 4), (8, 1, 4), (3, 2, 4), (1, 6, 8), (12, 1, 1)])]),
+    st.one_of(st.none(), st.integers(1, 30)),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+@example([[40, 40, 40], [33]], (24, [(1, 1, 4), (2, 1, 2)]), None, None)
+def test_lanes_give_the_same_rows_on_every_topology(files, shapes, shuffle_rows, data):
+    num_lanes, topologies = shapes
+    space = make_space(files)
+    options = PlanOptions(
+        shuffle=True, split_rows=7, num_lanes=num_lanes, lane_rows=1, shuffle_rows=shuffle_rows, interleave=2
+    )
+    for shape in topologies:
+        ranks, workers, batch = shape
+        if num_lanes % (ranks * batch * workers):
+            continue
+        plan = ExactPlan(
+            space=space,
+            options=options,
+            epoch=1,
+            topology=Topology(num_ranks=ranks, num_workers=workers, batch_size=batch),
+        )
+        by_rank, counts = deliver(plan)
+        assert set(counts) == set(range(space.num_rows))
+        assert sum(counts.values()) == space.num_rows + plan.repeated_rows
+        numbered = rank_batches_as_numbers(plan)
+        single = ExactPlan(space=space, options=options, epoch=1, topology=Topology(batch_size=1))
+        one_by_one = [batch[0] for batch in rank_batches(single, 0)]
+        whole = len(by_rank[0]) if space.num_rows % (ranks * batch) == 0 else len(by_rank[0]) - 1
+        for step in range(whole):
+            expected = one_by_one[step * ranks * batch : (step + 1) * ranks * batch]
+            assert set(numbered[step]) == set(expected)
+            for rank in range(ranks):
+                assert by_rank[rank][step] == expected[rank::ranks]
+
+
+def rank_batches_as_numbers(plan):
+    """Global batches: per step, the rows of all ranks."""
+    ranks = [rank_batches(plan, rank) for rank in range(plan.topology.num_ranks)]
+    return [[row for batches in ranks for row in batches[step]] for step in range(len(ranks[0]))]
+
+
+@given(st.integers(0, 6), st.integers(0, 6))
+@settings(max_examples=40, deadline=None)
+def test_lanes_continue_on_another_topology(first_steps, second_steps):
+    space = make_space([[37, 12], [40], [5, 0, 31]])
+    options = PlanOptions(shuffle=True, split_rows=9, num_lanes=24, lane_rows=2)
+    shapes = [Topology(num_ranks=2, num_workers=2, batch_size=6), Topology(num_ranks=3, batch_size=4)]
+    plan = ExactPlan(space=space, options=options, epoch=0, topology=shapes[0])
+    received = Counter()
+    for steps, following in ((first_steps, shapes[1]), (second_steps, Topology(num_ranks=1, batch_size=8))):
+        steps = min(steps, int(plan.rank_steps[0]))
+        received.update(row for step in rank_batches_as_numbers(plan)[:steps] for row in step)
+        plan = resume(advance(plan, steps), following)
+    received.update(deliver(plan)[1])
+    assert received == Counter(range(space.num_rows))
+
+
+def test_lanes_that_do_not_fit_say_which_would():
+    plan = ExactPlan(
+        space=make_space([[10]]),
+        options=PlanOptions(num_lanes=10, lane_rows=2),
+        epoch=0,
+        topology=Topology(num_ranks=3, batch_size=4),
+    )
+    with pytest.raises(ConfigError, match="num_lanes=6 or a multiple"):
+        _ = plan.rank_steps
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_out_of_range_is_an_error(rank):
+    plan = ExactPlan(
+        space=make_space([[4]]), options=PlanOptions(), epoch=0, topology=Topology(num_ranks=2, batch_size=2)
+    )
+    with pytest.raises(ConfigError, match="global rank"):
+        plan.programs(rank)
+
+
+def test_golden_order_of_an_epoch():
+    plan = ExactPlan(
+        space=make_space([[1]] * 8), options=PlanOptions(shuffle=True, seed=42), epoch=3, topology=Topology()
+    )
+    assert (
+        plan.chunks.start.tolist()
+        == np.argsort(
+            np.random.Philox(key=np.array([42, 3], np.uint64), counter=np.array([0, 0, 0, 1], np.uint64)).random_raw(8)
+        ).tolist()
+    )
