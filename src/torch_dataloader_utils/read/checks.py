@@ -1,7 +1,8 @@
 """What must hold of every row group, and the one place where foreign exceptions become ours."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,6 +22,9 @@ from torch_dataloader_utils.errors import (
 # Everything that Arrow's readers raise on foreign files (501 of them were probed), and no more: a TypeError or
 # KeyError of our own stays what it is.
 _FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError)
+
+# How pyarrow's CSV and JSON readers say that a value is not of the column's type.
+_MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
 
 
 def where(task: RowGroupTask) -> str:
@@ -69,7 +73,7 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
         case OSError(errno=int()):
             # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
             return StoreError(f"{where(task)} cannot be read ({text}). Check the disk or mount and its permissions.")
-        case _ if "conversion error" in text:
+        case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
                 f"{where(task)} does not fit the data set's schema ({text}). Give the column another type, or mend "
                 "the file."
@@ -121,4 +125,16 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
         raise UnsupportedFeatureError(
             f"{where(task)} would decode to at least {decoded_bytes} bytes (the file has {task.file_size}); the limit "
             f"is {budget_bytes}. Read fewer columns, write smaller row groups, or raise max_row_group_bytes."
+        )
+
+
+def check_unique(task: RowGroupTask, schema: Any, columns: Sequence[str]) -> None:
+    """Raises SchemaError if the file's schema has two columns of one of these names."""
+    if len(schema) == len(set(schema.names)):
+        return
+    twice = [name for name in columns if schema.names.count(name) > 1]
+    if twice:
+        raise SchemaError(
+            f"{where(task)} has more than one column named {', '.join(twice)}; which one is meant cannot be said. "
+            "Rename them in the file, or do not ask for them."
         )

@@ -14,14 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._store.interface import Span
-from torch_dataloader_utils.errors import CorruptFileError, SchemaError
-from torch_dataloader_utils.read.checks import check_decoded_size, where
+from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, where
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
 
-# One read gets all but very wide footers; what pyarrow itself reads.
-_TAIL_BYTES = 64 << 10
 # Length of the footer (uint32) and the magic "PAR1" or "PARE".
 _TRAILER_BYTES = 8
 
@@ -57,7 +55,7 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
         )
     group = footer.metadata.row_group(task.ordinal)
     columns = [field.name for field in fields if field.name in footer.leaves]
-    check_unique(source, footer.schema, columns)
+    check_unique(task, footer.schema, columns)
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
     _check_budget(source, footer, columns, rows)
     with source.open(lambda: _spans(source, footer, columns)) as file:
@@ -74,18 +72,6 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
             if stop_row is not None and have >= stop_row:
                 break
     return contiguous(batches)
-
-
-def check_unique(source: TaskSource, schema: Any, columns: Sequence[str]) -> None:
-    """Raises SchemaError if the file has two columns of one of these names."""
-    if len(schema) == len(set(schema.names)):
-        return
-    twice = [name for name in columns if schema.names.count(name) > 1]
-    if twice:
-        raise SchemaError(
-            f"{where(source.task)} has more than one column named {', '.join(twice)}; which one is meant cannot be "
-            "said. Rename them in the file, or do not ask for them."
-        )
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
@@ -110,14 +96,14 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
 
 def _read_metadata(source: TaskSource) -> Any:
     size = source.task.file_size
-    tail = source.tail(_TAIL_BYTES)
+    tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
         raise CorruptFileError(
             f"{where(source.task)}: {size} bytes are no Parquet file. Write it again or leave it out."
         )
     footer_bytes = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0] + _TRAILER_BYTES
     if footer_bytes > len(tail) and footer_bytes <= size:
-        tail = source.tail(footer_bytes)
+        tail = source.span(source.tail_span(footer_bytes))
     return pq.read_metadata(pa.BufferReader(tail))
 
 

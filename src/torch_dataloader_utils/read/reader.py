@@ -9,22 +9,24 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils._store.open import open_store
-from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.errors import ConfigError, InternalError
+from torch_dataloader_utils.read.arrow import decode_arrow
 from torch_dataloader_utils.read.checks import (
     check_live_rows,
     check_stored_rows,
     foreign_errors,
-    row_count_error,
     where,
 )
 from torch_dataloader_utils.read.conform import conform, constant
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.deletes import group_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.filters import keep_mask
+from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet
 from torch_dataloader_utils.read.projection import Projection, project
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.read.text import decode_csv, decode_json
 
 
 def make_reader(spec: ReadSpec) -> "Reader":
@@ -94,8 +96,6 @@ class Reader:
             live = _select(task, projection, stored, deleted)
         if is_whole and check_live:
             check_live_rows(task, live.num_rows)
-        elif stop_row is not None and live.num_rows < stop_row:
-            raise row_count_error(task, live.num_rows, stop_row, "needed")
         return live
 
     def _store(self, path: str) -> Store:
@@ -112,8 +112,14 @@ def _decode(source: TaskSource, projection: Projection, stop: int | None) -> Any
     match source.task.file_format:
         case FileFormat.PARQUET:
             return decode_parquet(source, projection.stored, stop)
-        case FileFormat.ORC | FileFormat.CSV | FileFormat.JSON | FileFormat.ARROW:
-            raise InternalError("not built yet")
+        case FileFormat.ORC:
+            return decode_orc(source, projection.stored)
+        case FileFormat.ARROW:
+            return decode_arrow(source, projection.stored)
+        case FileFormat.CSV:
+            return decode_csv(source, projection.stored)
+        case FileFormat.JSON:
+            return decode_json(source, projection.stored)
         case _ as unreachable:
             assert_never(unreachable)
 
@@ -127,7 +133,7 @@ def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: In
         if item.name not in columns:
             columns[item.name] = _column(task, projection, stored, item)
     if projection.row_filter is not None and num_rows:
-        kept = keep_mask(projection.row_filter, _batch(projection.filtered, columns, num_rows))
+        kept = _evaluate_filter(task, projection, _batch(projection.filtered, columns, num_rows))
         mask = kept if mask is None else pc.and_(mask, kept)
     live = _batch(projection.delivered, columns, num_rows)
     if mask is None:
@@ -135,6 +141,16 @@ def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: In
     if not projection.delivered:
         return rows_only(mask.true_count)
     return live.filter(mask) if mask.true_count < num_rows else live
+
+
+def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: Any) -> Any:
+    try:
+        return keep_mask(projection.row_filter, batch)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"{where(task)}: the row filter {projection.row_filter} cannot be evaluated ({error}). It fits the types "
+            "but not these values; rewrite it."
+        ) from error
 
 
 def _column(task: RowGroupTask, projection: Projection, stored: Any, item: Any) -> Any:

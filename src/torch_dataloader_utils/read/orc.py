@@ -1,0 +1,47 @@
+"""One ORC stripe, decoded.
+
+Source: ORC specification v1, "File Tail" and "Stripes"; pyarrow.orc.ORCFile.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import orc
+
+from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, where
+from torch_dataloader_utils.read.contiguous import rows_only
+from torch_dataloader_utils.read.source import TaskSource
+
+
+def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
+    """The rows of one stripe, columns `fields` as far as the file has them, in the file's types and order.
+
+    A remote stripe is fetched whole, in one range (`task.byte_offset`, `byte_length`): its streams lie side by
+    side, and one by one they would be dozens of requests. Rows without columns are counted by decoding one
+    column, since a stripe without columns decodes to no rows.
+
+    Raises:
+        UnsupportedFeatureError, SchemaError, CorruptFileError, FileChangedError; and whatever pyarrow raises.
+    """
+    task = source.task
+    with source.open(lambda: [source.tail_span(), (task.byte_offset, task.byte_length)]) as file:
+        stripes = orc.ORCFile(file)
+        schema = stripes.schema
+        names = [field.name for field in fields if field.name in schema.names]
+        check_unique(task, schema, names)
+        batch = stripes.read_stripe(task.ordinal, columns=names or _cheapest(schema))
+    missed = [name for name in names if name not in batch.schema.names]
+    if missed:
+        # A column "a.b" beside a struct "a" with a field "b": ORC readers select by dotted paths.
+        raise UnsupportedFeatureError(
+            f"{where(task)}: column {missed[0]} cannot be told from a field of a struct. Rename one of them."
+        )
+    check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
+    return batch if names else rows_only(batch.num_rows)
+
+
+def _cheapest(schema: Any) -> list[str]:
+    flat = [field.name for field in schema if pa.types.is_primitive(field.type)]
+    return flat[:1] or schema.names[:1]

@@ -1,0 +1,160 @@
+"""Real files of every format, with the tasks that a scan of them would make."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
+from torch_dataloader_utils.read.spec import ReadSpec
+
+
+def identity(path: Path) -> str:
+    """The identity a scan gives a local file."""
+    status = path.stat()
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def make_task(path: Path, file_format: FileFormat, ordinal: int, rows: int, **changes: Any) -> RowGroupTask:
+    """A task of a local file; `changes` overrides fields."""
+    facts: dict[str, Any] = {
+        "path": str(path),
+        "file_size": path.stat().st_size,
+        "identity": identity(path),
+        "file_format": file_format,
+        "ordinal": ordinal,
+        "first_row": 0,
+        "physical_rows": rows,
+        "live_rows": rows,
+        "byte_offset": 0,
+        "byte_length": 0,
+    }
+    return RowGroupTask(**(facts | changes))
+
+
+def make_spec(schema: pa.Schema, **options: Any) -> ReadSpec:
+    """A spec over a schema; `options` are the spec's fields."""
+    return ReadSpec(schema=schema.serialize().to_pybytes(), **options)
+
+
+def parquet_tasks(path: Path, **changes: Any) -> list[RowGroupTask]:
+    """One task a row group, rows from the footer."""
+    metadata = pq.read_metadata(path)
+    tasks, first = [], 0
+    for ordinal in range(metadata.num_row_groups):
+        rows = metadata.row_group(ordinal).num_rows
+        facts: dict[str, Any] = {"first_row": first} | changes
+        tasks.append(make_task(path, FileFormat.PARQUET, ordinal, rows, **facts))
+        first += rows
+    return tasks
+
+
+def write_parquet(path: Path, table: pa.Table, group_rows: int = 1 << 20, **options: Any) -> list[RowGroupTask]:
+    """Writes the table; its tasks."""
+    pq.write_table(table, path, row_group_size=group_rows, **options)
+    return parquet_tasks(path)
+
+
+def write_orc(path: Path, table: pa.Table, stripe_bytes: int = 64 << 10) -> list[RowGroupTask]:
+    """Writes the table; its tasks, stripe lengths from an independent walk of the file tail."""
+    orc.write_table(table, path, stripe_size=stripe_bytes)
+    file = orc.ORCFile(path)
+    tasks, first = [], 0
+    for ordinal, (offset, length, rows) in enumerate(_stripes(file)):
+        facts = {"first_row": first, "byte_offset": offset, "byte_length": length}
+        tasks.append(make_task(path, FileFormat.ORC, ordinal, rows, **facts))
+        first += rows
+    assert first == table.num_rows
+    return tasks
+
+
+def write_arrow(path: Path, table: pa.Table, group_rows: int, compression: str | None = None) -> list[RowGroupTask]:
+    """Writes the table; its tasks. byte_offset and byte_length span the whole file: a scan knows better."""
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=group_rows)
+    file = pa.ipc.open_file(path)
+    return [
+        make_task(path, FileFormat.ARROW, i, file.get_batch(i).num_rows, first_row=i * group_rows)
+        for i in range(file.num_record_batches)
+    ]
+
+
+def write_csv(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask]:
+    """Writes the table as a header and rows; tasks of `group_rows` rows, the header in the first."""
+    lines = [table.schema.names, *([_text(value) for value in row.values()] for row in table.to_pylist())]
+    encoded = []
+    for line in lines:
+        text = io.StringIO()
+        csv.writer(text).writerow(line)
+        encoded.append(text.getvalue().encode())
+    blocks = [encoded[1:][i : i + group_rows] for i in range(0, max(1, table.num_rows), group_rows)]
+    return _write_blocks(path, FileFormat.CSV, blocks, encoded[0])
+
+
+def write_json(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask]:
+    """Writes the table as JSON lines; tasks of `group_rows` rows."""
+    lines = [f"{json.dumps(row)}\n".encode() for row in table.to_pylist()]
+    blocks = [lines[i : i + group_rows] for i in range(0, max(1, table.num_rows), group_rows)]
+    return _write_blocks(path, FileFormat.JSON, blocks, b"")
+
+
+def oracle(paths: list[Path], schema: pa.Schema, columns: list[str], row_filter: Any) -> list[dict[str, Any]]:
+    """What pyarrow.dataset says the rows are."""
+    data = ds.dataset([str(path) for path in paths], schema=schema, format="parquet")
+    return data.to_table(columns=columns, filter=row_filter, use_threads=False).to_pylist()
+
+
+def _write_blocks(path: Path, file_format: FileFormat, blocks: list[list[bytes]], header: bytes) -> list[RowGroupTask]:
+    path.write_bytes(header + b"".join(line for block in blocks for line in block))
+    tasks, offset, first = [], 0, 0
+    for ordinal, block in enumerate(blocks):
+        length = sum(map(len, block)) + (len(header) if ordinal == 0 else 0)
+        facts = {"first_row": first, "byte_offset": offset, "byte_length": length}
+        tasks.append(make_task(path, file_format, ordinal, len(block), **facts))
+        offset, first = offset + length, first + len(block)
+    return tasks
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _stripes(file: orc.ORCFile) -> list[tuple[int, int, int]]:
+    # FileTail.footer (2).stripes (3): offset 1, index 2, data 3, footer 4, rows 5.
+    tail = file.reader.serialized_file_tail()
+    footer = next(value for number, value in _fields(bytes(tail)) if number == 2)
+    stripes = [dict(_fields(value)) for number, value in _fields(footer) if number == 3]
+    return [(s.get(1, 0), s.get(2, 0) + s.get(3, 0) + s.get(4, 0), s.get(5, 0)) for s in stripes]
+
+
+def _fields(data: bytes) -> list[tuple[int, Any]]:
+    found, at = [], 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        match tag & 7:
+            case 0:
+                value, at = _varint(data, at)
+            case 1:
+                value, at = data[at : at + 8], at + 8
+            case 5:
+                value, at = data[at : at + 4], at + 4
+            case _:
+                length, at = _varint(data, at)
+                value, at = data[at : at + length], at + length
+        found.append((tag >> 3, value))
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at

@@ -1,0 +1,143 @@
+"""Whatever the data, columns, filter and deletes: the reader's rows are pyarrow.dataset's rows."""
+
+import pickle
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.read.files import make_spec, oracle, write_arrow, write_csv, write_json, write_orc, write_parquet
+from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils.read.deletes import RowDeletes
+from torch_dataloader_utils.read.reader import count_rows, make_reader
+
+SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("small", pa.int8()),
+        ("ratio", pa.float64()),
+        ("word", pa.string()),
+        ("flags", pa.list_(pa.int32())),
+        ("pair", pa.struct([("x", pa.int64()), ("y", pa.string())])),
+    ]
+)
+FLAT = ["row", "small", "ratio", "word"]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    rows = draw(st.integers(0, 40))
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(st.none() | values, min_size=rows, max_size=rows))
+
+    data = {
+        "row": list(range(rows)),
+        "small": column(st.integers(-3, 3)),
+        "ratio": column(st.sampled_from([-1.5, 0.0, 2.25])),
+        "word": column(st.sampled_from(["", "a", "b,c", "d\ne", "é"])),
+        "flags": column(st.lists(st.integers(0, 2), max_size=3)),
+        "pair": column(st.fixed_dictionaries({"x": st.none() | st.integers(0, 9), "y": st.just("z")})),
+    }
+    return pa.table(data, schema=SCHEMA)
+
+
+CONDITIONS = st.sampled_from(
+    [
+        pc.field("small") > 0,
+        pc.field("ratio").is_null(),
+        pc.field("word").isin(["a", ""]),
+        ~(pc.field("small") == 1),
+        pc.field("pair", "x") >= 4,
+        pc.scalar(False),
+        pc.scalar(True),
+        pc.list_value_length(pc.field("flags")) > 1,
+    ]
+)
+FILTERS = (
+    st.none()
+    | CONDITIONS
+    | st.builds(lambda a, b: a & b, CONDITIONS, CONDITIONS)
+    | st.builds(lambda a, b: a | b, CONDITIONS, CONDITIONS)
+)
+COLUMNS = st.lists(st.sampled_from(SCHEMA.names), unique=True)
+
+
+def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@settings(max_examples=80, deadline=None)
+@given(table=tables(), columns=COLUMNS, row_filter=FILTERS, group_rows=st.integers(1, 15))
+def test_parquet_rows_are_the_oracles_rows(
+    table: pa.Table, columns: list[str], row_filter: Any, group_rows: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.parquet")
+        tasks = write_parquet(path, table, group_rows)
+        spec = make_spec(SCHEMA, columns=tuple(columns), row_filter=row_filter)
+        if row_filter is not None:
+            tasks = [replace(task, live_rows=UNKNOWN) for task in tasks]
+        reader = pickle.loads(pickle.dumps(make_reader(spec)))
+        batches = [reader.read(task) for task in tasks]
+        wanted = oracle([path], SCHEMA, columns or ["row"], row_filter)
+        assert [batch.schema.names for batch in batches] == [columns for _ in batches]
+        assert sum(batch.num_rows for batch in batches) == len(wanted)
+        assert sum(count_rows(spec, task) for task in tasks) == len(wanted)
+        if columns:
+            assert rows_of(batches) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    table=tables(),
+    row_filter=FILTERS,
+    group_rows=st.integers(1, 15),
+    deleted=st.sets(st.integers(0, 39)),
+    stop_row=st.none() | st.integers(0, 16),
+)
+def test_deletes_filter_and_stop_row_leave_the_right_prefix(
+    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], stop_row: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.parquet")
+        tasks = write_parquet(path, table, group_rows)
+        reader = make_reader(make_spec(SCHEMA, columns=("row", "word"), row_filter=row_filter))
+        kept = {row["row"] for row in oracle([path], SCHEMA, ["row"], row_filter)} - deleted
+        for task in tasks:
+            group = range(task.first_row, task.first_row + task.physical_rows)
+            wanted = [row for row in group if row in kept]
+            task = replace(task, live_rows=len(wanted), extra=RowDeletes.of([*deleted, *deleted]))
+            seen = reader.read(task, stop_row).column("row").to_pylist()
+            assert seen == wanted[: len(seen)]
+            assert len(seen) >= min(len(wanted), len(wanted) if stop_row is None else stop_row)
+            assert reader.count_rows(task) == len(wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15))
+def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], group_rows: int) -> None:
+    # A CSV file cannot tell an empty text from a null one; neither can the oracle.
+    words = pc.fill_null(table.column("word"), "")
+    table = table.select(FLAT).set_column(3, "word", words)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        tasks_of_formats = [
+            write_parquet(place / "a.parquet", table, group_rows),
+            write_arrow(place / "a.arrow", table, group_rows),
+            write_csv(place / "a.csv", table, group_rows),
+            write_json(place / "a.jsonl", table, group_rows),
+            write_orc(place / "a.orc", table),
+        ]
+        reader = make_reader(make_spec(table.schema, columns=tuple(columns)))
+        for tasks in tasks_of_formats:
+            batches = [reader.read(task) for task in tasks]
+            assert sum(batch.num_rows for batch in batches) == table.num_rows
+            assert all(batch.schema.equals(table.schema.empty_table().select(columns).schema) for batch in batches)
+            if columns:
+                assert rows_of(batches) == table.select(columns).to_pylist()
