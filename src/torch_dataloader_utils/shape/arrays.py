@@ -1,0 +1,64 @@
+"""numpy batches: the tensors of a block seen as ndarrays, with numpy's own dates and durations."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
+from torch_dataloader_utils.shape.ragged import Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOutput:
+    """Plain dicts of ndarrays; ragged columns are lists of ndarrays, objects Python lists.
+
+    dtypes: one a column (datetime64, ...); object for Python objects.
+    """
+
+    dtypes: tuple[np.dtype[Any], ...]
+
+    def values(self, columns: Sequence[Column]) -> Iterable[Any]:
+        """All rows of every column."""
+        return (_value(column, dtype) for column, dtype in zip(columns, self.dtypes, strict=True))
+
+    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its pieces of `batch_rows` rows."""
+        return [_pieces(column, dtype, batch_rows) for column, dtype in zip(columns, self.dtypes, strict=True)]
+
+    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
+        """The batch of these named columns; a dict without columns does not know its row count."""
+        return dict(columns)
+
+
+def _value(column: Column, dtype: np.dtype[Any]) -> Any:
+    match column:
+        case Rows() | Matrix():
+            return column.value().numpy().view(dtype)
+        case Lists(values=values, offsets=offsets):
+            return _list_of_arrays(values.numpy().view(dtype), offsets.numpy())
+        case Objects():
+            return column.value()
+
+
+def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
+    match column:
+        case Rows() | Matrix():
+            array = column.value().numpy().view(dtype)
+            return [array[start : start + batch_rows] for start in range(0, len(array), batch_rows)]
+        case Lists():
+            return (_list_of_ragged(piece, dtype) for piece in column.split(batch_rows))
+        case Objects():
+            return column.split(batch_rows)
+
+
+def _list_of_ragged(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    return _list_of_arrays(rows.values.numpy().view(dtype), rows.offsets.numpy())
+
+
+def _list_of_arrays(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    cuts = offsets.tolist()
+    return [values[first:last] for first, last in pairwise(cuts)]

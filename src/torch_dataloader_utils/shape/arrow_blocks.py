@@ -1,0 +1,77 @@
+"""Output "arrow" and "dict": record batches as they are, or as dicts of Python lists."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.errors import SchemaError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArrowBlock:
+    """Rows as one record batch; nulls stay nulls. Implements `_core.block.Block`."""
+
+    rows: pa.RecordBatch
+    as_python: bool
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return int(self.rows.num_rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Arrow bytes of the rows."""
+        return int(self.rows.nbytes)
+
+    def slice(self, start: int, stop: int) -> "ArrowBlock":
+        """Rows [start, stop), a view; rows past the end are left out."""
+        start = min(start, self.num_rows)
+        return ArrowBlock(rows=self.rows.slice(start, max(0, stop - start)), as_python=self.as_python)
+
+    def to_batch(self) -> Any:
+        """All rows: a RecordBatch, or a dict of column -> list."""
+        return self.rows.to_pydict() if self.as_python else self.rows
+
+    def split(self, batch_rows: int) -> Iterator[Any]:
+        """Batches of `batch_rows` rows, the last one shorter if it must be."""
+        for start in range(0, self.num_rows, batch_rows):
+            yield self.slice(start, start + batch_rows).to_batch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowShaper:
+    """Record batches to `ArrowBlock`s of `schema`; implements `_core.block.Shaper`."""
+
+    schema: pa.Schema
+    as_python: bool
+
+    def block(self, batch: pa.RecordBatch) -> ArrowBlock:
+        """The block of one record batch, columns in the order of the schema.
+
+        Raises:
+            SchemaError: a column is missing or has another type.
+        """
+        if batch.schema.names != self.schema.names:
+            missing = [name for name in self.schema.names if name not in batch.schema.names]
+            if missing:
+                raise SchemaError(f"a record batch lacks column {missing[0]!r}; it has {batch.schema.names}")
+            batch = batch.select(self.schema.names)
+        for found, wanted in zip(batch.schema, self.schema, strict=True):
+            if found.type != wanted.type:
+                raise SchemaError(
+                    f"column {found.name!r} is {found.type} in a record batch and {wanted.type} in the data set"
+                )
+        return ArrowBlock(rows=batch, as_python=self.as_python)
+
+    def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
+        """The rows of all blocks, one after the other."""
+        rows = blocks[0].rows if len(blocks) == 1 else pa.concat_batches([block.rows for block in blocks])
+        return ArrowBlock(rows=rows, as_python=self.as_python)
+
+    def gather(self, blocks: Sequence[Any], order: Int64s) -> ArrowBlock:
+        """Row order[i] of the blocks' concatenation, for all i."""
+        return ArrowBlock(rows=self.concat(blocks).rows.take(pa.array(order)), as_python=self.as_python)

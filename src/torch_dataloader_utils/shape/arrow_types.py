@@ -1,0 +1,114 @@
+"""What an Arrow type becomes: numbers of a fixed shape, lists of them, or Python objects."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberType:
+    """Every row is an array of `shape` numbers; shape () is one number.
+
+    element: the logical Arrow type (timestamp[us], bool, float, ...).
+    permutation: the axes of `shape` in the order handed out, () for as stored (tensor columns only).
+    """
+
+    element: pa.DataType
+    shape: tuple[int, ...] = ()
+    permutation: tuple[int, ...] = ()
+
+    @property
+    def row_width(self) -> int:
+        """Numbers a row."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListType:
+    """Every row is a list of any length whose items are numbers of a fixed shape."""
+
+    item: NumberType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectType:
+    """Rows without a tensor form: they stay Arrow until a batch asks for Python objects."""
+
+    arrow: pa.DataType
+
+
+ColumnType = NumberType | ListType | ObjectType
+
+
+def raw_type(element: pa.DataType) -> Any:
+    """The Arrow DataType of the bits handed out for `element`, None if it has no fixed-width number.
+
+    Integers and floats are themselves; bool is uint8 (0 or 1); dates, times, timestamps and durations are the
+    int32 or int64 of their own unit. Decimals have none: no float holds them exactly.
+    """
+    if pt.is_integer(element) or pt.is_floating(element):
+        return element
+    if pt.is_boolean(element):
+        return pa.uint8()
+    if pt.is_date32(element) or pt.is_time32(element):
+        return pa.int32()
+    if pt.is_temporal(element) and not pt.is_interval(element):
+        return pa.int64()
+    return None
+
+
+def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
+    """The numpy dtype of output "numpy": datetime64 and timedelta64 for dates, timestamps and durations.
+
+    numpy has no time of day, so time32 and time64 stay integers of their unit. Time zones are dropped: values
+    are UTC, as in Arrow.
+    """
+    if pt.is_boolean(element):
+        return np.dtype(np.bool_)
+    if pt.is_timestamp(element):
+        return np.dtype(f"datetime64[{element.unit}]")
+    if pt.is_duration(element):
+        return np.dtype(f"timedelta64[{element.unit}]")
+    if pt.is_date(element):
+        return np.dtype("datetime64[D]" if pt.is_date32(element) else "datetime64[ms]")
+    dtype: np.dtype[Any] = np.dtype(raw_type(element).to_pandas_dtype())
+    return dtype
+
+
+def classify(arrow: pa.DataType) -> ColumnType:
+    """What columns of this type become. Dictionaries and run ends count as their values.
+
+    list<list<int>>, list<string>, string, struct, map, decimal, list_view      Python objects
+    list<float>, large_list<timestamp>, list<fixed_size_list<float>[3]>          ragged
+    fixed_size_list<fixed_size_list<int>[3]>[2]                                  numbers of shape (2, 3)
+    """
+    arrow = decoded_type(arrow)
+    if raw_type(arrow) is not None:
+        return NumberType(element=arrow)
+    if isinstance(arrow, pa.FixedShapeTensorType):
+        permutation = tuple(arrow.permutation or ())
+        return NumberType(element=arrow.value_type, shape=tuple(arrow.shape), permutation=permutation)
+    if pt.is_fixed_size_list(arrow):
+        item = classify(arrow.value_type)
+        if isinstance(item, NumberType) and not item.permutation:
+            return NumberType(element=item.element, shape=(arrow.list_size, *item.shape))
+    if pt.is_list(arrow) or pt.is_large_list(arrow):
+        item = classify(arrow.value_type)
+        if isinstance(item, NumberType) and not item.permutation:
+            return ListType(item=item)
+    return ObjectType(arrow=arrow)
+
+
+def decoded_type(arrow: pa.DataType) -> pa.DataType:
+    """The type without dictionary or run-end encoding, and bool8 as bool."""
+    while pt.is_dictionary(arrow) or pt.is_run_end_encoded(arrow):
+        arrow = arrow.value_type
+    return pa.bool_() if _is_bool8(arrow) else arrow
+
+
+def _is_bool8(arrow: pa.DataType) -> bool:
+    return isinstance(arrow, pa.BaseExtensionType) and arrow.extension_name == "arrow.bool8"

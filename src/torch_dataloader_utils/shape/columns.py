@@ -1,0 +1,188 @@
+"""Columns of a block: how each kind holds its rows, and how it is sliced, joined and gathered.
+
+    Rows      numbers of one shape      a tensor [rows, ...]
+    Matrix    stacked columns           a tensor [columns, rows]: one column after the other in memory
+    Lists     ragged numbers            values [total, ...] and offsets [rows + 1]
+    Objects   everything else           an Arrow array, Python objects only on the way out
+
+`split` gives the pieces that go into torch batches; `arrays` has those of numpy batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.storage import gather_lists, gather_rows, join_lists, signed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Numbers: `values` has shape [rows, ...]."""
+
+    values: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows."""
+        return self.values.nbytes
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows [start, stop), a view."""
+        return type(self)(self.values[start:stop])
+
+    def value(self) -> Tensor:
+        """All rows."""
+        return self.values
+
+    def split(self, batch_rows: int) -> Sequence[Tensor]:
+        """Views of `batch_rows` rows; `unsafe_` is about autograd, which decoded data has none of (a fifth faster)."""
+        return torch.unsafe_split(self.values, batch_rows)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All rows, one part after the other."""
+        return cls(torch.cat([part.values for part in parts]))
+
+    @classmethod
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Row order[i] of the concatenation, for all i."""
+        return cls(gather_rows([part.values for part in parts], order))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """Stacked columns: `columns` has shape [columns, rows]; batches see its transpose, [rows, columns].
+
+    Column-major, so that building it is n copies of whole columns instead of a transpose (8 to 11 times faster), and
+    gathering it is as fast as gathering its columns.
+    """
+
+    columns: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows."""
+        return self.columns.nbytes
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows [start, stop), a view."""
+        return type(self)(self.columns[:, start:stop])
+
+    def value(self) -> Tensor:
+        """All rows, shape [rows, columns]."""
+        return self.columns.t()
+
+    def split(self, batch_rows: int) -> Sequence[Tensor]:
+        """Views of `batch_rows` rows."""
+        return torch.unsafe_split(self.columns.t(), batch_rows)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All rows, one part after the other, column-major again."""
+        return cls(torch.cat([part.columns for part in parts], dim=1))
+
+    @classmethod
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Row order[i] of the concatenation, for all i, straight into one new matrix."""
+        dtype = parts[0].columns.dtype
+        sources = [signed(part.columns) for part in parts]
+        gathered = torch.empty((len(sources[0]), len(order)), dtype=sources[0].dtype)
+        scratch = torch.empty(sum(source.shape[1] for source in sources), dtype=sources[0].dtype)
+        for column, pieces in zip(gathered.unbind(), zip(*(s.unbind() for s in sources), strict=True), strict=True):
+            joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, out=scratch)
+            torch.index_select(joined, 0, order, out=column)
+        return cls(gathered.view(dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lists:
+    """Ragged rows; offsets begin at 0."""
+
+    values: Tensor
+    offsets: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of values and offsets."""
+        return self.values.nbytes + self.offsets.nbytes
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows [start, stop), a view of the values."""
+        rows = Ragged(self.values, self.offsets).narrow(start, stop)
+        return type(self)(rows.values, rows.offsets)
+
+    def value(self) -> Ragged:
+        """All rows."""
+        return Ragged(self.values, self.offsets)
+
+    def split(self, batch_rows: int) -> Iterator[Ragged]:
+        """`batch_rows` rows each, offsets from 0: all batches at once, none costs more than its views."""
+        num_rows = len(self.offsets) - 1
+        cuts = torch.cat([self.offsets[:-1:batch_rows], self.offsets[-1:]])
+        values = torch.unsafe_split_with_sizes(self.values, cuts.diff().tolist())
+        full = num_rows // batch_rows
+        if full:
+            offsets = self.offsets.unfold(0, batch_rows + 1, batch_rows) - cuts[:full, None]
+            yield from map(Ragged, values, offsets.unbind())
+        if full * batch_rows < num_rows:
+            yield Ragged(values[-1], self.offsets[full * batch_rows :] - cuts[full])
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All rows, one part after the other."""
+        return cls(*join_lists([part.values for part in parts], [part.offsets for part in parts]))
+
+    @classmethod
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Row order[i] of the concatenation, for all i."""
+        joined = cls.concat(parts)
+        return cls(*gather_lists(joined.values, joined.offsets, order))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objects:
+    """Rows as an Arrow array; a null becomes `null` in Python."""
+
+    rows: pa.ChunkedArray
+    null: Any = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Arrow bytes of the rows, not of Python objects."""
+        return int(self.rows.nbytes)
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows [start, stop), a view."""
+        return type(self)(self.rows.slice(start, stop - start), self.null)
+
+    def value(self) -> list[Any]:
+        """All rows as Python objects."""
+        objects: list[Any] = self.rows.to_pylist()
+        if self.null is None or not self.rows.null_count:
+            return objects
+        return [self.null if row is None else row for row in objects]
+
+    def split(self, batch_rows: int) -> Iterator[list[Any]]:
+        """Python objects of `batch_rows` rows, made one batch at a time."""
+        for start in range(0, len(self.rows), batch_rows):
+            yield self.slice(start, start + batch_rows).value()
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All rows, one part after the other; nothing is copied."""
+        chunks = [chunk for part in parts for chunk in part.rows.chunks]
+        return cls(pa.chunked_array(chunks, parts[0].rows.type), parts[0].null)
+
+    @classmethod
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Row order[i] of the concatenation, for all i."""
+        joined = cls.concat(parts)
+        return cls(joined.rows.take(pa.array(order.numpy())), joined.null)
+
+
+Column = Rows | Matrix | Lists | Objects

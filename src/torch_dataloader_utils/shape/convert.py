@@ -1,0 +1,142 @@
+"""One Arrow column, or the columns of one stack, to block columns, with the null policy applied."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from torch_dataloader_utils.errors import NullValueError
+from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
+from torch_dataloader_utils.shape.decode import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
+from torch_dataloader_utils.shape.nulls import Fill, Mask, Natural, Refuse
+from torch_dataloader_utils.shape.specs import ColumnSpec, StackSpec
+
+
+def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
+    """The column, and its mask if the policy asks for one (True where valid).
+
+    The mask of numbers has the shape of the numbers; that of lists and objects is one bool a row.
+
+    Raises:
+        NullValueError: nulls that the policy does not allow.
+    """
+    match spec.kind:
+        case NumberType() as kind:
+            return _convert_numbers(spec, kind, array)
+        case ListType(item=item):
+            return _convert_lists(spec, item, array)
+        case ObjectType():
+            return _convert_objects(spec, array)
+
+
+def convert_stack(spec: StackSpec, arrays: list[pa.Array]) -> tuple[Column, ...]:
+    """The matrix of the stacked columns, and its mask of the same shape if any column's nulls are masked.
+
+    Raises:
+        NullValueError: nulls that the policy of their column does not allow.
+    """
+    numbers = [raw_numbers(array) for array in arrays]
+    filled = [_filled(column, _nulls_become(column), raw) for column, raw in zip(spec.columns, numbers, strict=True)]
+    names = [column.name for column in spec.columns]
+    # One copy of each column, all in one buffer: 8 to 11 times as fast as stacking tensors row by row.
+    dense = pa.RecordBatch.from_arrays(filled, names).to_tensor(row_major=False)
+    matrix = Matrix(_logical(from_dlpack(dense), spec.columns[0]).t())
+    if not spec.has_mask:
+        return (matrix,)
+    num_rows = len(arrays[0])
+    masks = [np.ones(num_rows, np.bool_) if raw.valid is None else raw.valid for raw in numbers]
+    return matrix, Matrix(torch.from_numpy(np.stack(masks)))
+
+
+def _convert_numbers(spec: ColumnSpec, kind: NumberType, array: pa.Array) -> tuple[Column, ...]:
+    numbers = raw_numbers(array)
+    values = from_dlpack(_filled(spec, _nulls_become(spec), numbers))
+    column = Rows(_shaped(_logical(values, spec), kind, len(array)))
+    if not isinstance(spec.nulls, Mask):
+        return (column,)
+    return column, Rows(_shaped(_mask(numbers.valid, len(values)), kind, len(array)))
+
+
+def _convert_lists(spec: ColumnSpec, item: NumberType, array: pa.Array) -> tuple[Column, ...]:
+    lists = raw_lists(array)
+    if lists.valid is not None and not isinstance(spec.nulls, Fill | Mask):
+        raise _null_error(spec, lists.valid, "null lists")
+    values = from_dlpack(_filled(spec, _null_items_become(spec), lists.items))
+    column = Lists(_shaped(_logical(values, spec), item, int(lists.offsets[-1])), torch.from_numpy(lists.offsets))
+    return (column, Rows(_mask(lists.valid, len(array)))) if isinstance(spec.nulls, Mask) else (column,)
+
+
+def _convert_objects(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
+    array = plain(array)
+    valid = validity(array)
+    if valid is not None and isinstance(spec.nulls, Refuse):
+        raise _null_error(spec, valid, "nulls")
+    column = Objects(pa.chunked_array([array]), spec.nulls.value if isinstance(spec.nulls, Fill) else None)
+    return (column, Rows(_mask(valid, len(array)))) if isinstance(spec.nulls, Mask) else (column,)
+
+
+def _nulls_become(spec: ColumnSpec) -> float | None:
+    """The raw number that replaces a null of this column; None where a null is an error."""
+    match spec.nulls:
+        case Fill(value=value):
+            return value  # type: ignore[no-any-return]
+        case Mask():
+            return 0
+        case Natural():
+            return math.nan if pt.is_floating(_element(spec)) else None
+        case Refuse():
+            return None
+
+
+def _null_items_become(spec: ColumnSpec) -> float | None:
+    """As `_nulls_become`, for items of lists: their mask is one bool a list and cannot tell items apart."""
+    if isinstance(spec.nulls, Mask):
+        return math.nan if pt.is_floating(_element(spec)) else None
+    return _nulls_become(spec)
+
+
+def _element(spec: ColumnSpec) -> pa.DataType:
+    match spec.kind:
+        case NumberType(element=element) | ListType(item=NumberType(element=element)):
+            return element
+        case ObjectType(arrow=arrow):
+            return arrow
+
+
+def _filled(spec: ColumnSpec, replacement: float | None, numbers: RawNumbers) -> pa.Array:
+    if numbers.valid is None:
+        return numbers.values
+    if replacement is None:
+        raise _null_error(spec, numbers.valid, "nulls in lists" if isinstance(spec.kind, ListType) else "nulls")
+    return numbers.filled(replacement)
+
+
+def _logical(values: Tensor, spec: ColumnSpec) -> Tensor:
+    return values.view(torch.bool) if pt.is_boolean(_element(spec)) else values
+
+
+def _shaped(values: Tensor, kind: NumberType, num_rows: int) -> Tensor:
+    if not kind.shape:
+        return values
+    values = values.view(num_rows, *kind.shape)
+    return values.permute(0, *(axis + 1 for axis in kind.permutation)) if kind.permutation else values
+
+
+def _mask(valid: Bools | None, count: int) -> Tensor:
+    return torch.ones(count, dtype=torch.bool) if valid is None else torch.from_numpy(valid)
+
+
+def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
+    nulls, total = int(valid.size - np.count_nonzero(valid)), valid.size
+    if isinstance(spec.nulls, Refuse):
+        advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ...}} with ("fill", value) or "mask"'
+    elif isinstance(spec.nulls, Mask):
+        advice = 'A mask says which lists are null, not which items. Use ("fill", value)'
+    else:
+        advice = f'Say nulls={{"{spec.name}": ("fill", value)}}, or "mask" for a bool tensor beside it'
+    return NullValueError(f"column {spec.name!r} ({spec.arrow}) has {nulls} {what} in {total} values. {advice}")

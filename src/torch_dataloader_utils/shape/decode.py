@@ -1,0 +1,110 @@
+"""Arrow arrays to raw numbers: slices respected, nulls seen, nothing copied that has no nulls."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from torch_dataloader_utils.shape.arrow_types import decoded_type, raw_type
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawNumbers:
+    """Numbers of a column, flat.
+
+    values: an Arrow array of the raw type (see `raw_type`), one entry a number; what lies under a null is anything.
+    valid: bool, one a number; None if there is no null.
+    """
+
+    values: pa.Array
+    valid: Bools | None
+
+    @property
+    def null_count(self) -> int:
+        """Numbers that are null."""
+        return 0 if self.valid is None else int(self.valid.size - np.count_nonzero(self.valid))
+
+    def filled(self, value: float) -> pa.Array:
+        """The values with `value` in the place of nulls; no copy if there are none."""
+        if self.valid is None:
+            return self.values
+        dtype = np.dtype(self.values.type.to_pandas_dtype())
+        start, count = self.values.offset, len(self.values)
+        numbers = np.frombuffer(self.values.buffers()[1], dtype)[start : start + count].copy()
+        numbers[~self.valid] = value
+        return pa.array(numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawLists:
+    """A list column: `items` of all rows, where rows begin (int64, shape [rows + 1], from 0), which rows are valid.
+
+    Null rows are empty.
+    """
+
+    items: RawNumbers
+    offsets: npt.NDArray[np.int64]
+    valid: Bools | None
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The array without dictionary or run-end encoding and without an extension type that is only a layout."""
+    if pt.is_dictionary(array.type):
+        return plain(array.dictionary_decode())
+    if pt.is_run_end_encoded(array.type):
+        return plain(pc.run_end_decode(array))
+    if isinstance(array.type, pa.BaseExtensionType):
+        if isinstance(array.type, pa.FixedShapeTensorType):
+            return array.storage
+        if pt.is_boolean(decoded_type(array.type)):
+            return array.storage.cast(pa.bool_())
+    return array
+
+
+def validity(array: pa.Array) -> Bools | None:
+    """bool, shape [rows], False at nulls; None if there are none."""
+    if array.null_count == 0:
+        return None
+    valid: Bools = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def raw_numbers(array: pa.Array) -> RawNumbers:
+    """The numbers of a column that `classify` calls a NumberType.
+
+    A null row of a fixed-size list has `list_size` numbers below it, all of them null here.
+    """
+    array = plain(array)
+    if pt.is_fixed_size_list(array.type):
+        size, rows = array.type.list_size, len(array)
+        # `.values` ignores slices and `.flatten()` drops null rows: cut the child by hand.
+        child = raw_numbers(array.values.slice(array.offset * size, rows * size))
+        valid = validity(array)
+        if valid is None:
+            return child
+        of_numbers = np.repeat(valid, len(child.values) // rows)
+        return RawNumbers(values=child.values, valid=of_numbers if child.valid is None else of_numbers & child.valid)
+    raw = raw_type(array.type)
+    values = array.cast(raw) if pt.is_boolean(array.type) else array if raw == array.type else array.view(raw)
+    return RawNumbers(values=values, valid=validity(array))
+
+
+def raw_lists(array: pa.Array) -> RawLists:
+    """The lists of a column that `classify` calls a ListType."""
+    array = plain(array)
+    valid = validity(array)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    lengths = np.diff(offsets)
+    if valid is not None and lengths[~valid].any():  # Arrow lets a null row cover values; `.flatten()` skips them
+        lengths[~valid] = 0
+        items = array.flatten()
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+    else:
+        items = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets -= offsets[0]
+    return RawLists(items=raw_numbers(items), offsets=offsets, valid=valid)

@@ -1,0 +1,126 @@
+"""Rows of different lengths as two tensors: all values in one, where each row begins in the other."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.storage import compact, from_portable, gather_lists, portable
+
+
+class Ragged:
+    """A list column: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    values: shape [total, ...], any dtype. offsets: int64, shape [rows + 1], offsets[0] == 0, offsets[-1] == total.
+
+        rows [[7, 8], [], [9]]      values [7, 8, 9]      offsets [0, 2, 2, 3]
+
+    The two tensors are views of the row group they were read from. The constructor does not check them.
+    """
+
+    __slots__ = ("__weakref__", "offsets", "values")
+
+    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    def __getitem__(self, rows: int | slice | Tensor) -> Any:
+        """One row (a view), a slice of rows (a Ragged of views), or the rows at an int64 or bool tensor (copied).
+
+        Raises:
+            IndexError: a row that does not exist.
+        """
+        if isinstance(rows, Tensor):
+            index = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows.to(torch.int64)
+            return Ragged(*gather_lists(self.values, self.offsets, torch.where(index < 0, index + len(self), index)))
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step != 1:
+                return self[torch.arange(start, stop, step)]
+            return self.narrow(start, max(start, stop))
+        if not -len(self) <= rows < len(self):
+            raise IndexError(f"row {rows} of {len(self)}")
+        first, last = self.offsets[rows % len(self) :][:2].tolist()
+        return self.values[first:last]
+
+    def narrow(self, start: int, stop: int) -> "Ragged":
+        """Rows [start, stop): values are a view, offsets are counted from 0 again."""
+        offsets = self.offsets[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return Ragged(self.values[first:last], offsets - first if first else offsets)
+
+    def __repr__(self) -> str:
+        values = tuple(self.values.shape)
+        return f"Ragged({len(self)} rows, values {values} {self.values.dtype}, {self.values.device})"
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many values each row has, int64, shape [rows]."""
+        return self.offsets.diff()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.values.nbytes + self.offsets.nbytes
+
+    def to_padded(self, padding_value: float = 0, *, max_length: int | None = None, side: str = "right") -> Tensor:
+        """Shape [rows, length, ...]: every row filled up with `padding_value`.
+
+        length is that of the longest row, or `max_length`; with `max_length` longer rows keep their first
+        `max_length` values. `side` says where the padding goes: "right" (values first) or "left".
+
+            [[7, 8], [], [9]]      right: [[7, 8], [0, 0], [9, 0]]      left: [[7, 8], [0, 0], [0, 9]]
+
+        Raises:
+            ConfigError: side or max_length makes no sense.
+        """
+        if side not in ("right", "left"):
+            raise ConfigError(f'to_padded: side={side!r}; it is "right" (values first) or "left" (padding first)')
+        if max_length is not None and max_length < 0:
+            raise ConfigError(f"to_padded: max_length={max_length}; it counts values and cannot be negative")
+        lengths = self.lengths
+        width = max_length if max_length is not None else int(lengths.max()) if len(self) else 0
+        kept = lengths.clamp(max=width)
+        shape = (len(self), width, *self.values.shape[1:])
+        padded = torch.full(shape, padding_value, dtype=self.values.dtype, device=self.values.device)
+        column = torch.arange(width, device=self.values.device)
+        if side == "right":
+            filled = column < kept[:, None]
+            source = self.offsets[:-1, None] + column
+        else:
+            filled = column >= width - kept[:, None]
+            source = self.offsets[:-1, None] + column - (width - kept[:, None])
+        padded[filled] = self.values[source[filled]]
+        return padded
+
+    def to_nested(self) -> Tensor:
+        """A nested tensor of layout torch.jagged over the same memory."""
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
+        return nested
+
+    def to_list(self) -> list[Any]:
+        """Nested Python lists, one a row."""
+        values, offsets = self.values.tolist(), self.offsets.tolist()
+        return [values[first:last] for first, last in pairwise(offsets)]
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Ragged":
+        """The same rows on `device`."""
+        return Ragged(
+            self.values.to(device, non_blocking=non_blocking), self.offsets.to(device, non_blocking=non_blocking)
+        )
+
+    def pin_memory(self) -> "Ragged":
+        """The same rows in page-locked memory; DataLoader(pin_memory=True) calls this."""
+        return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (portable(compact(self.values)), compact(self.offsets))
+
+
+def _rebuild(values: Any, offsets: Tensor) -> Ragged:
+    return Ragged(from_portable(values), offsets)

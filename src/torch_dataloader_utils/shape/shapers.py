@@ -1,0 +1,149 @@
+"""The way in: `make_shaper` checks the options once and gives the shaper of one output format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from torch_dataloader_utils._core.block import Shaper
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.errors import ConfigError, SchemaError
+from torch_dataloader_utils.shape.arrays import ArrayOutput
+from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
+from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype
+from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
+from torch_dataloader_utils.shape.convert import convert_column, convert_stack
+from torch_dataloader_utils.shape.nulls import Mask
+from torch_dataloader_utils.shape.specs import (
+    ColumnSpec,
+    StackSpec,
+    column_specs,
+    output_names,
+    select_fields,
+    stack_specs,
+)
+
+OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
+
+
+def make_shaper(
+    output_format: OutputFormat,
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str] | None = None,
+    stack: Mapping[str, Sequence[str]] | None = None,
+    nulls: Any = None,
+) -> Shaper:
+    """The shaper of record batches with `columns` of `schema` (None: all of them).
+
+    Args:
+        output_format: "torch" gives `TensorBatch`, "numpy" dicts of ndarrays, "arrow" RecordBatches, "dict" dicts of
+            Python lists.
+        schema: the data set's schema.
+        columns: names read, in the order wanted in batches.
+        stack: matrix name -> names of columns of one number type; torch and numpy only. Stacked columns are no
+            longer there on their own.
+        nulls: what nulls become, see `nulls.parse_nulls`; torch and numpy only, the others keep nulls.
+
+    Raises:
+        ConfigError: an option that does not fit the schema or the output format.
+    """
+    fields = select_fields(schema, columns)
+    if output_format not in get_args(OutputFormat):
+        raise ConfigError(f"output_format={output_format!r}; it is one of {', '.join(get_args(OutputFormat))}")
+    if output_format in ("arrow", "dict"):
+        for option, value in (("stack", stack), ("nulls", nulls)):
+            if value:
+                raise ConfigError(
+                    f'{option}= is for output_format "torch" and "numpy"; "{output_format}" keeps columns and nulls '
+                    f"as they are. Leave {option}= out, or change output_format="
+                )
+        return ArrowShaper(schema=fields, as_python=output_format == "dict")
+    specs = column_specs(fields, nulls)
+    stacks = stack_specs(stack, specs)
+    stacked = {column.name for spec in stacks for column in spec.columns}
+    alone = tuple(spec for spec in specs if spec.name not in stacked)
+    return ColumnShaper(
+        columns=alone,
+        stacks=stacks,
+        names=output_names(alone, stacks),
+        output=TensorOutput() if output_format == "torch" else ArrayOutput(_dtypes(alone, stacks)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnShaper:
+    """Record batches to blocks of tensors; implements `_core.block.Shaper`. Built by `make_shaper`.
+
+    names: the entries of a batch: stacks first, then columns, each mask behind its column.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    stacks: tuple[StackSpec, ...]
+    names: tuple[str, ...]
+    output: Output
+
+    def block(self, batch: pa.RecordBatch) -> ColumnBlock:
+        """The block of one record batch. Null-free numbers are not copied: they are the Arrow memory.
+
+        Raises:
+            SchemaError: a column is missing or has another type than in the schema.
+            NullValueError: nulls that `nulls=` does not allow, with the column and how many.
+        """
+        position = {name: index for index, name in enumerate(batch.schema.names)}
+        columns: list[Any] = []
+        for stack in self.stacks:
+            columns += convert_stack(stack, [_find_column(spec, batch, position) for spec in stack.columns])
+        for spec in self.columns:
+            columns += convert_column(spec, _find_column(spec, batch, position))
+        return ColumnBlock(names=self.names, columns=tuple(columns), num_rows=batch.num_rows, output=self.output)
+
+    def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
+        """The rows of all blocks, one after the other; one block is itself, not a copy."""
+        return concat_blocks(blocks)
+
+    def gather(self, blocks: Sequence[Any], order: Int64s) -> ColumnBlock:
+        """Row i of the result is row order[i] of the blocks' concatenation, in new memory.
+
+        Raises:
+            IndexError: an entry of `order` is negative or past the last row.
+        """
+        return gather_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
+
+
+def _find_column(spec: ColumnSpec, batch: pa.RecordBatch, position: Mapping[str, int]) -> pa.Array:
+    index = position.get(spec.name)
+    if index is None:
+        raise SchemaError(f"a record batch lacks column {spec.name!r}; it has {', '.join(position) or 'no columns'}")
+    array = batch.column(index)
+    if array.type != spec.arrow and classify(array.type) != spec.kind:
+        raise SchemaError(
+            f"column {spec.name!r} is {array.type} in a record batch and {spec.arrow} in the data set's schema. "
+            "Files of one data set must agree, or the reader must cast"
+        )
+    return array
+
+
+def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[np.dtype[Any], ...]:
+    """numpy dtypes in the order of `output_names`."""
+    dtypes: list[np.dtype[Any]] = []
+    for stack in stacks:
+        dtypes += _with_mask(_dtype(stack.columns[0]), has_mask=stack.has_mask)
+    for column in columns:
+        dtypes += _with_mask(_dtype(column), has_mask=isinstance(column.nulls, Mask))
+    return tuple(dtypes)
+
+
+def _with_mask(dtype: np.dtype[Any], *, has_mask: bool) -> list[np.dtype[Any]]:
+    return [dtype, np.dtype(np.bool_)] if has_mask else [dtype]
+
+
+def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
+    match spec.kind:
+        case NumberType(element=element) | ListType(item=NumberType(element=element)):
+            return numpy_dtype(element)
+        case ObjectType():
+            return np.dtype(object)

@@ -1,0 +1,124 @@
+"""Column and stack specifications: everything a shaper needs to know about its columns, decided once."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.arrow_types import ColumnType, NumberType, classify
+from torch_dataloader_utils.shape.nulls import MASK_SUFFIX, Mask, NullPolicy, parse_nulls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSpec:
+    """One column of the record batches: its name, Arrow type, what it becomes, and what its nulls become."""
+
+    name: str
+    arrow: pa.DataType
+    kind: ColumnType
+    nulls: NullPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSpec:
+    """Columns of one element type that become one matrix [rows, columns], in this order."""
+
+    name: str
+    columns: tuple[ColumnSpec, ...]
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a mask matrix goes with it: some column's nulls are masked."""
+        return any(isinstance(column.nulls, Mask) for column in self.columns)
+
+
+def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of the columns read, in the order asked for (None: all).
+
+    Raises:
+        ConfigError: an unknown column, or a name that occurs twice in `columns` or in the schema.
+    """
+    names = list(schema.names if columns is None else columns)
+    for name in names:
+        if name not in schema.names:
+            raise ConfigError(f"columns= names {name!r}, which the data set does not have: {', '.join(schema.names)}")
+    for name, count in Counter(names).items():
+        if count > 1 or schema.names.count(name) > 1:
+            where = "columns=" if count > 1 and columns is not None else "the data set"
+            raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names")
+    return pa.schema([schema.field(name) for name in names])
+
+
+def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
+    """One specification a field of `schema`; for `nulls` and errors see `parse_nulls`."""
+    kinds = {field.name: classify(field.type) for field in schema}
+    policies = parse_nulls(nulls, kinds)
+    return tuple(
+        ColumnSpec(name=field.name, arrow=field.type, kind=kinds[field.name], nulls=policies[field.name])
+        for field in schema
+    )
+
+
+def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[ColumnSpec]) -> tuple[StackSpec, ...]:
+    """The matrices of `stack` (matrix name -> column names), checked.
+
+    Raises:
+        ConfigError: a column is unknown, not one number a row, of another type than its neighbours, or in two stacks;
+            a stack is empty.
+    """
+    by_name = {column.name: column for column in columns}
+    stacks: list[StackSpec] = []
+    seen: dict[str, str] = {}
+    for name, members in (stack or {}).items():
+        if isinstance(members, str) or not members:
+            raise ConfigError(f"stack={{{name!r}: {members!r}}}: give a list of one or more column names")
+        for member in members:
+            if member not in by_name:
+                raise ConfigError(
+                    f"stack={{{name!r}: ...}} names column {member!r}, which is not read. "
+                    f"Columns read: {', '.join(by_name)}; correct the name or add it to columns="
+                )
+            if member in seen:
+                raise ConfigError(f"column {member!r} is in stack {seen[member]!r} and again in {name!r}; keep one")
+            seen[member] = name
+        stacks.append(StackSpec(name=name, columns=_of_one_type(name, [by_name[member] for member in members])))
+    return tuple(stacks)
+
+
+def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
+    for member in members:
+        if not isinstance(member.kind, NumberType) or member.kind.shape:
+            raise ConfigError(
+                f"stack {name!r}: column {member.name!r} is {member.arrow}; only columns of one number a row stack"
+            )
+    first = members[0]
+    for member in members:
+        if member.kind != first.kind:
+            raise ConfigError(
+                f"stack {name!r} mixes types: {first.name!r} is {first.arrow}, {member.name!r} is {member.arrow}. "
+                "Make one stack for each type, or cast in the files"
+            )
+    return tuple(members)
+
+
+def output_names(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[str, ...]:
+    """Names of the batch's entries: every stack (and its mask), then every other column (and its mask).
+
+    Raises:
+        ConfigError: two entries would have one name.
+    """
+    names: list[str] = []
+    for stack in stacks:
+        names += [stack.name, stack.name + MASK_SUFFIX] if stack.has_mask else [stack.name]
+    for column in columns:
+        names += [column.name, column.name + MASK_SUFFIX] if isinstance(column.nulls, Mask) else [column.name]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"two entries of a batch would be called {name!r}: stacks, masks (<column>{MASK_SUFFIX}) and columns "
+                "share one namespace. Rename the stack or the column"
+            )
+    return tuple(names)

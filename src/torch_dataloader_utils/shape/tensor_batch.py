@@ -1,0 +1,63 @@
+"""The batch a trainer gets: a dict of columns that moves between devices as one thing."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.storage import compact, from_portable, portable
+
+
+class TensorBatch(dict[str, Any]):
+    """Columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
+
+    It is a dict, so everything that handles dicts of tensors handles it (`DataLoader`, accelerate, Lightning, the
+    HF Trainer), and all that makes a new dict of the same type from its items works too. Tensors are views of the
+    row group they were read from: writing into them is allowed, and keeping one keeps the row group in memory
+    (clone it to keep it for long). Pickling writes only the rows of the batch, never the whole row group.
+    """
+
+    __slots__ = ("__weakref__", "_rows_without_columns")
+
+    def __init__(self, columns: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), *, num_rows: int = 0) -> None:
+        """The batch of these columns; `num_rows` counts only where there is no column to ask."""
+        super().__init__(columns)
+        self._rows_without_columns = num_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the first column; a projection of zero columns still knows its row count."""
+        for column in self.values():
+            return len(column)
+        return self._rows_without_columns
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "TensorBatch":
+        """The same rows with every tensor on `device`; Python lists stay as they are.
+
+        Use `non_blocking=True` after `pin_memory()` to overlap the copy with computing.
+        """
+        return self._map(lambda column: column.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "TensorBatch":
+        """The same rows in page-locked memory; DataLoader(pin_memory=True) calls this."""
+        return self._map(lambda column: column.pin_memory())
+
+    def _map(self, move: Any) -> "TensorBatch":
+        moved = ((name, move(c) if isinstance(c, (Tensor, Ragged)) else c) for name, c in self.items())
+        return TensorBatch(moved, num_rows=self._rows_without_columns)
+
+    def copy(self) -> "TensorBatch":
+        """A new batch of the same column objects."""
+        return TensorBatch(self, num_rows=self._rows_without_columns)
+
+    __copy__ = copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = {name: portable(compact(c)) if isinstance(c, Tensor) else c for name, c in self.items()}
+        return _rebuild, (columns, self._rows_without_columns)
+
+
+def _rebuild(columns: dict[str, Any], num_rows: int) -> TensorBatch:
+    return TensorBatch({name: from_portable(column) for name, column in columns.items()}, num_rows=num_rows)
