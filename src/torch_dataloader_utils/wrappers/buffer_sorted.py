@@ -1,0 +1,174 @@
+"""A map-style data set in an order that puts items of similar length next to each other."""
+
+from collections.abc import Iterator, Sized
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
+from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
+
+ItemT = TypeVar("ItemT")
+ItemT_co = TypeVar("ItemT_co", covariant=True)
+
+_STATE_VERSION = 1
+
+
+@runtime_checkable
+class DatasetImplementingSortKeyProtocol(Protocol[ItemT_co]):
+    """A data set that can say how long an item is without reading it."""
+
+    def __len__(self) -> int:
+        """Number of items."""
+
+    def __getitem__(self, index: int, /) -> ItemT_co:
+        """One item."""
+
+    def sort_key(self, index: int) -> Any:
+        """Something to sort by, as a rule the length; the keys of one data set compare with `<`."""
+
+
+class BufferSortedDataset(Dataset[ItemT]):
+    """The items of a data set, each once, in packs of similar length and in random order.
+
+    The items are cut into buffers of `buffer_size` neighbours. In each buffer: sort by `sort_key`, equal keys in
+    random order; cut into packs of `pack_size`; shuffle the packs; shuffle inside each pack. Batches of `pack_size`
+    are then packs, with little padding, if `buffer_size` is a multiple of `pack_size`.
+
+        lengths 5 1 4 2 | 3 9 8 7, buffers of 4, packs of 2:    4 5  2 1 | 3 7  8 9    (one possible order)
+
+    The order is a function of (init_seed, epoch, buffer): the same on every pass, in every worker, on every rank,
+    and whatever was read before. It depends on nothing else, so resume needs no random state.
+    """
+
+    def __init__(
+        self,
+        base_dataset: DatasetImplementingSortKeyProtocol[ItemT],
+        buffer_size: int,
+        pack_size: int,
+        init_seed: int | None = None,
+    ) -> None:
+        """Wraps a data set.
+
+        Args:
+            base_dataset: has `sort_key`.
+            buffer_size: items that are sorted together. Large gives less padding, small a more random order;
+                `docs/how-to/sharded-and-sorted.md` has figures.
+            pack_size: items that stay together, as a rule the batch size.
+            init_seed: seed of the order. None is 0: an order that differs from rank to rank would lose items.
+
+        Raises:
+            ConfigError: a size below 1.
+            ConfigTypeError: a data set without `__len__` or `sort_key`.
+        """
+        if not isinstance(base_dataset, Sized) or not callable(getattr(base_dataset, "sort_key", None)):
+            raise ConfigTypeError(f"{type(base_dataset).__name__} needs __len__ and sort_key(index) to be sorted.")
+        if buffer_size < 1 or pack_size < 1:
+            raise ConfigError(f"buffer_size={buffer_size} and pack_size={pack_size} must be at least 1.")
+        self._base_dataset = base_dataset
+        self._buffer_size = buffer_size
+        self._pack_size = pack_size
+        self._seed = 0 if init_seed is None else init_seed
+        self._epoch = SharedEpoch()
+        # The last order made, as ((epoch, buffer), positions): replaced as a whole, so threads never see half of it.
+        self._cached: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """Items, as many as the data set has."""
+        return len(self._base_dataset)
+
+    def __getitem__(self, index: int) -> ItemT:
+        """The item at `index` of this epoch's order; a negative index counts from the end.
+
+        Raises:
+            IndexError: outside the data set.
+        """
+        return self._base_dataset[self._position(index)]
+
+    def __getitems__(self, indices: list[int]) -> list[ItemT]:
+        """Several items, in one call to the data set if it takes such calls."""
+        return read_items(self._base_dataset, [self._position(index) for index in indices])
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """All items in this epoch's order."""
+        return (self[index] for index in range(len(self)))
+
+    def sort_key(self, index: int) -> Any:
+        """The sort key of the item at `index` of this epoch's order."""
+        return self._base_dataset.sort_key(self._position(index))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Changes the order; reaches persistent workers. Passed on to the data set if it wants it."""
+        self._epoch.value = epoch
+        if hasattr(self._base_dataset, "set_epoch"):
+            self._base_dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order depends on; JSON if the state of the data set is."""
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self._epoch.value,
+            "seed": self._seed,
+            "buffer_size": self._buffer_size,
+            "pack_size": self._pack_size,
+            "total_items": len(self),
+            **nested_state("base_dataset", self._base_dataset),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes to the epoch of the state.
+
+        Raises:
+            CheckpointMismatchError: a state under which the order would be another one.
+        """
+        mine = self.state_dict()
+        fixed = ("version", "seed", "buffer_size", "pack_size", "total_items")
+        if state_dict.keys() != mine.keys() or any(state_dict[key] != mine[key] for key in fixed):
+            saved = {key: state_dict.get(key) for key in fixed}
+            raise CheckpointMismatchError(
+                f"The state is of another order: saved with {saved} and keys {sorted(state_dict)}, this data set has "
+                f"{ ({key: mine[key] for key in fixed}) } and keys {sorted(mine)}. Load it with the saved options."
+            )
+        self._epoch.value = state_dict["epoch"]
+        load_nested_state("base_dataset", self._base_dataset, state_dict)
+
+    def _position(self, index: int) -> int:
+        """Where the item at `index` of the order is in the data set."""
+        total = len(self)
+        if not -total <= index < total:
+            raise IndexError(f"item {index} of {total}")
+        buffer, offset = divmod(index % total, self._buffer_size)
+        key = (self._epoch.value, buffer)
+        cached = self._cached
+        if cached is None or cached[0] != key:
+            cached = (key, self._order_buffer(*key))
+            self._cached = cached
+        return int(cached[1][offset])
+
+    def _order_buffer(self, epoch: int, buffer: int) -> npt.NDArray[np.int64]:
+        start = buffer * self._buffer_size
+        stop = min(start + self._buffer_size, len(self))
+        keys = [self._base_dataset.sort_key(index) for index in range(start, stop)]
+        return start + order_packs(keys, self._pack_size, seed=self._seed, epoch=epoch, buffer=buffer)
+
+
+def order_packs(keys: list[Any], pack_size: int, *, seed: int, epoch: int, buffer: int) -> npt.NDArray[np.int64]:
+    """The order of one buffer: a permutation of range(len(keys)), int64.
+
+    If the last pack is short, it is short where it lands after the packs are shuffled. Random words: `SORT_TIES`
+    for equal keys; the first words of `PACKS` order the packs, the others the items inside them.
+    """
+    count = len(keys)
+    # A stable sort of a random order leaves equal keys in random order.
+    order = permutation(count, seed=seed, epoch=epoch, purpose=Purpose.SORT_TIES, index=buffer)
+    in_order = np.array(sorted(order.tolist(), key=keys.__getitem__), dtype=np.int64)
+    num_packs = -(-count // pack_size)
+    words = random_words(num_packs + count, seed=seed, epoch=epoch, purpose=Purpose.PACKS, index=buffer)
+    pack_rank = np.empty(num_packs, dtype=np.int64)
+    pack_rank[np.argsort(words[:num_packs], kind="stable")] = np.arange(num_packs)
+    rank_of_item = pack_rank[np.arange(count) // pack_size]
+    return in_order[np.lexsort((words[num_packs:], rank_of_item))]

@@ -1,0 +1,50 @@
+"""Rows of different length as one tensor."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+def pad_stack_1d(
+    items: Sequence[torch.Tensor],
+    pad_value: float,
+    padding_side: Literal["left", "right"] = "right",
+    pad_to_multiple_of: int | None = None,
+) -> torch.Tensor:
+    """The items as the rows of one tensor [len(items), longest], padded at one side; dtype and device of the items.
+
+        items 1 2 3 and 4, padded with 0, multiple of 2:    1 2 3 0    left:    0 1 2 3
+                                                            4 0 0 0             0 0 0 4
+
+    Args:
+        items: 1-D tensors of one dtype; an empty one is a row of padding.
+        pad_value: fills what an item leaves free.
+        padding_side: where the padding goes.
+        pad_to_multiple_of: the row length is rounded up to a multiple of this.
+
+    Raises:
+        ConfigError: no items, an item that is not 1-D, an unknown side, or a multiple below 1.
+        ConfigTypeError: items of different dtypes.
+    """
+    if not items:
+        raise ConfigError("There are no items to pad: the shape and dtype of the result would be unknown.")
+    if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
+        raise ConfigError(f"pad_to_multiple_of={pad_to_multiple_of}: give at least 1, or None.")
+    if padding_side not in ("left", "right"):
+        raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
+    for row, item in enumerate(items):
+        if item.ndim != 1:
+            raise ConfigError(f"Item {row} has shape {tuple(item.shape)}; wanted are 1-D tensors.")
+        if item.dtype != items[0].dtype:
+            raise ConfigTypeError(f"Item {row} is {item.dtype}, item 0 is {items[0].dtype}. Convert them to one dtype.")
+    width = max(len(item) for item in items)
+    if pad_to_multiple_of is not None:
+        width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
+    padded = items[0].new_full((len(items), width), pad_value)
+    for row, item in zip(padded, items, strict=True):
+        start = 0 if padding_side == "right" else width - len(item)
+        row[start : start + len(item)] = item
+    return padded

@@ -1,0 +1,230 @@
+"""Which positions of a stream belong to one shard: arithmetic only, no data and no state.
+
+Source of the orders: `IterableDatasetShard` and `BatchSamplerShard` of accelerate 1.15. Both modes of
+`split_batches` are one layout: a *group* of num_shards runs, and a *run* of neighbouring items for each shard.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.errors import ConfigError
+
+
+class Tail(StrEnum):
+    """What becomes of the items after the last complete group."""
+
+    KEEP = "keep"
+    """Each goes to the shard whose turn it is: nothing lost, nothing repeated, lengths differ."""
+    DROP = "drop"
+    """They are left out, so every shard gives the same number of items."""
+    PAD = "pad"
+    """The group is completed with items from the start of the stream: equal lengths, some items repeated."""
+
+
+class ShardLayout(Protocol):
+    """Runs of positions, in order. The items of a shard are its runs one after the other, then the padding."""
+
+    @property
+    def num_shards(self) -> int:
+        """Shards the stream is cut into."""
+
+    @property
+    def index(self) -> int:
+        """Which of them this is."""
+
+    @property
+    def run_items(self) -> int:
+        """Items in one run."""
+
+    @property
+    def tail(self) -> Tail:
+        """What becomes of the items after the last complete group."""
+
+    @property
+    def total(self) -> int | None:
+        """Items in the stream, if the layout had to know it."""
+
+    def run_bounds(self, run: int) -> tuple[int, int]:
+        """Positions [start, stop) of a run of this shard; from the end of the stream on they mean padding."""
+
+    def num_runs(self, total: int) -> int:
+        """Runs of this shard that have an item, padding included, in a stream of `total` items."""
+
+    def length(self, total: int) -> int:
+        """Items of this shard, padding included, in a stream of `total` items."""
+
+    def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
+        """The positions of all runs, int64, in order; from `total` on they mean padding, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StridedLayout:
+    """Run g of shard r is [g·R + r·p, g·R + (r + 1)·p), with p = run_items and R = p · num_shards.
+
+    10 items, 2 shards, runs of 2:
+
+        keep    0 1 4 5 8 9    2 3 6 7
+        drop    0 1 4 5        2 3 6 7
+        pad     0 1 4 5 8 9    2 3 6 7 0 1
+    """
+
+    num_shards: int
+    index: int
+    run_items: int
+    tail: Tail
+
+    @property
+    def total(self) -> int | None:
+        """Not needed: a strided shard works on a stream of unknown length."""
+        return None
+
+    @property
+    def group_items(self) -> int:
+        """Items in one turn of all shards."""
+        return self.num_shards * self.run_items
+
+    def run_bounds(self, run: int) -> tuple[int, int]:
+        """Positions [start, stop) of a run."""
+        start = run * self.group_items + self.index * self.run_items
+        return start, start + self.run_items
+
+    def num_runs(self, total: int) -> int:
+        """Runs that have an item, padding included."""
+        groups, rest = divmod(total, self.group_items)
+        match self.tail:
+            case Tail.KEEP:
+                return groups + (rest > self.index * self.run_items)
+            case Tail.DROP:
+                return groups
+            case Tail.PAD:
+                return groups + (rest > 0)
+
+    def length(self, total: int) -> int:
+        """Items of this shard; never negative, and over all shards exactly `total` with `Tail.KEEP`."""
+        if self.tail is not Tail.KEEP:
+            return self.num_runs(total) * self.run_items
+        groups, rest = divmod(total, self.group_items)
+        return groups * self.run_items + min(max(rest - self.index * self.run_items, 0), self.run_items)
+
+    def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
+        """The positions of all runs."""
+        starts = np.arange(self.num_runs(total), dtype=np.int64) * self.group_items + self.index * self.run_items
+        return (starts[:, None] + np.arange(self.run_items, dtype=np.int64)).ravel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContiguousLayout:
+    """One span of neighbouring positions for each shard, in the order of the stream.
+
+    10 items, 4 shards, runs of 1 (the spans of `Tail.KEEP` differ by at most one, the longer ones first):
+
+        keep    0 1 2    3 4 5    6 7    8 9
+        drop    0 1      2 3      4 5    6 7
+        pad     0 1 2    3 4 5    6 7 8  9 0 1
+    """
+
+    num_shards: int
+    index: int
+    run_items: int
+    tail: Tail
+    total: int
+
+    def span(self) -> tuple[int, int]:
+        """Positions [start, stop) of this shard; from `total` on they mean padding."""
+        if self.tail is Tail.KEEP:
+            small, larger = divmod(self.total, self.num_shards)
+            start = self.index * small + min(self.index, larger)
+            return start, start + small + (self.index < larger)
+        group_items = self.num_shards * self.run_items
+        groups = self.total // group_items if self.tail is Tail.DROP else -(-self.total // group_items)
+        return self.index * groups * self.run_items, (self.index + 1) * groups * self.run_items
+
+    def run_bounds(self, run: int) -> tuple[int, int]:
+        """Positions [start, stop) of a run."""
+        first, last = self.span()
+        start = first + run * self.run_items
+        return start, min(start + self.run_items, last)
+
+    def num_runs(self, total: int) -> int:
+        """Runs that have an item, padding included; `total` must be the total of the layout."""
+        return -(-self.length(total) // self.run_items)
+
+    def length(self, total: int) -> int:
+        """Items of this shard.
+
+        Raises:
+            ConfigError: `total` is not the number of items the spans were cut for.
+        """
+        if total != self.total:
+            raise ConfigError(f"The spans were cut for {self.total} items, the data set has {total}. Shard it again.")
+        start, stop = self.span()
+        return stop - start
+
+    def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
+        """The positions of all runs."""
+        start, _ = self.span()
+        return np.arange(start, start + self.length(total), dtype=np.int64)
+
+
+def shard_positions(layout: ShardLayout, total: int) -> npt.NDArray[np.int64]:
+    """Positions of the items of one shard in the order they are given, int64 of shape [layout.length(total)].
+
+    Padding is the start of the stream again, as often as needed: position v ≥ total stands for item
+    (v − total) mod min(total, group). 3 items, 2 shards, runs of 2: 0 1 and 2 0.
+    """
+    positions = layout.virtual_positions(total)
+    if layout.tail is not Tail.PAD:
+        return positions[positions < total]
+    return np.where(positions < total, positions, (positions - total) % head_items(layout, total))
+
+
+def describe_layout(layout: ShardLayout) -> dict[str, Any]:
+    """What a saved position depends on, as JSON values; the same on every shard, so the index is not in it."""
+    return {
+        "num_shards": layout.num_shards,
+        "run_items": layout.run_items,
+        "tail": layout.tail.value,
+        "total": layout.total,
+    }
+
+
+def head_items(layout: ShardLayout, total: int) -> int:
+    """Items at the start of the stream that padding may repeat: one group, or all there are; at least 1."""
+    return max(1, min(total, layout.num_shards * layout.run_items))
+
+
+def plan_shard(
+    *,
+    num_shards: int,
+    index: int,
+    batch_size: int | None,
+    split_batches: bool,
+    drop_last: bool,
+    even_batches: bool | None,
+) -> StridedLayout:
+    """The strided layout for the options of `streaming_shard`; sample mode is batches of one.
+
+    Raises:
+        ConfigError: num_shards or batch_size below 1, index outside [0, num_shards), `split_batches` without a
+            batch size that num_shards divides.
+    """
+    if num_shards < 1 or not 0 <= index < num_shards:
+        raise ConfigError(f"Shard {index} of {num_shards} does not exist: index must be in [0, num_shards).")
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}: give at least 1, or None to shard item by item.")
+    run_items = 1 if batch_size is None else batch_size
+    if split_batches:
+        if batch_size is None or batch_size % num_shards:
+            raise ConfigError(
+                f"split_batches=True cuts each batch into {num_shards} equal parts, batch_size={batch_size} cannot "
+                f"be cut so. Give a multiple of {num_shards}."
+            )
+        run_items = batch_size // num_shards
+    if even_batches is None:
+        even_batches = batch_size is not None
+    tail = Tail.DROP if drop_last else Tail.PAD if even_batches else Tail.KEEP
+    return StridedLayout(num_shards=num_shards, index=index, run_items=run_items, tail=tail)

@@ -1,0 +1,161 @@
+"""One pass over a stream that gives the items of one shard and can say at any moment where it stands."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
+from typing import Any, Generic, TypeVar
+
+from torch_dataloader_utils.errors import CheckpointMismatchError, RowCountError
+from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, StridedLayout, Tail, head_items
+
+ItemT = TypeVar("ItemT")
+
+
+def _nothing() -> None:
+    return None
+
+
+class ShardReader(Generic[ItemT]):
+    """Reads the runs of one shard, or of one worker of it, in order.
+
+    With W workers, worker w takes the runs w, w + W, w + 2W, … Runs are batches, so a DataLoader of that batch
+    size, which asks its workers in turn, gives the batches in the order one process would give them.
+
+    Memory: one run with `Tail.DROP` (it may be given only once its whole group was seen), one group with
+    `Tail.PAD`, else nothing.
+
+    Attributes:
+        layout: which positions are ours.
+        worker: (id, number) of the worker that reads.
+        position: items taken from the stream so far.
+        yielded: items given so far; counted before they are given, so a suspended reader counts the last one.
+        held: what `hold` gave at the start of the run that is being given (`Tail.DROP` on a strided layout only).
+    """
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        *,
+        worker: tuple[int, int] = (0, 1),
+        position: int = 0,
+        yielded: int = 0,
+        head: list[ItemT] | None = None,
+        hold: Callable[[], Any] = _nothing,
+    ) -> None:
+        """Prepares a reader that goes on where an earlier one stood.
+
+        Args:
+            layout: which positions are ours.
+            worker: (id, number) of the worker.
+            position: position of the first item that the stream will give.
+            yielded: items that were given before.
+            head: the first group of the stream; needed with `Tail.PAD` unless position is 0.
+            hold: called before a run is read that may have to be read again on resume.
+        """
+        self.layout = layout
+        self.position = position
+        self.yielded = yielded
+        self.held: Any = None
+        self.worker = worker
+        self._head = head
+        self._hold = hold
+        self._has_ended = False
+        self._is_holding = layout.tail is Tail.DROP and isinstance(layout, StridedLayout)
+
+    @property
+    def is_inside_held_run(self) -> bool:
+        """Whether a resume has to start from `held` instead of where the stream stands."""
+        return self._is_holding and self.yielded % self.layout.run_items != 0
+
+    @property
+    def run_start(self) -> int:
+        """Position of the first item of the run that comes next or is being given."""
+        worker, num_workers = self.worker
+        return self.layout.run_bounds(worker + num_workers * (self.yielded // self.layout.run_items))[0]
+
+    def read(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
+        """The items of this shard that have not been given yet.
+
+        Raises:
+            CheckpointMismatchError: the stream is already past the next item of this shard.
+            RowCountError: a stream of declared length ended early.
+        """
+        total = self.layout.total
+        if self.layout.tail is Tail.PAD and self._head is None:
+            self._head = list(islice(items, self.layout.num_shards * self.layout.run_items))
+            items = chain(self._head, items)
+        limit = None if total is None else self.layout.num_runs(total)
+        for run, offset in self._runs():
+            if limit is not None and run >= limit:
+                return
+            if total is not None and self.layout.run_bounds(run)[0] + offset >= total:
+                break
+            yield from self._give_held(items, run, offset) if self._is_holding else self._give(items, run, offset)
+            if self._has_ended:
+                break
+        yield from self._give_padding()
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """(run, items of it already given), again and again: what to give next follows from `yielded` alone."""
+        worker, num_workers = self.worker
+        while True:
+            done, offset = divmod(self.yielded, self.layout.run_items)
+            yield worker + num_workers * done, offset
+
+    def _give(self, items: Iterator[ItemT], run: int, offset: int) -> Iterator[ItemT]:
+        start, stop = self.layout.run_bounds(run)
+        if self.layout.total is not None:
+            stop = min(stop, self.layout.total)
+        if self._skip_to(items, start + offset):
+            for item in islice(items, stop - start - offset):
+                self.position += 1
+                self.yielded += 1
+                yield item
+        self._has_ended = self.position < stop
+        if self._has_ended and self.layout.total is not None:
+            raise RowCountError(
+                f"The data set ended after {self.position} items, {self.layout.total} were declared. Give the right "
+                "length, or shard without contiguous=True."
+            )
+
+    def _give_held(self, items: Iterator[ItemT], run: int, offset: int) -> Iterator[ItemT]:
+        start, stop = self.layout.run_bounds(run)
+        if not self._skip_to(items, start):
+            self._has_ended = True
+            return
+        self.held = self._hold()
+        kept = list(islice(items, stop - start))
+        self.position += len(kept)
+        group_items = self.layout.num_shards * self.layout.run_items
+        if not self._skip_to(items, (start // group_items + 1) * group_items):
+            self._has_ended = True
+            return
+        for item in kept[offset:]:
+            self.yielded += 1
+            yield item
+
+    def _give_padding(self) -> Iterator[ItemT]:
+        total = self.position if self.layout.total is None else self.layout.total
+        if self.layout.tail is not Tail.PAD or total == 0:
+            return
+        head = self._head or []
+        size = head_items(self.layout, total)
+        for run, offset in self._runs():
+            if run >= self.layout.num_runs(total):
+                return
+            start, stop = self.layout.run_bounds(run)
+            for position in range(start + offset, stop):
+                self.yielded += 1
+                yield head[(position - total) % size]
+
+    def _skip_to(self, items: Iterator[ItemT], target: int) -> bool:
+        """Drops items until `position` is `target`; False when the stream ends before."""
+        if target < self.position:
+            raise CheckpointMismatchError(
+                f"The source of this state is at item {self.position}, shard {self.layout.index} of "
+                f"{self.layout.num_shards} goes on at item {target}. Load the state of this shard or of a lower one."
+            )
+        skipped = count()
+        deque(zip(islice(items, target - self.position), skipped, strict=False), maxlen=0)
+        self.position += next(skipped)
+        return self.position == target

@@ -1,0 +1,208 @@
+"""One shard of a map-style data set."""
+
+from collections.abc import Iterator, Sized
+from enum import StrEnum
+from typing import Any, TypeVar, assert_never
+
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import Dataset
+
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
+
+ItemT = TypeVar("ItemT")
+
+_STATE_VERSION = 1
+
+
+class ShardIndexingMode(StrEnum):
+    """How the items are dealt to the shards. 14 items, 4 shards:
+
+    sequential, in turn:        0 4 8 12    1 5 9 13    2 6 10       3 7 11
+    chunked, in one block:      0 1 2 3     4 5 6 7     8 9 10 11    12 13
+    """
+
+    sequential = "sequential"
+    chunked = "chunked"
+
+
+class ShardedDataset(Dataset[ItemT]):
+    """A view of one shard of a map-style data set; items are read when they are asked for.
+
+    Over all shards every item appears exactly once and lengths add up to the length of the data set. With padding
+    all shards are as long as the longest, and the missing items are the last item of the data set again:
+
+        5 items, 4 shards    sequential    0 4    1      2      3
+                             chunked       0 1    2 3    4      (none)
+                             padded        0 4    1 4    2 4    3 4    and    0 1    2 3    4 4    4 4
+
+    State: the number of shards and, if it has one, the state of the data set. Loading never changes which shard
+    this is, so one saved state serves all ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[ItemT],
+        total_shards: int,
+        current_shard: int,
+        indexing_mode: ShardIndexingMode | str,
+        pad_to_equal_size_across_shards: bool,
+    ) -> None:
+        """Makes the view.
+
+        Args:
+            dataset: has `__len__` and `__getitem__`.
+            total_shards: number of shards, as a rule the data-parallel size.
+            current_shard: which shard, in [0, total_shards).
+            indexing_mode: in turn or in blocks.
+            pad_to_equal_size_across_shards: whether short shards repeat the last item, so that no rank runs out
+                of steps before the others.
+
+        Raises:
+            ConfigError: a shard that does not exist, or an unknown mode.
+            ConfigTypeError: a data set without a length.
+        """
+        if not isinstance(dataset, Sized):
+            raise ConfigTypeError(f"{type(dataset).__name__} has no __len__. Use streaming_shard for a stream.")
+        if total_shards < 1 or not 0 <= current_shard < total_shards:
+            raise ConfigError(f"Shard {current_shard} of {total_shards} does not exist: give one in [0, total_shards).")
+        try:
+            self._indexing_mode = ShardIndexingMode(indexing_mode)
+        except ValueError as error:
+            modes = ", ".join(ShardIndexingMode)
+            raise ConfigError(f"Unknown indexing mode {indexing_mode!r}; there are {modes}.") from error
+        self._dataset = dataset
+        self._total_shards = total_shards
+        self._current_shard = current_shard
+        self._is_padded = pad_to_equal_size_across_shards
+
+    @classmethod
+    def from_mesh(
+        cls,
+        dataset: Dataset[ItemT],
+        mesh: DeviceMesh,
+        mesh_dim: str | None = None,
+        *,
+        indexing_mode: ShardIndexingMode | str = ShardIndexingMode.sequential,
+        pad_to_equal_size_across_shards: bool = True,
+    ) -> "ShardedDataset[ItemT]":
+        """The shard of this rank along one dimension of a device mesh, such as "dp".
+
+        Ranks that differ in other dimensions only (tensor or pipeline parallel) get the same shard. Without
+        `mesh_dim` the mesh must have one dimension.
+        """
+        if mesh_dim is not None:
+            mesh = mesh[mesh_dim]
+        return cls(dataset, mesh.size(), mesh.get_local_rank(), indexing_mode, pad_to_equal_size_across_shards)
+
+    @classmethod
+    def from_process_group(
+        cls,
+        dataset: Dataset[ItemT],
+        group: Any = None,
+        *,
+        indexing_mode: ShardIndexingMode | str = ShardIndexingMode.sequential,
+        pad_to_equal_size_across_shards: bool = True,
+    ) -> "ShardedDataset[ItemT]":
+        """The shard of this rank in a process group, by default all ranks; one shard when nothing is distributed.
+
+        Raises:
+            ConfigError: this rank is not in the group.
+        """
+        size, rank = 1, 0
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+        if rank < 0:
+            raise ConfigError("This rank is not in the process group, so it has no shard of its own.")
+        return cls(dataset, size, rank, indexing_mode, pad_to_equal_size_across_shards)
+
+    def __len__(self) -> int:
+        """Items of this shard, padding included."""
+        total = self._total_items()
+        longest = -(-total // self._total_shards)
+        if self._is_padded:
+            return longest
+        match self._indexing_mode:
+            case ShardIndexingMode.sequential:
+                # How many of current_shard, current_shard + total_shards, … are below total.
+                return -(-max(0, total - self._current_shard) // self._total_shards)
+            case ShardIndexingMode.chunked:
+                return max(0, min(longest, total - longest * self._current_shard))
+            case _:
+                assert_never(self._indexing_mode)
+
+    def __getitem__(self, index: int) -> ItemT:
+        """One item of this shard; a negative index counts from its end.
+
+        Raises:
+            IndexError: outside the shard.
+        """
+        return self._dataset[self._position(index)]
+
+    def __getitems__(self, indices: list[int]) -> list[ItemT]:
+        """Several items of this shard, in one call to the data set if it takes such calls."""
+        return read_items(self._dataset, [self._position(index) for index in indices])
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """All items of this shard, in order."""
+        return (self[index] for index in range(len(self)))
+
+    def sort_key(self, index: int) -> Any:
+        """The sort key of one item of this shard, so that `BufferSortedDataset` can wrap a shard."""
+        if not hasattr(self._dataset, "sort_key"):
+            raise ConfigTypeError(f"{type(self._dataset).__name__} has no sort_key(index).")
+        return self._dataset.sort_key(self._position(index))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passes the epoch on to the data set, if it wants one."""
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON if the state of the data set is."""
+        return {
+            "version": _STATE_VERSION,
+            "total_shards": self._total_shards,
+            "current_shard": self._current_shard,
+            "indexing_mode": self._indexing_mode.value,
+            "total_items": self._total_items(),
+            **nested_state("dataset", self._dataset),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Checks that the state fits and gives the data set its part.
+
+        Raises:
+            CheckpointMismatchError: another number of shards, another mode, another data set, or no state of ours.
+        """
+        mine = self.state_dict()
+        fixed = ("version", "total_shards", "indexing_mode", "total_items")
+        if state_dict.keys() != mine.keys() or any(state_dict[key] != mine[key] for key in fixed):
+            saved = {key: state_dict.get(key) for key in fixed}
+            raise CheckpointMismatchError(
+                f"The state does not fit: saved with {saved} and keys {sorted(state_dict)}, this shard has "
+                f"{ {key: mine[key] for key in fixed} } and keys {sorted(mine)}. Load it into the same data set with "
+                "the saved number of shards."
+            )
+        load_nested_state("dataset", self._dataset, state_dict)
+
+    def _total_items(self) -> int:
+        return len(self._dataset)
+
+    def _position(self, index: int) -> int:
+        """Where item `index` of this shard is in the data set."""
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"item {index} of shard {self._current_shard} with {length} items")
+        index %= length
+        total = self._total_items()
+        match self._indexing_mode:
+            case ShardIndexingMode.sequential:
+                position = index * self._total_shards + self._current_shard
+            case ShardIndexingMode.chunked:
+                position = -(-total // self._total_shards) * self._current_shard + index
+            case _:
+                assert_never(self._indexing_mode)
+        # Only padding is past the end.
+        return min(position, total - 1)

@@ -1,0 +1,179 @@
+"""One shard of a torch IterableDataset, a list, or a function that makes an iterable."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError
+from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout
+from torch_dataloader_utils.wrappers.shard_reader import ShardReader
+from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
+from torch_dataloader_utils.wrappers.stream_source import StreamSource
+
+ItemT = TypeVar("ItemT")
+
+_STATE_VERSION = 1
+_STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "source", "start"}
+
+
+class ShardedStream(IterableDataset[ItemT]):
+    """What `streaming_shard` gives for a source that has no sharding of its own.
+
+    Every pass walks the source and gives the items of this shard; what lies between is stepped over untouched, so
+    a transform that is applied to this data set runs for its own items only.
+
+    Workers: DataLoader worker w of W takes the runs w, w + W, … of the shard, unless the source says that it gives
+    every worker its own part. Nested shards are cut one in the other; the outermost deals to the workers.
+
+    State: JSON if the state of the source is, of constant size. Loading it steps a plain source forward without
+    giving items; a source (or iterator) with `state_dict` and `load_state_dict` is put back where it stood.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[ItemT] | Callable[[], Iterable[ItemT]],
+        layout: ShardLayout,
+        *,
+        source_splits_workers: bool = False,
+    ) -> None:
+        """Wraps a source.
+
+        Args:
+            source: can be iterated again and again, or a function that gives something to iterate.
+            layout: which items are ours.
+            source_splits_workers: whether the source already gives each DataLoader worker its own part.
+        """
+        # A shard of a shard: the outer one deals to the workers, so the inner one must not.
+        self._source = StreamSource(source.all_workers if isinstance(source, ShardedStream) else source)
+        self._layout = layout
+        self._source_splits_workers = source_splits_workers or (
+            isinstance(source, ShardedStream) and source._source_splits_workers
+        )
+        self._epoch = SharedEpoch()
+        self._pending: dict[str, Any] | None = None
+        self._reader: ShardReader[ItemT] | None = None
+        self._start_state: Any = None
+        self._reading_epoch = 0
+        self._is_finished = False
+
+    @property
+    def all_workers(self) -> "ShardedStream[ItemT]":
+        """The same shard, not dealt to DataLoader workers."""
+        whole = copy.copy(self)
+        whole._source_splits_workers = True
+        return whole
+
+    def __len__(self) -> int:
+        """Items of this shard over all its workers, padding included.
+
+        Raises:
+            ConfigTypeError: the source has no length (a TypeError, as `len` gives it).
+        """
+        try:
+            total = len(self._source)
+        except TypeError as error:
+            raise ConfigTypeError(f"{self._source.name} has no length, so its shards have none.") from error
+        return self._layout.length(total)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """The items of this shard, from the loaded state on if there is one.
+
+        Raises:
+            CheckpointMismatchError: the loaded state is of another worker, or of a source that is already further.
+        """
+        state, self._pending = self._pending, None
+        self._reading_epoch, self._is_finished = self._epoch.value, False
+        self._source.set_epoch(self._reading_epoch)
+        reader, items = self._start() if state is None or not state["yielded"] else self._resume(state)
+        self._reader = reader
+        yield from reader.read(items)
+        if self._reader is reader:
+            self._reader, self._is_finished = None, True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next pass; reaches persistent workers. The epoch of a loaded state keeps its place."""
+        if self._pending is not None and self._pending["epoch"] != epoch:
+            self._pending = None
+        if self._reading_epoch != epoch:
+            self._reader = None
+        self._is_finished = False
+        self._epoch.value = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last pass stands; after its end, the start of the next epoch."""
+        if self._pending is not None:
+            return copy.deepcopy(self._pending)
+        reader = self._reader
+        epoch, yielded, position, source = self._epoch.value, 0, 0, None
+        if reader is not None:
+            epoch, yielded = self._reading_epoch, reader.yielded
+            is_held = reader.is_inside_held_run
+            position = reader.run_start if is_held else reader.position
+            source = reader.held if is_held else self._source.state_dict()
+        elif self._is_finished and epoch == self._reading_epoch:
+            epoch += 1
+        return {
+            "version": _STATE_VERSION,
+            "layout": describe_layout(self._layout),
+            "worker": list(self._worker()),
+            "epoch": epoch,
+            "yielded": yielded,
+            "position": position,
+            "source": source,
+            "start": None if reader is None else self._start_state,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next pass go on from a state; the shard index stays our own.
+
+        Raises:
+            CheckpointMismatchError: a state of other options, another number of shards, or not a state of ours.
+        """
+        layout = describe_layout(self._layout)
+        if state_dict.keys() != _STATE_KEYS or state_dict["version"] != _STATE_VERSION:
+            raise CheckpointMismatchError(
+                f"Not a streaming_shard state of version {_STATE_VERSION}: it has the keys {sorted(state_dict)}, "
+                f"wanted are {sorted(_STATE_KEYS)}."
+            )
+        if state_dict["layout"] != layout:
+            raise CheckpointMismatchError(
+                f"The state was saved with {state_dict['layout']}, this shard has {layout}. Shard with the same "
+                "options."
+            )
+        self._pending = copy.deepcopy(state_dict)
+        self._reader, self._is_finished = None, False
+        self._epoch.value = state_dict["epoch"]
+
+    def _worker(self) -> tuple[int, int]:
+        info = get_worker_info()
+        return (0, 1) if info is None or self._source_splits_workers else (info.id, info.num_workers)
+
+    def _start(self) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
+        reader: ShardReader[ItemT] = ShardReader(self._layout, worker=self._worker(), hold=self._source.state_dict)
+        items = self._source.open()
+        self._start_state = self._source.state_dict() if self._layout.tail is Tail.PAD else None
+        return reader, items
+
+    def _resume(self, state: dict[str, Any]) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
+        worker = self._worker()
+        if state["worker"] != list(worker):
+            raise CheckpointMismatchError(
+                f"The state is of worker {state['worker'][0]} of {state['worker'][1]}, this is worker {worker[0]} of "
+                f"{worker[1]}. Load it with the number of workers it was saved with."
+            )
+        head, self._start_state = None, state["start"]
+        if self._layout.tail is Tail.PAD:
+            # Padding repeats the start of the stream, which the state does not carry: read that one group again.
+            head = list(islice(self._source.open(state["start"]), self._layout.num_shards * self._layout.run_items))
+        reader = ShardReader(
+            self._layout,
+            worker=worker,
+            position=0 if state["source"] is None else state["position"],
+            yielded=state["yielded"],
+            head=head,
+            hold=self._source.state_dict,
+        )
+        return reader, self._source.open(state["source"])

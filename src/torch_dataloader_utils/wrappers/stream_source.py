@@ -1,0 +1,61 @@
+"""Passes over a foreign stream: opened at an epoch, put back where an earlier pass stood, asked for its state."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from torch_dataloader_utils.wrappers.stateful import Stateful
+
+ItemT = TypeVar("ItemT")
+
+
+class StreamSource(Generic[ItemT]):
+    """An iterable, or a function that makes one.
+
+    The state is that of the iterator if it has one, else that of the iterable: the order torchdata restores them
+    in. A source with neither has the state None and is walked again to get back to a place.
+    """
+
+    def __init__(self, source: Iterable[ItemT] | Callable[[], Iterable[ItemT]]) -> None:
+        """Wraps a source."""
+        self._source = source
+        self._items: Iterator[ItemT] = iter(())
+
+    def __len__(self) -> int:
+        """As the source; TypeError if it has no length."""
+        return len(self._source)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        """What to call the source in a message."""
+        return type(self._source).__name__
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the source the epoch of the next pass, as far as it wants to know."""
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        elif isinstance(generator := getattr(self._source, "generator", None), torch.Generator):
+            # accelerate's convention for a data set that shuffles with a generator of its own.
+            generator.manual_seed(epoch)
+
+    def open(self, state: Any = None) -> Iterator[ItemT]:
+        """A new pass, from a state that `state_dict` gave, or from the start."""
+        state = copy.deepcopy(state)
+        is_own_iterator = isinstance(self._source, Iterator)
+        if state is not None and isinstance(self._source, Stateful) and not is_own_iterator:
+            self._source.load_state_dict(state)
+            state = None
+        # An iterable may also be callable (a Hugging Face or torch pipeline object): iterating it wins.
+        self._items = iter(self._source if isinstance(self._source, Iterable) else self._source())
+        if state is not None and isinstance(self._items, Stateful):
+            self._items.load_state_dict(state)
+        return self._items
+
+    def state_dict(self) -> Any:
+        """Where the last pass stands; None if the source cannot say."""
+        for candidate in (self._items, self._source):
+            if isinstance(candidate, Stateful):
+                return copy.deepcopy(candidate.state_dict())
+        return None

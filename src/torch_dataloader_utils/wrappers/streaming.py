@@ -1,0 +1,142 @@
+"""`streaming_shard`: one shard of any iterable, cut before the expensive transforms."""
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import Dataset
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.wrappers.shard_layout import (
+    ContiguousLayout,
+    ShardLayout,
+    StridedLayout,
+    Tail,
+    plan_shard,
+)
+from torch_dataloader_utils.wrappers.sharded_stream import ShardedStream
+
+
+@runtime_checkable
+class SupportsRowSharding(Protocol):
+    """A data set that shards itself by row ranges, so that a shard reads nothing it does not keep."""
+
+    def shard_rows(self, num_shards: int, index: int, contiguous: bool) -> Any:
+        """The data set of one shard: rows index, index + num_shards, … or, if `contiguous`, one span of rows."""
+
+
+def streaming_shard(
+    dataset: Any,
+    num_shards: int,
+    index: int,
+    *,
+    batch_size: int | None = None,
+    split_batches: bool = False,
+    drop_last: bool = False,
+    even_batches: bool | None = None,
+    contiguous: bool = False,
+    length: int | None = None,
+    shard_files: bool = True,
+    source_splits_workers: bool = False,
+) -> Any:
+    """The part of a data set that one of `num_shards` ranks reads, for transforms to come after it.
+
+    Sample mode (no batch size) deals items in turn; batch mode deals runs of a batch, in exactly the order of
+    accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
+
+        streaming_shard(data, 2, r)                                      0 2 4 6 8      1 3 5 7 9
+        streaming_shard(data, 2, r, batch_size=2)                        0 1 4 5 8 9    2 3 6 7 0 1
+        streaming_shard(data, 2, r, batch_size=2, even_batches=False)    0 1 4 5 8 9    2 3 6 7
+        streaming_shard(data, 2, r, batch_size=2, drop_last=True)        0 1 4 5        2 3 6 7
+        streaming_shard(data, 2, r, batch_size=4, split_batches=True)    0 1 4 5 8 9    2 3 6 7 0 1
+        streaming_shard(data, 2, r, contiguous=True)                     0 1 2 3 4      5 6 7 8 9
+
+    All shards must see the same source order: shuffle the source with a fixed seed, or shuffle after the cut.
+
+    Args:
+        dataset: an iterable that can be iterated again, a function that gives one, a Hugging Face data set
+            (gives one of its own kind back, so that `.map` and the rest follow), or a `SupportsRowSharding`.
+        num_shards: number of shards, as a rule the number of ranks.
+        index: which shard, in [0, num_shards).
+        batch_size: items a shard gives in a row; with `split_batches`, items of all shards together.
+        split_batches: whether a batch is cut over the shards instead of each shard getting its own.
+        drop_last: whether the last incomplete round of batches is left out; stronger than `even_batches`.
+        even_batches: whether shards that come short repeat items from the start, so that all give equally many.
+            Default: True with a batch size, False without.
+        contiguous: one span of neighbouring items for each shard; needs the length.
+        length: items in the data set, if it cannot tell.
+        shard_files: whether a Hugging Face stream of at least `num_shards` files deals out whole files first and
+            only the rest item by item (sample mode). False always deals items in turn.
+        source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
+            shard does that.
+
+    Returns:
+        A torch IterableDataset with `set_epoch`, `state_dict`, `load_state_dict` and, if the source has a length,
+        an exact `__len__`; or a data set of the kind that was given.
+
+    Raises:
+        ConfigError: options that exclude each other, or an index out of range.
+        ConfigTypeError: a data set that cannot be iterated twice, or `contiguous` without a length.
+    """
+    layout = plan_shard(
+        num_shards=num_shards,
+        index=index,
+        batch_size=batch_size,
+        split_batches=split_batches,
+        drop_last=drop_last,
+        even_batches=even_batches,
+    )
+    if isinstance(dataset, SupportsRowSharding):
+        if batch_size is not None or layout.tail is not Tail.KEEP:
+            raise ConfigError(
+                f"{type(dataset).__name__} shards itself by rows and makes its own batches: give it batch_size and "
+                "drop_last, and streaming_shard neither."
+            )
+        return dataset.shard_rows(num_shards, index, contiguous)
+    if _is_hugging_face(dataset):
+        # Imported here, because it needs `datasets`, which whoever made this data set has.
+        hugging_face = importlib.import_module("torch_dataloader_utils.wrappers.hugging_face")
+        return hugging_face.shard_hugging_face(
+            dataset, _place(dataset, layout, contiguous=contiguous, length=length), shard_files=shard_files
+        )
+    _check_iterable(dataset)
+    placed = _place(dataset, layout, contiguous=contiguous, length=length)
+    return ShardedStream(dataset, placed, source_splits_workers=source_splits_workers)
+
+
+def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int | None) -> ShardLayout:
+    """The layout itself, or its contiguous counterpart, for which the length must be known."""
+    if not contiguous:
+        return layout
+    if length is None:
+        try:
+            length = len(dataset)
+        except TypeError as error:
+            raise ConfigTypeError(
+                f"contiguous=True cuts spans, which needs the length, and {type(dataset).__name__} has none. Give "
+                "length=, or shard in turn."
+            ) from error
+    return ContiguousLayout(
+        num_shards=layout.num_shards, index=layout.index, run_items=layout.run_items, tail=layout.tail, total=length
+    )
+
+
+def _is_hugging_face(dataset: Any) -> bool:
+    # Not imported yet means that no object of it exists.
+    module = sys.modules.get("datasets")
+    return module is not None and isinstance(dataset, module.IterableDataset | module.Dataset)
+
+
+def _check_iterable(dataset: Any) -> None:
+    if isinstance(dataset, Iterator) and not isinstance(dataset, Dataset):
+        raise ConfigTypeError(
+            f"A {type(dataset).__name__} can be read once only, so the second epoch would be empty. Give the function "
+            "that makes it."
+        )
+    if isinstance(dataset, Iterable) or (callable(dataset) and not hasattr(dataset, "__getitem__")):
+        return
+    raise ConfigTypeError(
+        f"{type(dataset).__name__} cannot be iterated. Give an iterable or a function that makes one; for a data set "
+        "with __getitem__ and __len__ use ShardedDataset."
+    )
