@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from torch_dataloader_utils._core.inventory import GroupTable
-from torch_dataloader_utils._core.options import PlanOptions, Segment, Topology
+from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils.plan.epoch import ExactPlan
 

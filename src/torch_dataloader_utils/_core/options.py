@@ -66,14 +66,6 @@ class Topology:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """One entry of a state's log: `steps` batches a rank were received under `topology`."""
-
-    topology: Topology
-    steps: int
-
-
 def _require_positive(name: str, value: int | None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ConfigError(f"{name}={value!r}: pass a whole number of at least 1.")

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.options import PlanOptions, Segment, Topology
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -59,7 +60,7 @@ class ExactPlan:
                     "what remains cannot be dealt to another number of ranks. Resume on "
                     f"num_ranks={segment.topology.num_ranks}, or give generate() num_ranks and rank."
                 )
-            deal = SequenceDeal(units=remaining_units(deal, segment.steps), topology=following)
+            deal = SequenceDeal(units=remaining_units(deal, segment), topology=following)
         return deal
 
     def _fresh_deal(self, topology: Topology) -> Deal:
@@ -88,7 +89,15 @@ class ExactPlan:
         """With lanes: the first micro-batch that this topology takes."""
         if self._lanes is None:
             return 0
-        return sum(segment.steps * self._lanes.numbers_per_step(segment.topology) for segment in self.history)
+        number = 0
+        for segment in self.history:
+            if segment.has_drifted:
+                raise ConfigError(
+                    "Ranks that received different numbers of batches cannot resume with num_lanes: the job's batches "
+                    "are one numbered sequence. Save the state when all ranks have taken the same steps."
+                )
+            number += segment.steps_of(0) * self._lanes.numbers_per_step(segment.topology)
+        return number
 
     @cached_property
     def rank_steps(self) -> Int64s:
@@ -125,11 +134,6 @@ class ExactPlan:
         before_last = (self._deal.steps - 1) * self.topology.batch_size
         short = (self._deal.steps > 0) & (self._deal.rank_rows == before_last)
         return int((short & ((before_last == 0) | (self.topology.batch_size == 1))).sum())
-
-    @property
-    def earlier_steps(self) -> int:
-        """Steps of this epoch that were received under earlier topologies."""
-        return sum(segment.steps for segment in self.history)
 
     @cached_property
     def moved_rows(self) -> int:

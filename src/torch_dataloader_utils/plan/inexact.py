@@ -11,14 +11,13 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.assign import assign_units
 from torch_dataloader_utils.plan.slice import slice_units
 from torch_dataloader_utils.plan.strategy_check import RankUnits
 from torch_dataloader_utils.plan.window import group_windows
-
-Cursor = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,5 +1,6 @@
 """What is left of an epoch after some steps: for one rank, and for all of them."""
 
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.deal import Deal, RankDeal
 from torch_dataloader_utils.plan.steps import batches_of_worker
@@ -15,8 +16,8 @@ def remaining_lanes(deal: RankDeal, steps: int) -> list[Units]:
     return lanes
 
 
-def remaining_units(deal: Deal, steps: int) -> Units:
-    """The rows that no rank has received after `steps` steps, in canonical order.
+def remaining_units(deal: Deal, segment: Segment) -> Units:
+    """The rows that no rank has received in this segment of the epoch, in canonical order.
 
     The order is rank by rank, worker by worker, each lane from where it stood; then the rows the rank would have
     dropped. It keeps the pieces of one lane together, so that a reader who takes a run of it opens few row groups.
@@ -24,5 +25,5 @@ def remaining_units(deal: Deal, steps: int) -> Units:
     parts = []
     for rank in range(deal.topology.num_ranks):
         share = deal.rank(rank)
-        parts.extend([*remaining_lanes(share, steps), share.dropped])
+        parts.extend([*remaining_lanes(share, segment.steps_of(rank)), share.dropped])
     return Units.concat(parts)

@@ -1,0 +1,88 @@
+"""A plan as text."""
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils.plan.epoch import ExactPlan
+from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+
+
+def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks: int) -> str:
+    """A table of ranks × workers, under a summary of the data, the options and what levelling did."""
+    topology, options = plan.topology, plan.options
+    lines = [
+        f"{inventory.num_files} files, {inventory.num_groups} row groups, {_rows(inventory.num_rows)} rows, "
+        f"{format_bytes(int(plan.space.byte_start[-1]))} projected; {len(plan.chunks)} chunks",
+        f"epoch {plan.epoch}, seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
+        + (f", windows of {options.shuffle_rows} rows" if options.shuffle_rows else "")
+        + (f", {options.num_lanes} lanes" if options.num_lanes else "")
+        + (f", strategy {options.strategy}" if options.strategy else ""),
+        f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
+        f'rank_sharding="{options.rank_sharding}"',
+        _counts(plan),
+        "",
+        f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'requests':>8}  row groups read",
+    ]
+    shown = min(max_ranks, topology.num_ranks)
+    loads: list[int] = []
+    for rank in range(shown):
+        for worker, program in enumerate(plan.programs(rank)):
+            groups = sum(len(touched_groups(lane, plan.space)) for lane in program.lanes)
+            load = _bytes_of(program, plan.space)
+            loads.append(load)
+            lines.append(
+                f"{rank:>6} {worker:>6} {program.num_rows:>12,} {_batches(program):>8} {format_bytes(load):>10} "
+                f"{groups:>8}"
+            )
+    if shown < topology.num_ranks:
+        lines.append(f"   ... and {topology.num_ranks - shown} more ranks")
+    if sum(loads):
+        imbalance = max(loads) * len(loads) / sum(loads)
+        lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
+    return "\n".join(lines)
+
+
+def format_bytes(count: int) -> str:
+    """A byte count for people: 3 significant digits, binary units."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}"
+
+
+def _counts(plan: ExactPlan | InexactPlan) -> str:
+    if not isinstance(plan, ExactPlan):
+        return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
+    steps = sorted(set(plan.rank_steps.tolist()))
+    text = f"{steps[0]} steps on every rank" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
+    if plan.done or plan.history:
+        text += f", {plan.done} of them done" + (f" after {len(plan.history)} other topologies" if plan.history else "")
+    if plan.cuts:
+        text += f"; levelling moved {plan.moved_rows:,} rows in {plan.cuts} ranges"
+    if plan.dropped_rows:
+        text += f"; drop_last leaves out {plan.dropped_rows:,} rows"
+    if plan.repeated_rows:
+        text += f"; {plan.repeated_rows:,} rows come twice, so that every rank takes the last step"
+    return text
+
+
+def _rows(count: int) -> str:
+    return f"{count:,}" if count >= 0 else "an unknown number of"
+
+
+def _batches(program: WorkerProgram) -> str:
+    count = program.schedule.num_batches
+    return "?" if count is None else str(count)
+
+
+def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
+    total = 0.0
+    for lane in program.lanes:
+        plain = lane.window < 0
+        total += int(space.bytes_between(lane.start[plain], lane.stop[plain]).sum())
+        for window, rows in zip(lane.window[~plain].tolist(), lane.rows[~plain].tolist(), strict=True):
+            start, stop = lane.windows.pieces(window)
+            held = int((stop - start).sum())
+            total += int(space.bytes_between(start, stop).sum()) * rows / max(held, 1)
+    return round(total)

@@ -1,0 +1,90 @@
+"""One epoch's plan where row counts are not known: the same steps as an exact plan, short of every count."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import RankCursors, Segment
+from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.plan.chunk import chunk_row_groups
+from torch_dataloader_utils.plan.inexact import InexactDeal, after_cursor, remaining_after
+from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.strategy_check import StrategyCall
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InexactPlan:
+    """The plan of one epoch whose row counts are unknown; see ExactPlan for the arguments.
+
+    present: the segment under the present topology, with its cursors.
+    """
+
+    space: RowSpace
+    options: PlanOptions
+    epoch: int
+    present: Segment
+    history: tuple[Segment, ...] = ()
+    strategy: StrategyCall | None = None
+
+    def __post_init__(self) -> None:
+        if self.options.num_lanes is not None:
+            raise ConfigError(
+                "num_lanes needs exact row counts, and this plan has none: leave count_rows at its default, "
+                'or pass count_rows="auto".'
+            )
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares."""
+        return self.present.topology
+
+    @cached_property
+    def chunks(self) -> Units:
+        """All chunks in this epoch's order."""
+        return order_chunks(chunk_row_groups(self.space, self.options), self.options, self.epoch)
+
+    @cached_property
+    def _deal(self) -> InexactDeal:
+        topologies = [*(segment.topology for segment in self.history), self.topology]
+        first, given = topologies[0], None
+        if self.strategy is not None:
+            given = self.strategy.units(self.epoch, first.num_ranks, first.num_workers)
+        deal = InexactDeal(units=self.chunks, space=self.space, options=self.options, topology=first, given=given)
+        for segment, following in zip(self.history, topologies[1:], strict=True):
+            rest = remaining_after(deal, _all_cursors(segment))
+            deal = InexactDeal(units=rest, space=self.space, options=self.options, topology=following)
+        return deal
+
+    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
+        """What each worker of a rank still has to do."""
+        self.topology.check_rank(rank)
+        cursors = dict(self.present.cursors or ()).get(rank, ((0, 0),) * self.topology.num_workers)
+        return tuple(
+            WorkerProgram(
+                lanes=(after_cursor(lane, cursor),),
+                schedule=UntilExhausted(batch_rows=self.topology.batch_size),
+                seed=self.options.seed,
+                epoch=self.epoch,
+            )
+            for lane, cursor in zip(self._deal.rank(rank), cursors, strict=True)
+        )
+
+
+def _all_cursors(segment: Segment) -> list[RankCursors]:
+    """The cursors of every rank, in rank order.
+
+    Raises:
+        CheckpointMismatchError: a rank's cursors are missing.
+    """
+    known = dict(segment.cursors or ())
+    missing = [rank for rank in range(segment.topology.num_ranks) if rank not in known]
+    if missing:
+        raise CheckpointMismatchError(
+            f"Row counts are not known, so a state says only how far its own rank came; ranks {missing} are missing. "
+            "Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
+            '(count_rows="auto").'
+        )
+    return [known[rank] for rank in range(segment.topology.num_ranks)]
