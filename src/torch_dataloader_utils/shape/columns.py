@@ -16,8 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.shape.memory import Gatherer, gather_lists, join, join_lists, new_tensor
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.storage import gather_lists, gather_rows, join_lists, signed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,12 +46,12 @@ class Rows:
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
         """All rows, one part after the other."""
-        return cls(torch.cat([part.values for part in parts]))
+        return cls(join([part.values for part in parts]))
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
-        """Row order[i] of the concatenation, for all i."""
-        return cls(gather_rows([part.values for part in parts], order))
+    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
+        """The rows of the concatenation in the gatherer's order."""
+        return cls(gatherer.rows([part.values for part in parts]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,19 +84,16 @@ class Matrix:
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
         """All rows, one part after the other, column-major again."""
-        return cls(torch.cat([part.columns for part in parts], dim=1))
+        return cls(join([part.columns for part in parts], dim=1))
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
-        """Row order[i] of the concatenation, for all i, straight into one new matrix."""
-        dtype = parts[0].columns.dtype
-        sources = [signed(part.columns) for part in parts]
-        gathered = torch.empty((len(sources[0]), len(order)), dtype=sources[0].dtype)
-        scratch = torch.empty(sum(source.shape[1] for source in sources), dtype=sources[0].dtype)
+    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
+        """The rows of the concatenation in the gatherer's order, straight into one new matrix."""
+        sources = [part.columns for part in parts]
+        gathered = new_tensor((len(sources[0]), len(gatherer.order)), sources[0].dtype)
         for column, pieces in zip(gathered.unbind(), zip(*(s.unbind() for s in sources), strict=True), strict=True):
-            joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, out=scratch)
-            torch.index_select(joined, 0, order, out=column)
-        return cls(gathered.view(dtype))
+            gatherer.rows(pieces, out=column)
+        return cls(gathered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,10 +135,10 @@ class Lists:
         return cls(*join_lists([part.values for part in parts], [part.offsets for part in parts]))
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
-        """Row order[i] of the concatenation, for all i."""
+    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
+        """The rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
-        return cls(*gather_lists(joined.values, joined.offsets, order))
+        return cls(*gather_lists(joined.values, joined.offsets, gatherer.order))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,10 +176,10 @@ class Objects:
         return cls(pa.chunked_array(chunks, parts[0].rows.type), parts[0].null)
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
-        """Row order[i] of the concatenation, for all i."""
+    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
+        """The rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
-        return cls(joined.rows.take(pa.array(order.numpy())), joined.null)
+        return cls(joined.rows.take(pa.array(gatherer.order.numpy())), joined.null)
 
 
 Column = Rows | Matrix | Lists | Objects

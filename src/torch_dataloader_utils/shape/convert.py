@@ -25,6 +25,8 @@ def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
     Raises:
         NullValueError: nulls that the policy does not allow.
     """
+    if spec.is_plain and array.null_count == 0 and not isinstance(spec.nulls, Mask):
+        return (Rows(from_dlpack(array)),)
     match spec.kind:
         case NumberType() as kind:
             return _convert_numbers(spec, kind, array)

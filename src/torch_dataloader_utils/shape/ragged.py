@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.storage import compact, from_portable, gather_lists, portable
+from torch_dataloader_utils.shape.memory import gather_lists
+from torch_dataloader_utils.shape.pickling import from_portable, portable
 
 
 class Ragged:
@@ -119,7 +120,7 @@ class Ragged:
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (portable(compact(self.values)), compact(self.offsets))
+        return _rebuild, (portable(self.values), portable(self.offsets))
 
 
 def _rebuild(values: Any, offsets: Tensor) -> Ragged:

@@ -16,6 +16,7 @@ from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype
 from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
 from torch_dataloader_utils.shape.convert import convert_column, convert_stack
+from torch_dataloader_utils.shape.decode import plain
 from torch_dataloader_utils.shape.nulls import Mask
 from torch_dataloader_utils.shape.specs import (
     ColumnSpec,
@@ -119,12 +120,14 @@ def _find_column(spec: ColumnSpec, batch: pa.RecordBatch, position: Mapping[str,
     if index is None:
         raise SchemaError(f"a record batch lacks column {spec.name!r}; it has {', '.join(position) or 'no columns'}")
     array = batch.column(index)
-    if array.type != spec.arrow and classify(array.type) != spec.kind:
+    if array.type == spec.arrow:
+        return array
+    if classify(array.type) != spec.kind:
         raise SchemaError(
             f"column {spec.name!r} is {array.type} in a record batch and {spec.arrow} in the data set's schema. "
             "Files of one data set must agree, or the reader must cast"
         )
-    return array
+    return plain(array)
 
 
 def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[np.dtype[Any], ...]:

@@ -8,18 +8,22 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.arrow_types import ColumnType, NumberType, classify
+from torch_dataloader_utils.shape.arrow_types import ColumnType, NumberType, classify, raw_type
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX, Mask, NullPolicy, parse_nulls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
-    """One column of the record batches: its name, Arrow type, what it becomes, and what its nulls become."""
+    """One column of the record batches: its name, Arrow type, what it becomes, and what its nulls become.
+
+    is_plain: Arrow stores exactly the numbers handed out, so that a column without nulls needs no conversion.
+    """
 
     name: str
     arrow: pa.DataType
     kind: ColumnType
     nulls: NullPolicy
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,13 @@ def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
     kinds = {field.name: classify(field.type) for field in schema}
     policies = parse_nulls(nulls, kinds)
     return tuple(
-        ColumnSpec(name=field.name, arrow=field.type, kind=kinds[field.name], nulls=policies[field.name])
+        ColumnSpec(
+            name=field.name,
+            arrow=field.type,
+            kind=kinds[field.name],
+            nulls=policies[field.name],
+            is_plain=raw_type(field.type) == field.type,
+        )
         for field in schema
     )
 

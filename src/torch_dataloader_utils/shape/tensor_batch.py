@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.storage import compact, from_portable, portable
 
 
 class TensorBatch(dict[str, Any]):
@@ -55,7 +55,7 @@ class TensorBatch(dict[str, Any]):
     __copy__ = copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        columns = {name: portable(compact(c)) if isinstance(c, Tensor) else c for name, c in self.items()}
+        columns = {name: portable(c) if isinstance(c, Tensor) else c for name, c in self.items()}
         return _rebuild, (columns, self._rows_without_columns)
 
 
