@@ -8,7 +8,16 @@ no cache of bytes.
 
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.faults import has_credentials, redact
-from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Span, Store, Tail
+from torch_dataloader_utils._store.interface import (
+    Buffer,
+    CoalesceLimits,
+    FileEntry,
+    FileStat,
+    Listing,
+    Span,
+    Store,
+    Tail,
+)
 from torch_dataloader_utils._store.local import LocalStore
 from torch_dataloader_utils._store.open import open_store
 from torch_dataloader_utils._store.remote import FsspecStore
@@ -21,6 +30,7 @@ __all__ = [
     "FileEntry",
     "FileStat",
     "FsspecStore",
+    "Listing",
     "LocalStore",
     "ReadPlan",
     "Secret",

@@ -27,6 +27,19 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The files that a path names, sorted by path.
+
+    directory: the directory they were looked for in, as their paths spell it: the named one, or the part of a
+    pattern before its first wildcard; "" where a file was named. is_pattern: whether a pattern was named.
+    """
+
+    entries: tuple[FileEntry, ...]
+    directory: str = ""
+    is_pattern: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
     """The last bytes of a file, with the size and identity it had when they were read."""
 
@@ -83,9 +96,10 @@ class Store(Protocol):
         """
         ...
 
-    def list_files(self, path: str) -> list[FileEntry]:
-        """The file at `path`, or all files below that directory, or all that match a glob, sorted by path.
+    def list_files(self, path: str) -> Listing:
+        """The file at `path`, or all files below that directory, or all that match a pattern (*, ?, [], **).
 
-        A directory that a glob matches counts as all files below it.
+        A directory that a pattern matches counts as all files below it. Nothing there is a NoDataError; an empty
+        directory is an empty listing where the store knows directories.
         """
         ...

@@ -9,9 +9,9 @@ from pathlib import Path
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.identity import check_identity, short_read
-from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Span, Tail
+from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.wildcards import before_wildcard
 from torch_dataloader_utils.errors import NoDataError
-
 
 _LIMITS = CoalesceLimits(hole_bytes=8 << 10)
 
@@ -64,24 +64,26 @@ class LocalStore:
                 raise short_read(path, span, len(buffer))
         return plan.slices(data)
 
-    def list_files(self, path: str) -> list[FileEntry]:
+    def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`, with absolute paths; links are followed, loops are not."""
-        root = self.local_path(path)
+        root = os.path.abspath(self.local_path(path))  # noqa: PTH100 - resolve() would replace links by their targets
         with translated(path, "list"):
             is_pattern = has_magic(root) and not os.path.lexists(root)
-            matches = glob(root, recursive=True) if is_pattern else [root]  # noqa: PTH207 - the pattern may be absolute
-            found = {name: stat for match in matches for name, stat in _walk(os.path.abspath(match))}  # noqa: PTH100
+            matches = glob(root, recursive=True) if is_pattern else [root]  # noqa: PTH207 - absolute pattern
+            found = {name: stat for match in matches for name, stat in _walk(match)}
         if is_pattern and not found:
             raise NoDataError(f"{path}: the pattern matches no file. Check it, or list the directory above.")
-        return [FileEntry(path=name, stat=found[name]) for name in sorted(found)]
+        entries = tuple(FileEntry(path=name, stat=found[name]) for name in sorted(found))
+        if root in found:
+            return Listing(entries=entries)
+        return Listing(entries=entries, directory=before_wildcard(root) if is_pattern else root, is_pattern=is_pattern)
 
 
 def _walk(path: str) -> list[tuple[str, FileStat]]:
-    # Path.resolve would replace links by their targets and lose the partition values in the names.
     if not Path(path).is_dir():
         return [(path, _file_stat(os.stat(path)))]  # noqa: PTH116
     found: list[tuple[str, FileStat]] = []
-    pending, visited = [path], set()
+    pending, visited = [path.rstrip("/") or "/"], set()
     while pending:
         directory = pending.pop()
         status = os.stat(directory)  # noqa: PTH116

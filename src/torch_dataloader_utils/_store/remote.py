@@ -9,9 +9,10 @@ import fsspec
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import redact, store_error, translated, unknown_scheme
 from torch_dataloader_utils._store.identity import check_identity, short_read, stat_of
-from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Span, Tail
+from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils._store.secret import Secret
+from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 T = TypeVar("T")
@@ -79,13 +80,17 @@ class FsspecStore:
                 raise short_read(path, span, len(buffer))
         return plan.slices(buffers)
 
-    def list_files(self, path: str) -> list[FileEntry]:
+    def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""
-        found = self._request(path, "list", None, _find)
+        key, found = self._request(path, "list", None, _find)
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
         entries = {self._url(name): stat_of(info) for name, info in found.items()}
-        return [FileEntry(path=url, stat=entries[url]) for url in sorted(entries)]
+        listed = tuple(FileEntry(path=url, stat=entries[url]) for url in sorted(entries))
+        if key in found:
+            return Listing(entries=listed)
+        directory = self._url(before_wildcard(key) if is_pattern(key) else key)
+        return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
 
     def _info(self, path: str, action: str, identity: str | None) -> Mapping[str, Any]:
         return self._request(path, action, identity, _look_up)
@@ -133,14 +138,14 @@ def _fetch(filesystem: Any, key: str, spans: Sequence[Span]) -> list[bytes]:
     return list(replies)
 
 
-def _find(filesystem: Any, key: str) -> dict[str, Mapping[str, Any]]:
+def _find(filesystem: Any, key: str) -> tuple[str, dict[str, Mapping[str, Any]]]:
     filesystem.invalidate_cache()
-    if not any(mark in key for mark in "*?["):
-        return _below(filesystem, key, filesystem.info(key))
+    if not is_pattern(key):
+        return key, _below(filesystem, key, filesystem.info(key))
     found: dict[str, Mapping[str, Any]] = {}
     for name, info in filesystem.glob(key, detail=True).items():
         found |= _below(filesystem, name, info)
-    return found
+    return key, found
 
 
 def _below(filesystem: Any, key: str, info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -1,0 +1,14 @@
+"""Where the data is: from a path to an inventory of data files and row groups.
+
+In: a file, list, glob or directory, local or any fsspec URL, and the format. Out: an `Inventory`, sorted by path,
+the same whatever the listing order or the number of threads. Only metadata is read: Parquet footers, ORC tails,
+Arrow IPC block headers; text has none, so its lines are counted. Counts are checked where they can be, and
+verified again on reading. Decides nothing about ranks, workers or order: that is `plan`.
+"""
+
+from torch_dataloader_utils.discover.file_scan import TextOptions
+from torch_dataloader_utils.discover.live_rows import with_live_rows
+from torch_dataloader_utils.discover.save import load_inventory, save_inventory
+from torch_dataloader_utils.discover.scan import scan_files
+
+__all__ = ["TextOptions", "load_inventory", "save_inventory", "scan_files", "with_live_rows"]

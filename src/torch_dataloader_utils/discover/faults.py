@@ -1,0 +1,41 @@
+"""Foreign decoding errors become ours, with the file's name."""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.errors import CorruptFileError, LoaderError, UnsupportedFeatureError
+
+# Seen over 501 foreign files: OSError, ArrowInvalid, UnicodeDecodeError (a ValueError), ArrowNotImplementedError.
+_DECODING_ERRORS = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    OverflowError,
+    IndexError,
+    MemoryError,
+    struct.error,
+)
+
+
+@contextmanager
+def decoding(path: str, what: str) -> Iterator[None]:
+    """Runs the decoding of `what` (a footer, a stripe list); errors of decoders leave as DataError with the path."""
+    try:
+        yield
+    except LoaderError:
+        raise
+    except NotImplementedError as error:
+        raise UnsupportedFeatureError(f"{redact(path)}: the {what} uses what Arrow cannot read: {error}") from error
+    except _DECODING_ERRORS as error:
+        raise corrupt(path, f"the {what} does not decode ({type(error).__name__}: {error})") from error
+
+
+def corrupt(path: str, what: str) -> CorruptFileError:
+    """The error for a file whose bytes are wrong."""
+    return CorruptFileError(
+        f"{redact(path)}: {what}. The file is damaged, incomplete or of another format; write it again or leave it out."
+    )

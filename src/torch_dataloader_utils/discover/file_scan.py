@@ -1,0 +1,71 @@
+"""The values that a scan of one file takes and gives; they cross process borders."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._store import FileEntry
+
+
+class Verdict(IntEnum):
+    """What metadata proves of a group under the filter: no row passes, some may, all do."""
+
+    OUT = 0
+    MAYBE = 1
+    IN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How text files become row groups.
+
+    block_bytes: a block ends at the first line end after so many bytes. csv_has_no_quoted_newlines: split CSV
+    files at line ends even if they hold quotes.
+    """
+
+    block_bytes: int = 64 << 20
+    csv_has_no_quoted_newlines: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanRequest:
+    """What is the same for every file of a scan.
+
+    columns: the projection, None for all. row_filter: bound to no schema yet. filter_columns: the names it uses.
+    text_schema: the data set's schema for formats whose files do not carry one, None until the first file gave it.
+    """
+
+    file_format: FileFormat
+    columns: tuple[str, ...] | None = None
+    row_filter: pc.Expression | None = None
+    filter_columns: tuple[str, ...] = ()
+    count_rows: bool = True
+    text: TextOptions = TextOptions()
+    text_schema: pa.Schema | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanItem:
+    """One file to scan: its listing entry, and its partition values as (field, Python value)."""
+
+    entry: FileEntry
+    partition: tuple[tuple[pa.Field, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FileScan:
+    """What the metadata of one file says: its own schema, and its row groups in file order.
+
+    groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
+    length, as in `GroupTable`. verdict: one `Verdict` a row group, None if there was nothing to judge by.
+    """
+
+    size: int
+    identity: str
+    schema: pa.Schema
+    groups: Int64s
+    verdict: Int64s | None = None

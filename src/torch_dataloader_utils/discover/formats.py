@@ -1,0 +1,48 @@
+"""Which scan serves which format."""
+
+from typing import assert_never
+
+from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._store import Store
+from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.footers import scan_parquet
+from torch_dataloader_utils.discover.orc import scan_orc
+from torch_dataloader_utils.discover.text import scan_text
+from torch_dataloader_utils.errors import ConfigError
+
+_NAMES = {
+    "parquet": FileFormat.PARQUET,
+    "orc": FileFormat.ORC,
+    "csv": FileFormat.CSV,
+    "json": FileFormat.JSON,
+    "jsonl": FileFormat.JSON,
+    "arrow": FileFormat.ARROW,
+}
+
+
+def file_format_of(name: str) -> FileFormat:
+    """The format of that name; "json" and "jsonl" both mean one JSON object a line.
+
+    Raises:
+        ConfigError: no such format.
+    """
+    try:
+        return _NAMES[name]
+    except (KeyError, TypeError):
+        raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}") from None
+
+
+def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
+    """What the metadata of one file says; pure but for its reads, so it may run in any thread or process."""
+    match request.file_format:
+        case FileFormat.PARQUET:
+            return scan_parquet(store, item, request)
+        case FileFormat.ORC:
+            return scan_orc(store, item, request)
+        case FileFormat.ARROW:
+            return scan_arrow(store, item, request)
+        case FileFormat.CSV | FileFormat.JSON:
+            return scan_text(store, item, request)
+        case _:
+            assert_never(request.file_format)

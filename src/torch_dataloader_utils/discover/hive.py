@@ -1,0 +1,83 @@
+"""Partition values from paths: .../year=2024/country=de/part-0.parquet."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import PartitionColumn
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.errors import SchemaError
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_INT64_LIMIT = 1 << 63
+
+
+def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | None]]:
+    """The text of each partition value: column name to one entry a path, in the order the names appear.
+
+    Only directories below `root` count; names and values are URL-unquoted. None stands for Hive's null, and for a
+    path without that directory.
+
+        /t/year=2024/city=%C3%84/a.parquet, root /t      {"year": ["2024"], "city": ["Ä"]}
+    """
+    columns: dict[str, list[str | None]] = {}
+    for index, path in enumerate(paths):
+        for part in path.removeprefix(root).split("/")[:-1]:
+            name, separator, text = part.partition("=")
+            if separator and name:
+                value = None if text == NULL_PARTITION else unquote(text)
+                columns.setdefault(unquote(name), [None] * len(paths))[index] = value
+    return columns
+
+
+def type_partitions(
+    texts: Mapping[str, Sequence[str | None]], file_schema: pa.Schema, example_path: str
+) -> tuple[tuple[PartitionColumn, ...], tuple[pa.Field, ...]]:
+    """The typed columns and their Arrow fields.
+
+    A column that the files hold too gets the files' type; the value in the path is the one delivered. Otherwise
+    int64 if every value is an integer, else string, as pyarrow.dataset infers it (there int32).
+
+    Raises:
+        SchemaError: a path's value is none of the type that the files' own column of that name has.
+    """
+    columns, fields = [], []
+    for name, values in texts.items():
+        index = file_schema.get_field_index(name)
+        wanted = _inferred(values) if index < 0 else file_schema.field(index).type
+        distinct = list(dict.fromkeys(values))
+        try:
+            typed = pa.array(distinct, pa.string()).cast(wanted).to_pylist()
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"{redact(example_path)}: partition values of {name!r} in the paths are not {wanted}, the type of the "
+                f"column {name!r} in the files ({error}). Rename one of the two, or read without partitioning."
+            ) from error
+        columns.append(PartitionColumn(name=name, values=tuple(typed), codes=_codes(values, distinct)))
+        fields.append(pa.field(name, wanted))
+    return tuple(columns), tuple(fields)
+
+
+def partition_values(
+    columns: Sequence[PartitionColumn], fields: Sequence[pa.Field], file: int
+) -> tuple[tuple[pa.Field, Any], ...]:
+    """The (field, value) pairs of one file."""
+    return tuple((field, column.values[int(column.codes[file])]) for column, field in zip(columns, fields, strict=True))
+
+
+def _inferred(values: Sequence[str | None]) -> pa.DataType:
+    known = [value for value in values if value is not None]
+    if known and all(_INTEGER.fullmatch(v) and -_INT64_LIMIT <= int(v) < _INT64_LIMIT for v in known):
+        return pa.int64()
+    return pa.string()
+
+
+def _codes(values: Sequence[str | None], distinct: Sequence[str | None]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    numbers = {value: code for code, value in enumerate(distinct)}
+    return np.array([numbers[value] for value in values], dtype=np.int32)

@@ -1,0 +1,34 @@
+"""Many small requests at once, results in order, memory bounded."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Executor(Protocol):
+    """What `concurrent.futures` executors and dask clients have in common."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """A future with `result()` and `cancel()`."""
+        ...
+
+
+def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_pending: int) -> Iterator[R]:
+    """The results in the order of the items; at most `most_pending` are under way or waiting to be taken.
+
+    The first error leaves at its place in the order, and what has not begun is cancelled.
+    """
+    pending: deque[Any] = deque()
+    try:
+        for item in items:
+            pending.append(executor.submit(function, item))
+            if len(pending) >= most_pending:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()

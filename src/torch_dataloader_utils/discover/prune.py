@@ -1,0 +1,181 @@
+"""What partition values and statistics prove of a filter, before a row is read."""
+
+import re
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
+from torch_dataloader_utils._store import Buffer
+from torch_dataloader_utils.discover.file_scan import Verdict
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+_PARQUET = ds.ParquetFileFormat()
+_CALL = re.compile(r"\w\(")
+
+
+def filter_columns(row_filter: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+    """The columns of the schema that the filter uses, in schema order.
+
+    pyarrow does not list them, so a column counts as used if the filter does not bind without it.
+
+    Raises:
+        ConfigTypeError: not an expression. ConfigError: it does not bind to the schema.
+    """
+    if not isinstance(row_filter, pc.Expression):
+        raise ConfigTypeError(
+            f"filters is a pyarrow expression such as pc.field('x') > 0; got {type(row_filter).__name__}"
+        )
+    try:
+        _bind(row_filter, schema)
+    except (pa.ArrowException, TypeError) as error:
+        raise ConfigError(
+            f"filters {row_filter} does not fit the data: {error}. Columns are {', '.join(map(repr, schema.names))}."
+        ) from error
+    return tuple(field.name for index, field in enumerate(schema) if not _binds(row_filter, schema.remove(index)))
+
+
+def judge_partitions(
+    row_filter: pc.Expression,
+    used: Sequence[str],
+    schema: pa.Schema,
+    partitions: Sequence[PartitionColumn],
+    num_files: int,
+) -> Int64s:
+    """One Verdict a file, from its partition values alone.
+
+    Exact (never MAYBE) if the filter uses partition columns only; else OUT where the values rule every row out.
+    """
+    known = [column for column in partitions if column.name in used]
+    if not known:
+        return np.full(num_files, Verdict.MAYBE, dtype=np.int64)
+    codes = np.stack([column.codes for column in known])
+    tuples, inverse = np.unique(codes, axis=1, return_inverse=True)
+    values = [[column.values[code] for code in row] for column, row in zip(known, tuples.tolist(), strict=True)]
+    fields = [schema.field(column.name) for column in known]
+    if len(known) == len(set(used)):
+        verdicts = _exact(row_filter, fields, values)
+    else:
+        verdicts = _by_guarantee(row_filter, schema, fields, values)
+    return verdicts[inverse.reshape(-1)]
+
+
+def judge_groups(
+    tail: Buffer,
+    schema: pa.Schema,
+    partition: Sequence[tuple[pa.Field, Any]],
+    row_filter: pc.Expression,
+    used: Sequence[str],
+) -> Int64s:
+    """One Verdict a row group of a Parquet file, from the statistics in its footer.
+
+    Arrow's own pruning decides, where it is right. It takes a guarantee "1 <= x <= 5" to hold for NaN, which no
+    statistics count, and so prunes NaN rows under `x != 1`; a filter on floats that could be true for NaN proves
+    nothing here. IN is claimed only for columns of integers, bools and times with a null count of zero: strings
+    may have shortened statistics.
+    """
+    own = {name: schema.field(name).type for name in used if name in schema.names}
+    partition_names = {field.name for field, _ in partition}
+    own = {name: kind for name, kind in own.items() if name not in partition_names}
+    fragment = _PARQUET.make_fragment(
+        pa.BufferReader(tail), partition_expression=_guarantee(*zip(*partition, strict=True)) if partition else None
+    )
+    bound = pa.schema(
+        [field for field in schema if field.name not in partition_names] + [field for field, _ in partition]
+    )
+    num_groups = fragment.metadata.num_row_groups
+    verdicts = np.full(num_groups, Verdict.MAYBE, dtype=np.int64)
+    if any(_holds_floats(kind) for kind in own.values()) and _may_be_true_for_nan(row_filter):
+        return verdicts
+    possible = _surviving(fragment, row_filter, bound)
+    if all(_has_exact_statistics(kind) for kind in own.values()):
+        false_possible = set(_surviving(fragment, ~row_filter, bound))
+        nulls_known = _groups_without_nulls(fragment, own)
+        partition_is_known = all(value is not None for field, value in partition if field.name in used)
+        certain = [i for i in possible if partition_is_known and i in nulls_known and i not in false_possible]
+        verdicts[certain] = Verdict.IN
+    verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
+    return verdicts
+
+
+def _exact(row_filter: pc.Expression, fields: Sequence[pa.Field], values: Sequence[Sequence[Any]]) -> Int64s:
+    table = pa.table([pa.array(v, f.type) for v, f in zip(values, fields, strict=True)], schema=pa.schema(fields))
+    table = table.append_column("", pa.array(np.arange(table.num_rows, dtype=np.int64)))
+    verdicts = np.full(table.num_rows, Verdict.OUT, dtype=np.int64)
+    verdicts[table.filter(row_filter).column("").to_numpy()] = Verdict.IN
+    return verdicts
+
+
+def _by_guarantee(
+    row_filter: pc.Expression, schema: pa.Schema, fields: Sequence[pa.Field], values: Sequence[Sequence[Any]]
+) -> Int64s:
+    # The fragments stand for partitions; their paths are row numbers and are never opened.
+    nowhere = pafs.LocalFileSystem()
+    fragments = [
+        _PARQUET.make_fragment(str(i), nowhere, partition_expression=_guarantee(fields, row))
+        for i, row in enumerate(zip(*values, strict=True))
+    ]
+    survivors = ds.FileSystemDataset(fragments, schema, _PARQUET, nowhere).get_fragments(filter=row_filter)
+    verdicts = np.full(len(fragments), Verdict.OUT, dtype=np.int64)
+    verdicts[[int(fragment.path) for fragment in survivors]] = Verdict.MAYBE
+    return verdicts
+
+
+def _guarantee(fields: Sequence[pa.Field], values: Sequence[Any]) -> pc.Expression:
+    terms = [
+        pc.field(field.name).is_null() if value is None else pc.field(field.name) == pa.scalar(value, field.type)
+        for field, value in zip(fields, values, strict=True)
+    ]
+    return reduce(and_, terms)
+
+
+def _surviving(fragment: ds.ParquetFileFragment, row_filter: pc.Expression, schema: pa.Schema) -> list[int]:
+    return [group.id for group in fragment.subset(filter=row_filter, schema=schema).row_groups]
+
+
+def _groups_without_nulls(fragment: ds.ParquetFileFragment, columns: dict[str, pa.DataType]) -> set[int]:
+    metadata = fragment.metadata
+    leaves = {metadata.schema.column(leaf).path: leaf for leaf in range(metadata.num_columns)}
+    if not set(columns) <= set(leaves):
+        return set()
+    found = set()
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        statistics = [group.column(leaves[name]).statistics for name in columns]
+        if all(s is not None and s.has_min_max and s.has_null_count and s.null_count == 0 for s in statistics):
+            found.add(index)
+    return found
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or any(_holds_floats(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _has_exact_statistics(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
+
+
+def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:
+    # Comparisons with NaN are false, all but "!=". Arrow prints them infix and everything else as a call, whose
+    # truth is its own business; a call-like text inside a string literal errs on the safe side.
+    text = str(row_filter)
+    return "!=" in text or _CALL.search(text) is not None
+
+
+def _binds(row_filter: pc.Expression, schema: pa.Schema) -> bool:
+    try:
+        _bind(row_filter, schema)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _bind(row_filter: pc.Expression, schema: pa.Schema) -> None:
+    ds.dataset(schema.empty_table()).scanner(filter=row_filter)

@@ -1,0 +1,217 @@
+"""An inventory as one Parquet file: a row a data file, its row groups as nested lists.
+
+Any Parquet tool can look at it. Partition values are stored once, typed, as one Arrow table in the metadata; no
+storage options, no credentials, no pickle. The layout is version 1 of the format "torch_dataloader_utils.inventory";
+docs/design/0003-inventory.md has it.
+"""
+
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory, PartitionColumn
+from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact
+from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
+
+_KEY = b"torch_dataloader_utils.inventory"
+_VERSION = 1
+_GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
+_CODES = "partition_codes."
+
+
+def save_inventory(
+    inventory: Inventory, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | Secret | None = None
+) -> None:
+    """Writes the inventory to one Parquet file, local (then never half-written) or any fsspec URL.
+
+    Raises:
+        ConfigError: a file's URL carries a signature or password, which must not be stored.
+        UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
+    """
+    if any(inventory.files.extras):
+        raise UnsupportedFeatureError(
+            "an inventory of files with deletes or field ids is not saved; scan the table again"
+        )
+    secret = next((name for name in inventory.files.paths if "://" in name and has_credentials(name)), None)
+    if secret is not None:
+        raise ConfigError(f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away")
+    table = _to_table(inventory)
+    target = os.fspath(path)
+    if open_store(target, storage_options).is_local:
+        _write_local(table, Path(target.removeprefix("file://")))
+    else:
+        options = storage_options.reveal() if isinstance(storage_options, Secret) else storage_options
+        with fsspec.open(target, "wb", **(options or {})) as file:
+            pq.write_table(table, file, compression="zstd")
+
+
+def load_inventory(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | Secret | None = None
+) -> Inventory:
+    """The inventory that `save_inventory` wrote; equal in every array, and so in its fingerprint.
+
+    Raises:
+        ConfigError: not a saved inventory, or one of a newer version.
+        CorruptFileError: its bytes do not decode or do not fit together.
+    """
+    target = os.fspath(path)
+    store = open_store(target, storage_options)
+    tail = store.tail(target, store.stat(target).size)
+    with decoding(target, "saved inventory"):
+        table = pq.read_table(pa.BufferReader(tail.data), use_threads=False)
+    about = _about(table, target)
+    with decoding(target, "saved inventory"):
+        inventory = _from_table(table, about)
+    _check(inventory, target)
+    return inventory
+
+
+def _to_table(inventory: Inventory) -> pa.Table:
+    files, groups = inventory.files, inventory.groups
+    offsets = np.searchsorted(groups.file, np.arange(len(files) + 1)).astype(np.int32)
+    columns: dict[str, pa.Array] = {
+        "path": _strings(files.paths),
+        "size": pa.array(files.sizes),
+        "identity": _strings(files.identities),
+        "format": pa.array(files.formats),
+    }
+    for column in files.partitions:
+        columns[_CODES + column.name] = pa.array(column.codes)
+    for name in _GROUP_COLUMNS:
+        columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(getattr(groups, name)))
+    about = {
+        "version": _VERSION,
+        "source": redact(inventory.source),
+        "row_filter": inventory.row_filter,
+        "projection": inventory.projection,
+        "schema": _text(inventory.schema),
+        "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
+    }
+    return pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
+
+
+def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
+    table = table.combine_chunks()
+    files = FileTable(
+        paths=_string_column(table["path"]),
+        sizes=_numbers(table["size"]),
+        identities=_string_column(table["identity"]),
+        formats=_numbers(table["format"]),
+        partitions=tuple(
+            PartitionColumn(name=name, values=_read_values(values), codes=_numbers(table[_CODES + name]))
+            for name, values in about["partitions"]
+        ),
+    )
+    lists = {name: _one_chunk(table[name]) for name in _GROUP_COLUMNS}
+    counts = np.diff(lists["ordinal"].offsets.to_numpy())
+    groups = GroupTable(
+        file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
+        **{name: lists[name].flatten().to_numpy() for name in _GROUP_COLUMNS},
+    )
+    projection = about["projection"]
+    return Inventory(
+        files=files,
+        groups=groups,
+        schema=base64.b64decode(about["schema"]),
+        source=about["source"],
+        row_filter=about["row_filter"],
+        projection=None if projection is None else tuple(projection),
+    )
+
+
+def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
+    text = (table.schema.metadata or {}).get(_KEY)
+    if text is None:
+        raise ConfigError(f"{redact(path)} is no saved inventory; save_inventory writes one")
+    with decoding(path, "saved inventory"):
+        about: Mapping[str, Any] = json.loads(text)
+        version = about["version"]
+    if version != _VERSION:
+        raise ConfigError(
+            f"{redact(path)} is of inventory version {version}; this library reads {_VERSION}. Scan and save again."
+        )
+    return about
+
+
+def _check(inventory: Inventory, path: str) -> None:
+    files, groups = inventory.files, inventory.groups
+    if len({len(getattr(groups, name)) for name in groups.__slots__}) != 1:
+        raise corrupt(path, "the lists of the saved inventory differ in length")
+    for column in files.partitions:
+        if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
+            raise corrupt(path, f"partition column {column.name!r} of the saved inventory has codes without a value")
+
+
+def _write_local(table: pa.Table, target: Path) -> None:
+    # A reader sees the old file or the new one, never a part.
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                pq.write_table(table, file, compression="zstd")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"{target}: cannot write the inventory ({error}). Choose a directory that can be written."
+        ) from error
+
+
+def _values(inventory: Inventory, column: PartitionColumn) -> bytes:
+    field = pa.ipc.read_schema(pa.py_buffer(inventory.schema)).field(column.name)
+    batch = pa.record_batch([pa.array(column.values, field.type)], names=["value"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _read_values(text: str) -> tuple[Any, ...]:
+    with pa.ipc.open_stream(base64.b64decode(text)) as reader:
+        return tuple(reader.read_all().column("value").to_pylist())
+
+
+def _strings(column: StringColumn) -> pa.Array:
+    buffers = [None, pa.py_buffer(column.offsets), pa.py_buffer(np.ascontiguousarray(column.data))]
+    return pa.Array.from_buffers(pa.large_string(), len(column), buffers)
+
+
+def _string_column(column: pa.ChunkedArray) -> StringColumn:
+    array = _one_chunk(column).cast(pa.large_string())
+    _, offsets, data = array.buffers()
+    starts = (
+        np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
+        if len(array)
+        else np.zeros(1, np.int64)
+    )
+    text = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, np.uint8)
+    return StringColumn(data=text[int(starts[0]) : int(starts[-1])], offsets=starts - starts[0])
+
+
+def _numbers(column: pa.ChunkedArray) -> Any:
+    return _one_chunk(column).to_numpy(zero_copy_only=False)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,211 @@
+"""From a path to an inventory: the discovery stage, step by step."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
+from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._store import FileStat, Secret, Store
+from torch_dataloader_utils.discover.assemble import assemble_groups
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
+from torch_dataloader_utils.discover.formats import file_format_of, scan_file
+from torch_dataloader_utils.discover.hive import parse_partitions, partition_values, type_partitions
+from torch_dataloader_utils.discover.parallel import Executor, map_in_order
+from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
+from torch_dataloader_utils.discover.prune import filter_columns, judge_partitions
+from torch_dataloader_utils.discover.schemas import (
+    check_columns,
+    check_distinct_names,
+    check_same_schema,
+    dataset_schema,
+)
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+_log = logging.getLogger(__name__)
+
+CountRows = Literal["auto"] | bool
+
+# A footer is one request of some ten milliseconds on a remote store and 0.2 ms of decoding on a local one.
+_REMOTE_THREADS = 32
+_LOCAL_THREADS = 8
+
+
+def scan_files(
+    path: PathLike | Sequence[PathLike],
+    format: str = "parquet",  # noqa: A002 - the public name
+    *,
+    columns: Sequence[str] | None = None,
+    filters: pc.Expression | None = None,
+    partitioning: Literal["hive"] | None = None,
+    storage_options: Mapping[str, Any] | Secret | None = None,
+    count_rows: CountRows = "auto",
+    schema: pa.Schema | None = None,
+    text: TextOptions | None = None,
+    executor: Executor | None = None,
+) -> Inventory:
+    """The inventory of the files at `path`, from metadata alone.
+
+    Args:
+        path: file, directory (recursive), pattern, or a list of those; local or any fsspec URL.
+        format: parquet, orc, csv, json, jsonl or arrow. File names need no extension.
+        columns: the projection that `projected_bytes` counts; None for all.
+        filters: a pyarrow expression. Files and row groups that partition values and statistics rule out are left
+            out; those proven fully in keep their rows; the others have UNKNOWN live rows until someone counts.
+        partitioning: "hive" reads columns from directory names.
+        storage_options: for the storage client; kept out of the inventory.
+        count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
+        schema: of text files, which carry none; otherwise inferred from the first one.
+        text: how text files are cut.
+        executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
+
+    Returns:
+        Files sorted by path; row groups in file order, without empty ones.
+
+    Raises:
+        NoDataError: nothing there. ConfigError: an unknown format, column or filter.
+        SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
+        StoreError: the storage refused.
+    """
+    file_format = file_format_of(format)
+    _check_options(columns, partitioning, count_rows)
+    request = ScanRequest(
+        file_format=file_format,
+        columns=None if columns is None else tuple(columns),
+        count_rows=count_rows is not False,
+        text=text or TextOptions(),
+    )
+    store, files = find_files(path, storage_options)
+    frame = _frame(store, files, request, partitioning, schema)
+    request, verdicts = _with_filter(request, frame, filters, len(files.entries))
+    stats, groups = _scan_all(store, files, request, frame, verdicts, executor)
+    _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
+    return Inventory(
+        files=_file_table(files, stats, file_format, frame.partitions),
+        groups=groups,
+        schema=frame.schema.serialize().to_pybytes(),
+        source=files.source,
+        row_filter="" if filters is None else str(filters),
+        projection=request.columns,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Frame:
+    """What the first file and the paths say of the whole: the schema that the others must have."""
+
+    file_schema: pa.Schema
+    schema: pa.Schema
+    partitions: tuple[PartitionColumn, ...]
+    fields: tuple[pa.Field, ...]
+    first_scan: FileScan
+
+
+def _frame(
+    store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None, text_schema: pa.Schema | None
+) -> _Frame:
+    first = files.entries[0]
+    first_scan = scan_file(store, replace(request, count_rows=False, text_schema=text_schema), ScanItem(entry=first))
+    check_distinct_names(first_scan.schema, first.path)
+    partitions: tuple[PartitionColumn, ...] = ()
+    fields: tuple[pa.Field, ...] = ()
+    if partitioning is not None:
+        texts = parse_partitions([entry.path for entry in files.entries], files.root)
+        partitions, fields = type_partitions(texts, first_scan.schema, first.path)
+    schema = dataset_schema(first_scan.schema, fields)
+    check_columns(request.columns or (), schema, "columns")
+    return _Frame(
+        file_schema=first_scan.schema, schema=schema, partitions=partitions, fields=fields, first_scan=first_scan
+    )
+
+
+def _with_filter(
+    request: ScanRequest, frame: _Frame, filters: pc.Expression | None, num_files: int
+) -> tuple[ScanRequest, Int64s]:
+    """The request for all files, and a Verdict a file; the filter is in the request only if files can add to it."""
+    request = replace(request, text_schema=frame.file_schema)
+    if filters is None:
+        return request, np.full(num_files, Verdict.IN, dtype=np.int64)
+    used = filter_columns(filters, frame.schema)
+    verdicts = judge_partitions(filters, used, frame.schema, frame.partitions, num_files)
+    if used and set(used) <= {field.name for field in frame.fields}:
+        return request, verdicts
+    return replace(request, row_filter=filters, filter_columns=used), verdicts
+
+
+def _scan_all(
+    store: Store,
+    files: DataFiles,
+    request: ScanRequest,
+    frame: _Frame,
+    file_verdicts: Int64s,
+    executor: Executor | None,
+) -> tuple[list[FileStat], GroupTable]:
+    chosen = np.flatnonzero(file_verdicts != Verdict.OUT).tolist()
+    stats = [entry.stat for entry in files.entries]
+    groups: list[Int64s] = []
+    verdicts: list[Int64s] = []
+    with ExitStack() as stack:
+        scans = _scans(store, files, request, frame, chosen, executor, stack)
+        for file, scan in zip(chosen, scans, strict=True):
+            check_same_schema(frame.file_schema, files.entries[0].path, scan.schema, files.entries[file].path)
+            stats[file] = FileStat(size=scan.size, identity=scan.identity)
+            groups.append(scan.groups)
+            judged = scan.verdict
+            verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
+    return stats, assemble_groups(chosen, groups, verdicts)
+
+
+def _scans(
+    store: Store,
+    files: DataFiles,
+    request: ScanRequest,
+    frame: _Frame,
+    chosen: Sequence[int],
+    executor: Executor | None,
+    stack: ExitStack,
+) -> Iterator[FileScan]:
+    is_done = request.row_filter is None and request.file_format not in (FileFormat.CSV, FileFormat.JSON)
+    if is_done and chosen[:1] == [0]:
+        yield frame.first_scan
+        chosen = chosen[1:]
+    items = (
+        ScanItem(entry=files.entries[file], partition=partition_values(frame.partitions, frame.fields, file))
+        for file in chosen
+    )
+    threads = _LOCAL_THREADS if store.is_local else _REMOTE_THREADS
+    if executor is None and len(chosen) > 1:
+        executor = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan"))
+    function = partial(scan_file, store, request)
+    yield from map(function, items) if executor is None else map_in_order(function, items, executor, 4 * threads)
+
+
+def _file_table(
+    files: DataFiles, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
+) -> FileTable:
+    return FileTable(
+        paths=StringColumn.of(entry.path for entry in files.entries),
+        sizes=np.array([stat.size for stat in stats], dtype=np.int64),
+        identities=StringColumn.of(stat.identity for stat in stats),
+        formats=np.full(len(stats), file_format, dtype=np.uint8),
+        partitions=partitions,
+    )
+
+
+def _check_options(columns: Sequence[str] | None, partitioning: str | None, count_rows: CountRows) -> None:
+    if isinstance(columns, str):
+        raise ConfigTypeError(
+            f"columns is a list of names; got the one string {columns!r}. Write columns=[{columns!r}]."
+        )
+    if partitioning not in (None, "hive"):
+        raise ConfigError(f'partitioning={partitioning!r} is unknown; use "hive" or None')
+    if count_rows not in ("auto", True, False):
+        raise ConfigError(f'count_rows={count_rows!r} is unknown; use "auto", True or False')

@@ -1,0 +1,85 @@
+"""One schema for all files: what may differ between them, and what may not."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+import pyarrow as pa
+
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.errors import ConfigError, SchemaError
+
+
+def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
+    """Raises SchemaError unless both files have the same columns with the same types.
+
+    Order, nullability and metadata may differ; readers ask for columns by name.
+    """
+    if seen.equals(wanted):
+        return
+    seen_types, wanted_types = _types(seen, seen_path), _types(wanted, wanted_path)
+    for name, wanted_type in wanted_types.items():
+        if name not in seen_types:
+            raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
+        if seen_types[name] != wanted_type:
+            raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
+    for name in seen_types:
+        if name not in wanted_types:
+            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
+
+
+def dataset_schema(file_schema: pa.Schema, partition_fields: Iterable[pa.Field]) -> pa.Schema:
+    """The files' columns, then the partition columns; a column that is both counts as partition column."""
+    partitions = list(partition_fields)
+    names = {field.name for field in partitions}
+    return pa.schema([field for field in file_schema if field.name not in names] + partitions)
+
+
+def check_columns(names: Iterable[str], schema: pa.Schema, purpose: str) -> None:
+    """Raises ConfigError, naming near matches, unless every name is a column of the schema."""
+    for name in names:
+        if name not in schema.names:
+            near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
+            hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
+            raise ConfigError(f"{purpose} names {name!r}, which is no column of the data; {hint}")
+
+
+def leaf_counts(schema: pa.Schema) -> list[int]:
+    """How many Parquet leaf columns each field has, in field order.
+
+    struct<a: int32, b: list<string>>, int64      [2, 1]
+    """
+    return [_leaves(field.type) for field in schema]
+
+
+def _leaves(arrow_type: pa.DataType) -> int:
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return _leaves(arrow_type.storage_type)
+    if pa.types.is_dictionary(arrow_type):
+        return _leaves(arrow_type.value_type)
+    if arrow_type.num_fields == 0:
+        return 0 if pa.types.is_struct(arrow_type) else 1
+    return sum(_leaves(arrow_type.field(i).type) for i in range(arrow_type.num_fields))
+
+
+def _types(schema: pa.Schema, path: str) -> dict[str, pa.DataType]:
+    types = dict(zip(schema.names, schema.types, strict=True))
+    if len(types) != len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise SchemaError(f"{redact(path)}: two columns are called {twice!r}. Rename one; columns are read by name.")
+    return types
+
+
+def check_distinct_names(schema: pa.Schema, path: str) -> None:
+    """Raises SchemaError if two columns share a name."""
+    _types(schema, path)
+
+
+def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:
+    return SchemaError(
+        f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
+        "one of them again, or scan them as two data sets."
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

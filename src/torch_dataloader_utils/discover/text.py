@@ -1,0 +1,174 @@
+"""JSON lines and CSV: blocks cut at line ends, rows counted by scanning the file once.
+
+A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
+header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
+values, which may hold line ends, unless the caller knows better.
+"""
+
+import io
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
+from torch_dataloader_utils._store import FileEntry, Store, redact
+from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.lines import LineCounter, count_lines
+from torch_dataloader_utils.errors import SchemaError
+
+_PIECE_BYTES = 8 << 20
+_HEAD_BYTES = 1 << 20
+_MOST_HEAD_BYTES = 32 << 20
+
+_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
+
+
+def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
+    """The blocks of a text file; physical_rows is UNKNOWN without `count_rows`. projected_bytes = stored bytes.
+
+    The schema is the request's, or inferred from the first MiB where the request has none yet.
+
+    Raises:
+        SchemaError: a CSV header that differs from the schema's names, order included.
+    """
+    entry = item.entry
+    is_csv = request.file_format is FileFormat.CSV
+    with decoding(entry.path, "text"):
+        head = _head(store, entry)
+        schema = _schema(entry.path, head, request, is_csv)
+        if not request.count_rows:
+            groups = _whole(entry, UNKNOWN)
+        elif is_csv:
+            groups = _csv_groups(store, entry, head, request)
+        else:
+            groups = _json_groups(store, entry, request)
+    return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
+
+
+def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
+    counter = LineCounter(start=0, block_bytes=request.text.block_bytes, blank=b" \t\r")
+    blocks = count_lines(_pieces(store, entry, 0), counter).blocks()
+    return _whole(entry, int(blocks[:, 0].sum())) if _codec(entry.path) else _as_groups(blocks)
+
+
+def _csv_groups(store: Store, entry: FileEntry, head: bytes, request: ScanRequest) -> Int64s:
+    header_bytes = len(_header(head))
+    counter = LineCounter(start=header_bytes, block_bytes=request.text.block_bytes, blank=b"\r")
+    counter = count_lines(_pieces(store, entry, header_bytes), counter)
+    has_quotes = counter.has_quotes or b'"' in _header(head)
+    if has_quotes and not request.text.csv_has_no_quoted_newlines:
+        return _whole(entry, _parsed_csv_rows(store, entry))
+    blocks = counter.blocks()
+    return _whole(entry, int(blocks[:, 0].sum())) if _codec(entry.path) else _as_groups(blocks)
+
+
+def _as_groups(blocks: Int64s) -> Int64s:
+    rows, offsets, lengths = blocks.T
+    return np.stack([rows, lengths, offsets, lengths], axis=1)
+
+
+def _whole(entry: FileEntry, rows: int) -> Int64s:
+    return np.array([[rows, entry.stat.size, 0, entry.stat.size]], dtype=np.int64)
+
+
+def _parsed_csv_rows(store: Store, entry: FileEntry) -> int:
+    # Where a quoted value may hold line ends, only the parser knows what a row is. Columns stay text: cheap, and
+    # no inferred type can fail.
+    names = pa_csv.open_csv(_stream(store, entry, 0)).schema.names
+    reader = pa_csv.open_csv(
+        _stream(store, entry, 0),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(include_columns=names[:1], column_types={names[0]: pa.binary()}),
+    )
+    return sum(batch.num_rows for batch in reader)
+
+
+def _schema(path: str, head: bytes, request: ScanRequest, is_csv: bool) -> pa.Schema:
+    if not is_csv:
+        return request.text_schema or pa_json.read_json(io.BytesIO(_whole_lines(head))).schema
+    names = pa_csv.read_csv(io.BytesIO(_header(head).rstrip(b"\r\n") + b"\n")).schema.names
+    if request.text_schema is None:
+        options = pa_csv.ParseOptions(newlines_in_values=True)
+        return pa_csv.read_csv(io.BytesIO(_whole_lines(head)), parse_options=options).schema
+    if names != request.text_schema.names:
+        raise SchemaError(
+            f"{redact(path)}: the CSV header is {', '.join(names)}; wanted {', '.join(request.text_schema.names)}, as "
+            "in the first file. Write it again with the same columns in the same order, or scan it alone."
+        )
+    return request.text_schema
+
+
+def _header(head: bytes) -> bytes:
+    """The first line that is not blank, with whatever blank lines come before it, and its line end."""
+    text = head.lstrip(b"\r\n")
+    stop = text.find(b"\n") + 1
+    return head[: len(head) - len(text) + stop] if stop else head
+
+
+def _whole_lines(head: bytes) -> bytes:
+    stop = head.rfind(b"\n") + 1
+    return head[:stop] if stop and len(head) >= _HEAD_BYTES else head
+
+
+def _head(store: Store, entry: FileEntry) -> bytes:
+    """The first MiB of text, more if the first line is longer."""
+    stream = _stream(store, entry, 0)
+    head: bytes = stream.read(_HEAD_BYTES)
+    while b"\n" not in head and (more := stream.read(_HEAD_BYTES)):
+        head += more
+        if len(head) > _MOST_HEAD_BYTES:
+            raise corrupt(entry.path, f"the first line is longer than {_MOST_HEAD_BYTES} bytes")
+    return head
+
+
+def _pieces(store: Store, entry: FileEntry, start: int) -> Iterator[bytes]:
+    stream = _stream(store, entry, start)
+    while piece := stream.read(_PIECE_BYTES):
+        yield piece
+
+
+def _stream(store: Store, entry: FileEntry, start: int) -> pa.NativeFile:
+    """The text from `start` on, decompressed."""
+    codec = _codec(entry.path)
+    if codec is None:
+        return pa.PythonFile(_SequentialFile(store, entry, start), mode="r")
+    stream = pa.CompressedInputStream(pa.PythonFile(_SequentialFile(store, entry, 0), mode="r"), codec)
+    if start:
+        stream.read(start)
+    return stream
+
+
+def _codec(path: str) -> str | None:
+    return _CODECS.get(path.rpartition(".")[2].lower())
+
+
+class _SequentialFile:
+    """Reads a stored file from `start` to its end, in the pieces that are asked for."""
+
+    def __init__(self, store: Store, entry: FileEntry, start: int) -> None:
+        self._store = store
+        self._entry = entry
+        self._position = start
+        self.closed = False
+
+    def read(self, length: int = -1) -> bytes | memoryview:
+        """The next bytes, empty at the end."""
+        left = self._entry.stat.size - self._position
+        length = left if length < 0 else min(length, left)
+        if length == 0:
+            return b""
+        (data,) = self._store.ranges(self._entry.path, [(self._position, length)])
+        self._position += length
+        return data
+
+    def tell(self) -> int:
+        """The position in the stored file."""
+        return self._position
+
+    def close(self) -> None:
+        """Nothing is open."""
+        self.closed = True
