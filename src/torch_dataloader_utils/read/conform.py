@@ -10,8 +10,8 @@ from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.contiguous import MAX_OFFSET
 
 
-def conform(task: RowGroupTask, batch: Any, field: Any) -> Any:
-    """The column `field` of the batch, in the field's type.
+def conform(task: RowGroupTask, batch: Any, schema: Any) -> Any:
+    """The columns of `schema` from the batch, in the schema's types and order.
 
     A column that the file does not have is null in all rows, as in pyarrow.dataset. Types that differ
     harmlessly are cast: every value stays the same value, which is checked where the type alone does not say so
@@ -21,6 +21,17 @@ def conform(task: RowGroupTask, batch: Any, field: Any) -> Any:
     Raises:
         SchemaError: the types do not fit, or nulls in a column that has none by its schema.
     """
+    if len(schema) == 0:
+        return batch.select([])
+    if batch.schema.equals(schema):
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    arrays = [_conform_column(task, batch, field) for field in schema]
+    # The type of an array differs from its field's only for text of more than 2 GiB.
+    fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _conform_column(task: RowGroupTask, batch: Any, field: Any) -> Any:
     index = batch.schema.get_field_index(field.name)
     column = pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
     if not field.nullable and column.null_count:

@@ -28,12 +28,14 @@ _TRAILER_BYTES = 8
 class Footer:
     """A parsed footer.
 
-    schema: the file's Arrow schema. leaves: the leaf columns, as numbers, of each top-level column.
+    schema: the file's Arrow schema. Of each top-level column, leaves: the numbers of its leaf columns; row_bits:
+    the bits of a decoded row (of an offset, where its values have no fixed width).
     """
 
     metadata: Any
     schema: Any
     leaves: dict[str, tuple[int, ...]]
+    row_bits: dict[str, int]
 
 
 _footers: FooterCache[Footer] = FooterCache()
@@ -76,7 +78,8 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
     metadata = _read_metadata(source)
-    leaves: dict[str, list[int]] = {name: [] for name in metadata.schema.to_arrow_schema().names}
+    schema = metadata.schema.to_arrow_schema()
+    leaves: dict[str, list[int]] = {name: [] for name in schema.names}
     for index in range(metadata.num_columns):
         path = metadata.schema.column(index).path
         # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
@@ -88,8 +91,9 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
                 leaves[path[:stop]].append(index)
     footer = Footer(
         metadata=metadata,
-        schema=metadata.schema.to_arrow_schema(),
+        schema=schema,
         leaves={name: tuple(indices) for name, indices in leaves.items()},
+        row_bits={field.name: _row_bits(field.type) for field in schema},
     )
     return footer, metadata.serialized_size
 
@@ -108,19 +112,19 @@ def _read_metadata(source: TaskSource) -> Any:
 
 
 def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:
-    # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
-    group = footer.metadata.row_group(source.task.ordinal)
-    if group.num_rows < 0 or (group.num_rows > 0 and group.num_columns == 0):
+    group, budget = footer.metadata.row_group(source.task.ordinal), source.max_row_group_bytes
+    if group.num_rows < 0:
         raise CorruptFileError(f"{where(source.task)}: the footer says {group.num_rows} rows. Write the file again.")
-    stored = decoded = 0
-    for name in columns:
-        stored += sum(group.column(leaf).total_uncompressed_size for leaf in footer.leaves[name])
-        decoded += rows * _row_bits(footer.schema.field(name).type) // 8
-    check_decoded_size(source.task, max(stored, decoded), source.max_row_group_bytes)
+    # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
+    check_decoded_size(source.task, rows * sum(footer.row_bits[name] for name in columns) // 8, budget)
+    if group.total_byte_size > budget:
+        leaves = {leaf for name in columns for leaf in footer.leaves[name]}
+        check_decoded_size(source.task, sum(group.column(leaf).total_uncompressed_size for leaf in leaves), budget)
 
 
 def _row_bits(data_type: Any) -> int:
-    if pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type) or pa.types.is_fixed_size_binary(data_type):
+    types = pa.types
+    if types.is_primitive(data_type) or types.is_decimal(data_type) or types.is_fixed_size_binary(data_type):
         return int(data_type.bit_width)
     return 32
 

@@ -1,7 +1,7 @@
 """A ReadSpec made definite: which columns to decode, to filter on, to deliver."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,26 +13,17 @@ from torch_dataloader_utils.read.spec import ReadSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """Fields are pyarrow Fields of the data set's schema.
+    """stored: the pyarrow Schema that is decoded: delivered and filtered columns that lie in the files, each once.
 
-    delivered: the output, in its order. filtered: what the row filter names. partitions: names of columns that
-    come from the task. row_filter: the expression, or None.
+    delivered: names of the output, in its order. filtered: names in the row filter. partitions: the fields,
+    among these, whose values come with the task. row_filter: the expression, or None.
     """
 
-    delivered: tuple[Any, ...]
-    filtered: tuple[Any, ...]
-    partitions: frozenset[str]
+    stored: Any
+    delivered: tuple[str, ...]
+    filtered: tuple[str, ...]
+    partitions: tuple[Any, ...]
     row_filter: Any
-
-    @property
-    def stored(self) -> tuple[Any, ...]:
-        """What is decoded: delivered or filtered columns that lie in the files, each once."""
-        fields = {field.name: field for field in (*self.delivered, *self.filtered)}
-        return tuple(field for name, field in fields.items() if name not in self.partitions)
-
-    def counting(self) -> "Projection":
-        """The projection that counts rows: nothing delivered, so that only the filter's columns are read."""
-        return Projection(delivered=(), filtered=self.filtered, partitions=self.partitions, row_filter=self.row_filter)
 
 
 def project(spec: ReadSpec) -> Projection:
@@ -49,10 +40,21 @@ def project(spec: ReadSpec) -> Projection:
     if twice:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
     filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, schema)
+    return _project(schema, names, filtered, spec)
+
+
+def project_counting(spec: ReadSpec) -> Projection:
+    """The projection that counts rows: nothing is delivered, so that only the filter's columns are decoded."""
+    return project(replace(spec, columns=()))
+
+
+def _project(schema: Any, names: tuple[str, ...], filtered: tuple[str, ...], spec: ReadSpec) -> Projection:
+    fields = {name: schema.field(name) for name in (*names, *filtered)}
     return Projection(
-        delivered=tuple(schema.field(name) for name in names),
-        filtered=tuple(schema.field(name) for name in filtered),
-        partitions=frozenset(spec.partition_columns),
+        stored=pa.schema([field for name, field in fields.items() if name not in spec.partition_columns]),
+        delivered=names,
+        filtered=filtered,
+        partitions=tuple(field for name, field in fields.items() if name in spec.partition_columns),
         row_filter=spec.row_filter,
     )
 

@@ -23,7 +23,7 @@ from torch_dataloader_utils.read.deletes import group_deletes, live_mask, rows_t
 from torch_dataloader_utils.read.filters import keep_mask
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet
-from torch_dataloader_utils.read.projection import Projection, project
+from torch_dataloader_utils.read.projection import Projection, project, project_counting
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.read.text import decode_csv, decode_json
@@ -35,7 +35,7 @@ def make_reader(spec: ReadSpec) -> "Reader":
     Raises:
         ConfigError: a column or a filter that does not fit the schema.
     """
-    return Reader(spec=spec, projection=project(spec))
+    return Reader(spec=spec, projection=project(spec), counting=project_counting(spec))
 
 
 def count_rows(spec: ReadSpec, task: RowGroupTask) -> int:
@@ -56,6 +56,7 @@ class Reader:
 
     spec: ReadSpec
     projection: Projection
+    counting: Projection
     _stores: dict[str, Store] = field(default_factory=dict, repr=False)
 
     def read(self, task: RowGroupTask, stop_row: int | None = None) -> pa.RecordBatch:
@@ -75,7 +76,7 @@ class Reader:
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
-        return int(self._live_rows(task, self.projection.counting(), None, check_live=False).num_rows)
+        return int(self._live_rows(task, self.counting, None, check_live=False).num_rows)
 
     def _live_rows(
         self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
@@ -126,21 +127,27 @@ def _decode(source: TaskSource, projection: Projection, stop: int | None) -> Any
 
 def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: Int64s | None) -> Any:
     """The delivered columns of the rows that are neither deleted nor filtered out."""
-    num_rows = stored.num_rows
-    mask = None if deleted is None else pa.array(live_mask(num_rows, deleted))
-    columns: dict[str, Any] = {}
-    for item in (*projection.filtered, *projection.delivered):
-        if item.name not in columns:
-            columns[item.name] = _column(task, projection, stored, item)
-    if projection.row_filter is not None and num_rows:
-        kept = _evaluate_filter(task, projection, _batch(projection.filtered, columns, num_rows))
+    rows = _with_partitions(task, projection, conform(task, stored, projection.stored))
+    mask = None if deleted is None else pa.array(live_mask(rows.num_rows, deleted))
+    if projection.row_filter is not None:
+        kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
         mask = kept if mask is None else pc.and_(mask, kept)
-    live = _batch(projection.delivered, columns, num_rows)
-    if mask is None:
+    live = rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows
+    if mask is None or mask.true_count == rows.num_rows:
         return live
-    if not projection.delivered:
-        return rows_only(mask.true_count)
-    return live.filter(mask) if mask.true_count < num_rows else live
+    return live.filter(mask) if projection.delivered else rows_only(mask.true_count)
+
+
+def _with_partitions(task: RowGroupTask, projection: Projection, stored: Any) -> Any:
+    if not projection.partitions:
+        return stored
+    values = dict(task.partition_values)
+    missing = [item.name for item in projection.partitions if item.name not in values]
+    if missing:
+        raise InternalError(f"{where(task)} carries no value of partition column {missing[0]}; please report this.")
+    constants = [constant(values[item.name], item, stored.num_rows) for item in projection.partitions]
+    schema = pa.schema([*stored.schema, *projection.partitions])
+    return pa.RecordBatch.from_arrays([*stored.columns, *constants], schema=schema)
 
 
 def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: Any) -> Any:
@@ -151,21 +158,3 @@ def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: Any) -> 
             f"{where(task)}: the row filter {projection.row_filter} cannot be evaluated ({error}). It fits the types "
             "but not these values; rewrite it."
         ) from error
-
-
-def _column(task: RowGroupTask, projection: Projection, stored: Any, item: Any) -> Any:
-    if item.name not in projection.partitions:
-        return conform(task, stored, item)
-    for name, value in task.partition_values:
-        if name == item.name:
-            return constant(value, item, stored.num_rows)
-    raise InternalError(f"{where(task)} carries no value of partition column {item.name}; please report this.")
-
-
-def _batch(fields: tuple[Any, ...], columns: dict[str, Any], num_rows: int) -> Any:
-    if not fields:
-        return rows_only(num_rows)
-    arrays = [columns[item.name] for item in fields]
-    # The type of an array differs from its field's only for text of more than 2 GiB.
-    named = [item.with_type(array.type) for item, array in zip(fields, arrays, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(named))
