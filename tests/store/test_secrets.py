@@ -1,0 +1,59 @@
+import json
+import pickle
+
+import pytest
+
+from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact
+from torch_dataloader_utils._store.faults import store_error
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, StoreError
+
+CANARY = "canary-6f1d"
+
+
+def test_a_secret_shows_in_no_text_and_survives_the_way_to_a_worker():
+    secret = Secret({"key": CANARY})
+    assert CANARY not in f"{secret} {secret!r} {secret:>10} {[secret]}"
+    with pytest.raises(TypeError):
+        json.dumps(secret)
+    assert pickle.loads(pickle.dumps(secret)).reveal() == {"key": CANARY}
+
+
+def test_a_store_shows_no_storage_options_whether_they_come_plain_or_wrapped():
+    for options in ({"password": CANARY}, Secret({"password": CANARY})):
+        store = open_store("memory://a", options)
+        assert CANARY not in repr(store)
+        assert store.options.reveal() == {"password": CANARY}
+
+
+def test_urls_lose_passwords_and_signatures_in_messages():
+    assert redact(f"https://me:{CANARY}@host/a.parquet?sig={CANARY}") == "https://host/a.parquet"
+    assert redact("abfs://container@account.dfs.core/a") == "abfs://container@account.dfs.core/a"
+    assert redact("s3://b/part-?.parquet") == "s3://b/part-?.parquet"
+    assert redact(f"simplecache::ftp://me:{CANARY}@host/a") == "simplecache::ftp://host/a"
+    assert has_credentials("https://host/a?sig=1")
+    assert not has_credentials("s3://b/a")
+
+
+def test_an_error_repeats_no_signature_of_its_cause():
+    url = f"https://host/a.parquet?sig={CANARY}"
+    for cause in (OSError(f"cannot GET {url}"), OSError(f"GET /a.parquet?sig={CANARY} failed"), PermissionError(url)):
+        error = store_error(cause, url, "read")
+        assert isinstance(error, StoreError)
+        assert CANARY not in str(error)
+
+
+def test_a_password_in_the_url_is_refused():
+    with pytest.raises(ConfigError, match="storage_options") as caught:
+        open_store(f"ftp://me:{CANARY}@host/a")
+    assert CANARY not in str(caught.value)
+
+
+def test_a_missing_client_names_its_extra():
+    error = store_error(ImportError("no s3fs"), "s3://b/k", "open")
+    assert isinstance(error, MissingDependencyError)
+    assert 'pip install "torch-dataloader-utils[s3]"' in str(error)
+
+
+def test_an_unknown_scheme_is_a_config_error():
+    with pytest.raises(ConfigError, match="nope://"):
+        open_store("nope://a").stat("nope://a")
