@@ -1,0 +1,59 @@
+"""Token corpora (`<prefix>.bin`, `<prefix>.idx`) and fixed-length samples drawn from them, blended or not.
+
+In: token lists in Parquet or ORC, text with a tokenizer, or corpora that Megatron-Core's tools wrote.
+Out: corpora in the same format, byte for byte, and map-style data sets for `torch.utils.data.DataLoader`.
+
+Promises: the same files, seed and options give the same samples in the same order as Megatron-Core, so the position
+in an old checkpoint keeps its meaning; a file cut or damaged anywhere is an error, never other tokens; indices are
+built once per cache directory and published whole.
+
+Not for: streaming from Parquet while training (see the streaming data sets), or balancing samples of unequal length
+over ranks (see `torch_dataloader_utils.packing`).
+"""
+
+from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
+from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
+from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder, find_corpora, merge_corpora
+from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, SpecialTokens
+from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
+from torch_dataloader_utils.tokens.dtypes import select_dtype
+from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
+from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
+from torch_dataloader_utils.tokens.samplers import (
+    FullValidationSampler,
+    GlobalBatchSampler,
+    PretrainingRandomSampler,
+    PretrainingSampler,
+)
+from torch_dataloader_utils.tokens.sequences import describe_corpus, read_sequences, write_sequences
+from torch_dataloader_utils.tokens.split import Split, parse_split
+
+__all__ = [
+    "BlendIndex",
+    "BlendedDataset",
+    "BlendedMegatronDatasetBuilder",
+    "BlendedMegatronDatasetConfig",
+    "CorpusFacts",
+    "FullValidationSampler",
+    "GPTDataset",
+    "GPTDatasetConfig",
+    "GlobalBatchSampler",
+    "IndexedDataset",
+    "IndexedDatasetBuilder",
+    "MegatronDataset",
+    "PretrainingRandomSampler",
+    "PretrainingSampler",
+    "SpecialTokens",
+    "Split",
+    "blend_by_weight",
+    "blend_exhaustively",
+    "describe_corpus",
+    "find_corpora",
+    "merge_corpora",
+    "parse_split",
+    "read_sequences",
+    "select_dtype",
+    "write_sequences",
+]

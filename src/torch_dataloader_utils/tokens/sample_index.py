@@ -21,8 +21,8 @@ Lengths = npt.NDArray[np.int32]
 
 _INT32_MAX = 2**31 - 1
 
-# Documents walked at a time: temporaries of 6 MiB stay in the cache, however many epochs there are.
-_BLOCK_DOCUMENTS = 1 << 18
+# Documents walked at a time: temporaries of 512 KiB stay in the cache, however many epochs there are.
+_BLOCK_DOCUMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,13 +100,19 @@ def build_sample_index(
         taken = lengths[document_index[first : first + _BLOCK_DOCUMENTS]]
         ends = np.cumsum(taken, dtype=np.int64)
         ends += base
-        last = min(sample_count, (int(ends[-1]) - extra_tokens) // sequence_length)
-        if last >= filled:
-            begins = np.arange(filled, last + 1, dtype=np.int64) * sequence_length
-            documents = np.searchsorted(ends, begins + extra_tokens, side="left")
-            index[filled : last + 1, 0] = documents + first
-            index[filled : last + 1, 1] = begins - ends[documents] + taken[documents]
-            filled = last + 1
+        # How many samples have begun by the end of each document. Counting per document and repeating is some three
+        # times faster than a binary search per sample.
+        begun = np.empty(len(ends) + 1, dtype=np.int64)
+        begun[0] = filled - 1
+        np.floor_divide(ends - extra_tokens, sequence_length, out=begun[1:])
+        np.clip(begun, filled - 1, sample_count, out=begun)
+        holders = np.flatnonzero(begun[1:] != begun[:-1])
+        documents = np.repeat(holders, begun[holders + 1] - begun[holders])
+        stop = filled + len(documents)
+        begins = np.arange(filled, stop, dtype=np.int64) * sequence_length
+        index[filled:stop, 0] = documents + first
+        index[filled:stop, 1] = begins - ends[documents] + taken[documents]
+        filled = stop
         base = int(ends[-1])
     if filled == sample_count:
         index[filled] = len(document_index) - 1, int(lengths[document_index[-1]]) - extra_tokens

@@ -1,0 +1,118 @@
+"""Samples of several data sets in fixed proportions, as one data set."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
+from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, select_cache
+from torch_dataloader_utils.tokens.split import normalize_weights
+
+_INDEX_NAMES = ("dataset_index", "dataset_sample_index")
+_INDEX_VERSION = 1
+
+
+class BlendedDataset(Dataset[Sample]):
+    """Sample i of the blend is a sample of the data set that is furthest behind its share at i.
+
+    With a `size` the weights are shares. Without one they are whole numbers of samples, and each data set gives
+    exactly that many. Samples carry `dataset_id`.
+
+    Raises:
+        ConfigError: data sets of several kinds or splits, weights that do not fit, or a data set asked for more
+            samples than it has.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[MegatronDataset],
+        weights: Sequence[float],
+        size: int | None,
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        _check_datasets(datasets, weights, size)
+        self.datasets = tuple(datasets)
+        self.size = None if size is None else int(size)
+        self.config = config
+        self.split = self.datasets[0].index_split
+        # Weights that come normalised are divided again: Megatron does, and the last bit of a weight decides ties.
+        self.weights = [int(weight) for weight in weights] if size is None else normalize_weights(weights)
+        self._index: BlendIndex | None = None
+        if not config.defer_npy_index_mmap:
+            self._check_counts(self.load_indices())
+
+    @property
+    def dataset_index(self) -> npt.NDArray[np.int16]:
+        """[size]: which data set gives each sample."""
+        return self.load_indices().dataset_index
+
+    @property
+    def dataset_sample_index(self) -> npt.NDArray[np.int64]:
+        """[size]: which of that data set's samples it is."""
+        return self.load_indices().dataset_sample_index
+
+    def describe(self) -> dict[str, Any]:
+        """Everything the blend depends on."""
+        return {
+            "class": type(self).__name__,
+            "index_version": _INDEX_VERSION,
+            "datasets": [dataset.describe() for dataset in self.datasets],
+            "split": self.split.name,
+            "weights": self.weights,
+            "size": self.size,
+        }
+
+    def load_indices(self) -> BlendIndex:
+        """The blend: from memory, from `path_to_cache`, or built."""
+        if self._index is None:
+            cache = select_cache(self.config, None)
+            name = f"{type(self).__name__}-{self.split.name}"
+            if cache is None:
+                arrays = self._build_arrays()
+            else:
+                arrays = cache.load_or_build(name, self.describe(), self._build_arrays)
+            self._index = BlendIndex(**{name: arrays[name] for name in _INDEX_NAMES})
+        return self._index
+
+    def _build_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        if self.size is None:
+            built = blend_exhaustively([int(weight) for weight in self.weights])
+        else:
+            built = blend_by_weight(self.weights, self.size, normalizes=False)
+        return {name: getattr(built, name) for name in _INDEX_NAMES}
+
+    def _check_counts(self, index: BlendIndex) -> None:
+        taken = np.bincount(index.dataset_index, minlength=len(self.datasets))
+        for number, (dataset, count) in enumerate(zip(self.datasets, taken.tolist(), strict=True)):
+            if count > len(dataset):
+                raise ConfigError(
+                    f"The blend takes {count} samples from data set {number} ({dataset.dataset_path}), which has "
+                    f"{len(dataset)}. Raise mid_level_dataset_surplus, or ask for fewer samples."
+                )
+
+    def __len__(self) -> int:
+        return sum(int(weight) for weight in self.weights) if self.size is None else self.size
+
+    def __getitem__(self, index: int | None) -> Sample:
+        """Sample `index` of the blend; None stands for padding of a batch, see `GPTDataset`."""
+        blend = self.load_indices()
+        if index is None:
+            return {"dataset_id": 0, **self.datasets[0][None]}
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"The blend has {len(self)} samples; {index} was asked for.")
+        dataset_id = int(blend.dataset_index[index])
+        return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(blend.dataset_sample_index[index])]}
+
+
+def _check_datasets(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:
+    if not datasets or len(datasets) != len(weights):
+        raise ConfigError(f"A blend needs one weight per data set: {len(datasets)} data sets, {len(weights)} weights.")
+    if len({type(dataset) for dataset in datasets}) > 1 or len({dataset.index_split for dataset in datasets}) > 1:
+        raise ConfigError("All data sets of a blend are of one class and of one split.")
+    if size is None and any(weight != int(weight) for weight in weights):
+        raise ConfigError(f"Without a size the weights are numbers of samples; {list(weights)} are not whole.")

@@ -1,0 +1,166 @@
+"""Configuration of the data sets over token corpora; names and defaults are Megatron-Core's, unknown ones are ours."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.ranges import RangeStore
+from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
+
+# Prefixes, and their weights (None: their lengths).
+Blend = tuple[Sequence[str], Sequence[float] | None]
+
+# Who builds indices that are not in the cache: whoever gets the lock in the cache directory first, or rank 0 of the
+# job, or local rank 0 of each node, with everybody else waiting at a barrier of torch.distributed.
+IndexBuilder = Literal["lock", "job", "node"]
+
+NO_PAD = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """Stands in for a tokenizer where only these ids matter."""
+
+    eod: int | None = None
+    pad: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendedMegatronDatasetConfig:
+    """What to read, how to divide it, and where indices are kept.
+
+    Args:
+        random_seed: seed of the document and sample shuffles.
+        sequence_length: tokens per sample.
+        blend: one blend for all splits, divided by `split`.
+        blend_per_split: a blend for train, valid and test each; excludes `blend` and `split`.
+        split: weights of train, valid and test, as "969,30,1".
+        num_dataset_builder_threads: corpora of a blend opened and indexed at once.
+        path_to_cache: directory of built indices; None keeps them beside a local corpus (blends in memory).
+        mmap_bin_files: map local .bin files, or read them in place.
+        tokenizer: anything with `eod` and `pad`, such as `SpecialTokens`.
+        mid_level_dataset_surplus: share of samples that corpora of a weighted blend build on top of what it needs.
+        allow_ambiguous_pad_tokens: mask a pad id even though another special token has the same.
+        fast_cache_load: take the cache as it is: full, and right. Needs `path_to_cache`; excludes `blend`.
+        defer_npy_index_mmap: map indices on first access. Needs a full cache in `path_to_cache`.
+        sequences_per_dataset: counts of the corpora, from `read_sequences`: none is opened before its first access.
+        store: reads remote corpora; fsspec without options by default.
+        index_builder: "lock", "job" or "node"; see `IndexBuilder`.
+        cache_lock_timeout_seconds: how long to wait for another process that builds.
+    """
+
+    random_seed: int
+    sequence_length: int
+    blend: Blend | None = None
+    blend_per_split: Sequence[Blend | None] | None = None
+    split: str | None = None
+    num_dataset_builder_threads: int = 1
+    path_to_cache: str | Path | None = None
+    mmap_bin_files: bool = True
+    tokenizer: Any = None
+    mid_level_dataset_surplus: float = 0.005
+    allow_ambiguous_pad_tokens: bool = False
+    fast_cache_load: bool = False
+    defer_npy_index_mmap: bool = False
+    sequences_per_dataset: Mapping[str, CorpusFacts] | None = None
+    store: RangeStore | None = None
+    index_builder: IndexBuilder = "lock"
+    cache_lock_timeout_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise ConfigError(f"sequence_length must be at least 1; {self.sequence_length} was given.")
+        if self.index_builder not in ("lock", "job", "node"):
+            raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
+        _check_blends(self.blend, self.blend_per_split, self.split)
+        if (self.fast_cache_load or self.defer_npy_index_mmap) and self.path_to_cache is None:
+            raise ConfigError("fast_cache_load and defer_npy_index_mmap read a full cache: give path_to_cache.")
+        if self.fast_cache_load and self.blend is not None:
+            raise ConfigError("fast_cache_load needs blend_per_split: splitting one blend means opening its corpora.")
+
+    @property
+    def split_matrix(self) -> SplitMatrix | None:
+        """Where each split begins and ends, as fractions of a corpus."""
+        return None if self.split is None else parse_split(self.split)
+
+
+def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None, split: str | None) -> None:
+    if per_split is not None:
+        if blend is not None or split is not None:
+            raise ConfigError("blend_per_split already says which data each split has: drop blend and split.")
+        if len(per_split) != len(Split):
+            raise ConfigError(f"blend_per_split has {len(per_split)} entries; train, valid and test are three.")
+    if blend is not None and split is None:
+        raise ConfigError("blend needs split, the weights of train, valid and test, such as '969,30,1'.")
+    for given in (blend, *(per_split or ())):
+        if given is None:
+            continue
+        prefixes, weights = given
+        if not prefixes or isinstance(prefixes, str):
+            raise ConfigError(f"A blend begins with a list of corpus prefixes; {prefixes!r} was given.")
+        if weights is not None and len(weights) != len(prefixes):
+            raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTDatasetConfig(BlendedMegatronDatasetConfig):
+    """What a sample of a `GPTDataset` holds.
+
+    Args:
+        reset_position_ids: positions begin at 0 again after an end-of-document token.
+        reset_attention_mask: tokens do not see documents before their own.
+        eod_mask_loss: no loss on end-of-document tokens of the input.
+        create_attention_mask: put the [1, L, L] mask into each sample.
+        drop_last_partial_validation_sequence: False pads the last sample of the validation split instead.
+        add_extra_token_to_sequence: take one token more per sample, so that the last label is a real one.
+        inter_document_masking: add `cu_seqlens` and `max_seqlen` of the documents in a sample.
+    """
+
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = True
+    drop_last_partial_validation_sequence: bool = True
+    add_extra_token_to_sequence: bool = True
+    inter_document_masking: bool = False
+
+    def __post_init__(self) -> None:
+        # A class with slots is made anew by the decorator, and super() would still mean the first one.
+        BlendedMegatronDatasetConfig.__post_init__(self)
+        needs_eod = self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
+        if needs_eod and read_token(self.tokenizer, "eod") is None:
+            raise ConfigError(
+                "reset_position_ids, reset_attention_mask and eod_mask_loss look for the end-of-document token: give a "
+                "tokenizer with eod, or tokenizer=SpecialTokens(eod=…)."
+            )
+
+    @property
+    def extra_tokens(self) -> int:
+        """x: tokens that a sample takes beyond its length."""
+        return int(self.add_extra_token_to_sequence)
+
+
+def read_token(tokenizer: Any, name: str) -> int | None:
+    """A special token of a tokenizer; None when it has none or does not implement it."""
+    try:
+        return cast("int | None", getattr(tokenizer, name, None))
+    except NotImplementedError:
+        return None
+
+
+def select_pad_token(tokenizer: Any, *, allows_ambiguous: bool) -> int:
+    """The id that marks padding inside samples: the tokenizer's, or −1, which no corpus holds.
+
+    −1 also replaces a pad id that another special token shares, unless `allows_ambiguous`: masking it would mask
+    that token as well.
+    """
+    pad = read_token(tokenizer, "pad")
+    if pad is None:
+        return NO_PAD
+    named: Mapping[str, int] = getattr(tokenizer, "special_tokens_dict", None) or {}
+    others = [token for name, token in named.items() if name != "pad_token"]
+    others = others or [token for name in ("eos", "eod") if (token := read_token(tokenizer, name)) is not None]
+    return pad if allows_ambiguous or pad not in others else NO_PAD

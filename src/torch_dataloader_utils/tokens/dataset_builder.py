@@ -1,0 +1,114 @@
+"""From a configuration to the train, validation and test data sets of a job."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
+from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
+from torch_dataloader_utils.tokens.rank_turns import take_turns
+from torch_dataloader_utils.tokens.split import Bookends, Split, normalize_weights, split_range
+
+Sizes = Sequence[int | None]
+TopLevelDataset = MegatronDataset | BlendedDataset
+
+# A split of its own data: all of it.
+_EVERYTHING: Bookends = (0, 1)
+
+
+class BlendedMegatronDatasetBuilder:
+    """Builds the data sets of the three splits, blended where a split has several corpora.
+
+    For a split with several corpora:
+
+        weights  size     corpora build                    the blend has
+        given    given    ⌈⌈size·w⌉ · (1 + surplus)⌉       Σ ⌈size·w⌉ samples
+        given    None     an error
+        None     given    one pass each                    min(size, sum of lengths), in proportion to lengths
+        None     None     one pass each                    every sample once
+
+    Args:
+        cls: the data set class of one corpus, such as `GPTDataset`.
+        sizes: samples wanted for train, valid and test.
+        is_built_on_rank: whether this process needs the data; where it says no, `build` gives None.
+        config: what to build.
+    """
+
+    def __init__(
+        self,
+        cls: type[MegatronDataset],
+        sizes: Sizes,
+        is_built_on_rank: Callable[[], bool],
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        if config.blend is None and config.blend_per_split is None:
+            raise ConfigError("There is nothing to build: give blend with split, or blend_per_split.")
+        if len(sizes) != len(Split) or any(size is not None and size < 0 for size in sizes):
+            raise ConfigError(f"Sizes are three numbers of samples (or None); {list(sizes)} were given.")
+        self.cls = cls
+        self.sizes = tuple(sizes)
+        self.is_built_on_rank = is_built_on_rank
+        self.config = config
+        for split in Split:
+            blend, _ = self._select_blend(split)
+            if blend is not None and blend[1] is not None and len(blend[0]) > 1 and sizes[split.value] is None:
+                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
+
+    def build(self) -> list[TopLevelDataset | None]:
+        """Train, valid and test; None for a split without data, or on a rank that does not need it.
+
+        With index_builder "job" or "node" all ranks must call this: those that do not build wait at a barrier of
+        torch.distributed until the indices are there. With "lock", each rank may call it when it likes.
+        """
+        with take_turns(self.config.index_builder):
+            return [self._build_split(split) for split in Split]
+
+    def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
+        """What a split is made of, and which part of each corpus it takes."""
+        if self.config.blend_per_split is not None:
+            return self.config.blend_per_split[split.value], _EVERYTHING
+        matrix = self.config.split_matrix
+        return self.config.blend, None if matrix is None else matrix[split.value]
+
+    def _build_split(self, split: Split) -> TopLevelDataset | None:
+        blend, bookends = self._select_blend(split)
+        if blend is None or bookends is None or not self.is_built_on_rank():
+            return None
+        prefixes, weights = blend
+        size = self.sizes[split.value]
+        if len(prefixes) == 1:
+            return self._build_corpus(prefixes[0], bookends, size, split)
+        if weights is None:
+            return self._blend_by_length(self._build_corpora(prefixes, bookends, [None] * len(prefixes), split), size)
+        if size is None:
+            raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
+        shares = normalize_weights(weights)
+        targets = [math.ceil(size * share) for share in shares]
+        built = [math.ceil(target * (1 + self.config.mid_level_dataset_surplus)) for target in targets]
+        return BlendedDataset(self._build_corpora(prefixes, bookends, built, split), shares, sum(targets), self.config)
+
+    def _blend_by_length(self, datasets: Sequence[MegatronDataset], size: int | None) -> BlendedDataset:
+        lengths = [len(dataset) for dataset in datasets]
+        return BlendedDataset(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
+
+    def _build_corpora(
+        self, prefixes: Sequence[str], bookends: Bookends, sizes: Sizes, split: Split
+    ) -> list[MegatronDataset]:
+        threads = min(self.config.num_dataset_builder_threads, len(prefixes))
+        arguments: list[tuple[Any, ...]] = [
+            (prefix, bookends, size, split) for prefix, size in zip(prefixes, sizes, strict=True)
+        ]
+        if threads <= 1:
+            return [self._build_corpus(*each) for each in arguments]
+        with ThreadPoolExecutor(threads, thread_name_prefix="tdu-tokens") as pool:
+            return list(pool.map(lambda each: self._build_corpus(*each), arguments))
+
+    def _build_corpus(self, prefix: str, bookends: Bookends, size: int | None, split: Split) -> MegatronDataset:
+        prefix = os.fspath(prefix)
+        corpus = self.cls.build_low_level_dataset(prefix, self.config)
+        exposed = split_range(bookends, self.cls.numel_low_level_dataset(corpus))
+        return self.cls(corpus, prefix, exposed, size, split, self.config)

@@ -1,0 +1,230 @@
+"""Samples of a fixed number of tokens, cut from a corpus whose documents are laid end to end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.tokens.cache import IndexCache
+from torch_dataloader_utils.tokens.config import GPTDatasetConfig, read_token, select_pad_token
+from torch_dataloader_utils.tokens.epochs import EpochPlan, plan_epochs
+from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, Part
+from torch_dataloader_utils.tokens.masks import (
+    build_attention_mask,
+    build_document_borders,
+    build_position_ids,
+    number_documents,
+)
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, SequenceIds, select_cache
+from torch_dataloader_utils.tokens.sample_index import SampleIndices, build_indices
+from torch_dataloader_utils.tokens.sequences import select_facts
+from torch_dataloader_utils.tokens.split import Split
+
+_INDEX_NAMES = ("document_index", "sample_index", "shuffle_index")
+
+# Part of the cache key: raise it when the same description gives other indices.
+_INDEX_VERSION = 1
+
+
+class GPTDataset(MegatronDataset):
+    """Sample i: L tokens, the L tokens after each of them as labels, a loss mask and positions.
+
+    Keys: `tokens`, `labels`, `position_ids` int64 [L], `loss_mask` float32 [L]; `attention_mask` bool [1, L, L] with
+    `create_attention_mask`; `cu_seqlens` int32 [L + 1] and `max_seqlen` with `inter_document_masking`.
+
+    Order and content are Megatron-Core's for the same files, seed and options. The attention mask is one tensor
+    shared by all samples unless documents reset it: copy it before writing to it.
+    """
+
+    config: GPTDatasetConfig
+
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str | None,
+        indexed_indices: SequenceIds,
+        num_samples: int | None,
+        index_split: Split,
+        config: GPTDatasetConfig,
+    ) -> None:
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+        self._pad = select_pad_token(config.tokenizer, allows_ambiguous=config.allow_ambiguous_pad_tokens)
+        self._indices: SampleIndices | None = None
+        self._shared_mask: Tensor | None = None
+        if not config.defer_npy_index_mmap:
+            self.load_indices()
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
+        """Sequences: GPT corpora are divided by sequence, not by document."""
+        return len(low_level_dataset)
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
+        """The corpus, unopened when its counts are known."""
+        facts = select_facts(config.sequences_per_dataset, dataset_path)
+        return IndexedDataset(dataset_path, mmap=config.mmap_bin_files, store=config.store, facts=facts)
+
+    @property
+    def document_index(self) -> npt.NDArray[np.integer]:
+        """Sequence ids in the order in which their tokens are laid end to end."""
+        return self.load_indices().document_index
+
+    @property
+    def sample_index(self) -> npt.NDArray[np.integer]:
+        """[K + 1, 2]: where each sample begins, as position in `document_index` and token offset."""
+        return self.load_indices().sample_index
+
+    @property
+    def shuffle_index(self) -> npt.NDArray[np.integer]:
+        """[K]: which row of `sample_index` sample i is."""
+        return self.load_indices().shuffle_index
+
+    def describe(self) -> dict[str, Any]:
+        """Everything the indices depend on."""
+        return super().describe() | {
+            "index_version": _INDEX_VERSION,
+            "extra_tokens": self.config.extra_tokens,
+            "drops_partial": self._drops_partial,
+        }
+
+    def load_indices(self) -> SampleIndices:
+        """The three indices: from memory, from the cache, or built."""
+        if self._indices is None:
+            cache = self._select_cache()
+            if cache is None:
+                arrays = self._build_arrays()
+            else:
+                arrays = cache.load_or_build(self._cache_name, self.describe(), self._build_arrays)
+            self._indices = SampleIndices(**{name: arrays[name] for name in _INDEX_NAMES})
+        return self._indices
+
+    @property
+    def _cache_name(self) -> str:
+        return f"{type(self).__name__}-{self.index_split.name}"
+
+    def _select_cache(self) -> IndexCache | None:
+        return select_cache(self.config, f"{self.dataset.path_prefix}/cache/{type(self).__name__}_indices")
+
+    def _build_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        built = build_indices(
+            self.dataset.sequence_lengths,
+            self.indices,
+            self._plan_epochs(),
+            sequence_length=self.config.sequence_length,
+            extra_tokens=self.config.extra_tokens,
+            seed=self.config.random_seed,
+        )
+        return {name: getattr(built, name) for name in _INDEX_NAMES}
+
+    def _plan_epochs(self) -> EpochPlan:
+        return plan_epochs(
+            self._count_tokens(),
+            sequence_length=self.config.sequence_length,
+            extra_tokens=self.config.extra_tokens,
+            num_samples=self.num_samples,
+            drops_partial=self._drops_partial,
+        )
+
+    @property
+    def _exposes_everything(self) -> bool:
+        return isinstance(self.indices, range) and self.indices == range(len(self.dataset))
+
+    def _count_tokens(self) -> int:
+        if self._exposes_everything:
+            return self.dataset.token_count
+        lengths = self.dataset.sequence_lengths
+        # A slice of the mapped lengths is a view; an array of ids copies.
+        ids = self.indices
+        chosen = lengths[ids.start : ids.stop] if isinstance(ids, range) else lengths[ids]
+        return int(chosen.sum(dtype=np.int64))
+
+    @property
+    def _drops_partial(self) -> bool:
+        return self.index_split is not Split.valid or self.config.drop_last_partial_validation_sequence
+
+    def __len__(self) -> int:
+        if self._indices is None and self._exposes_everything:
+            return self._plan_epochs().sample_count
+        return len(self.shuffle_index)
+
+    def __getitem__(self, index: int | None) -> Sample:
+        """Sample `index`. None stands for padding of a batch: some sample, with a loss mask of zeros."""
+        text, part_tokens = self._read_sample(0 if index is None else index)
+        config, pad = self.config, self._pad
+        if config.add_extra_token_to_sequence:
+            tokens, labels = text[:-1].clone(), text[1:].clone()
+        else:
+            tokens, labels = text, torch.roll(text, shifts=-1)
+            labels[-1] = pad
+        sample = {"tokens": tokens, "labels": labels, **self._build_masks(tokens, labels)}
+        if index is None:
+            sample["loss_mask"] = torch.zeros_like(sample["loss_mask"])
+        if config.inter_document_masking:
+            sample["cu_seqlens"], sample["max_seqlen"] = build_document_borders(part_tokens, config.sequence_length)
+        # Padding may be an id that no embedding has.
+        tokens[tokens == pad] = 0
+        labels[labels == pad] = 0
+        return sample
+
+    def _build_masks(self, tokens: Tensor, labels: Tensor) -> Sample:
+        config, length = self.config, self.config.sequence_length
+        loss_mask = torch.ones(length)
+        eod = read_token(config.tokenizer, "eod")
+        documents = None
+        if eod is not None:
+            if config.eod_mask_loss:
+                loss_mask[tokens == eod] = 0.0
+            if config.reset_position_ids or config.reset_attention_mask:
+                documents = number_documents(tokens, eod)
+        loss_mask[labels == self._pad] = 0.0
+        masks: Sample = {"loss_mask": loss_mask}
+        masks["position_ids"] = build_position_ids(length, documents if config.reset_position_ids else None)
+        if config.create_attention_mask:
+            masks["attention_mask"] = self._build_attention_mask(documents)
+        return masks
+
+    def _build_attention_mask(self, documents: Tensor | None) -> Tensor:
+        length = self.config.sequence_length
+        if self.config.reset_attention_mask:
+            return build_attention_mask(length, documents)
+        if self._shared_mask is None:
+            self._shared_mask = build_attention_mask(length)
+        return self._shared_mask
+
+    def _read_sample(self, index: int) -> tuple[Tensor, Sequence[int]]:
+        """Text int64 [L + x], padded, and how many tokens of its first L each document in it has."""
+        indices, extra_tokens = self.load_indices(), self.config.extra_tokens
+        count = len(indices.shuffle_index)
+        if not -count <= index < count:
+            raise IndexError(f"{self.dataset_path} has {count} samples for {self.index_split.name}; {index} asked for.")
+        row = int(indices.shuffle_index[index])
+        (first, offset), (last, end) = indices.sample_index[row : row + 2].tolist()
+        ids = indices.document_index[first : last + 1].tolist()
+        parts: list[Part] = [(sequence, 0, None) for sequence in ids]
+        parts[0] = (ids[0], offset, None)
+        parts[-1] = (ids[-1], parts[-1][1], end + extra_tokens - parts[-1][1])
+        if self.dataset.dtype.kind == "f":
+            raise SchemaError(f"{self.dataset_path} holds {self.dataset.dtype.name}; samples are made of integers.")
+        pieces = self.dataset.get_parts(parts)
+        length = self.config.sequence_length + extra_tokens
+        text = np.full(length, self._pad, dtype=np.int64)
+        joined = np.concatenate(pieces)
+        text[: len(joined)] = joined
+        part_tokens = [len(piece) for piece in pieces]
+        if len(joined) == length:
+            part_tokens[-1] -= extra_tokens
+        return torch.from_numpy(text), part_tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker maps the cache again, rather than get gigabytes through a pipe; indices in memory have to travel.
+        state = self.__dict__.copy()
+        state["_shared_mask"] = None
+        cache = self._select_cache()
+        if cache is not None and cache.path_of(self._cache_name, self.describe()).exists():
+            state["_indices"] = None
+        return state

@@ -1,0 +1,217 @@
+"""Batch samplers for one rank: which samples it trains on next, from the number of samples the job has consumed.
+
+Source: the samplers of Megatron-LM's data loaders; orders are the same, so a job goes on where another left off.
+Where those give ranks unequal numbers of batches or empty ones, these give the index None instead, which a
+`GPTDataset` turns into a sample without loss: all ranks take the same number of full batches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Sampler
+
+from torch_dataloader_utils.errors import ConfigError
+
+Batch = list[int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """The part of one rank in each step: `micro_batch_size` samples on each of `data_parallel_size` ranks."""
+
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size < 1:
+            raise ConfigError(f"micro_batch_size must be at least 1; {self.micro_batch_size} was given.")
+        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
+            raise ConfigError(f"Rank {self.data_parallel_rank} is not one of {self.data_parallel_size}.")
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of all ranks in one step."""
+        return self.micro_batch_size * self.data_parallel_size
+
+    @property
+    def offset(self) -> int:
+        """Where this rank's samples begin within a step."""
+        return self.micro_batch_size * self.data_parallel_rank
+
+
+def _check_counts(total_samples: int, consumed_samples: int) -> None:
+    if total_samples < 1 or consumed_samples < 0:
+        raise ConfigError(f"{consumed_samples} of {total_samples} samples consumed: that cannot be.")
+
+
+class PretrainingSampler(Sampler[Batch]):
+    """Samples in order, dealt to ranks in neighbouring micro-batches.
+
+    10 samples, micro-batch 2, 2 ranks    rank 0: 0 1 | 4 5         rank 1: 2 3 | 6 7
+    with drop_last=False                  rank 0: 0 1 | 4 5 | 8 9   rank 1: 2 3 | 6 7 | None None
+    """
+
+    def __init__(
+        self,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        drop_last: bool = True,
+    ) -> None:
+        _check_counts(total_samples, consumed_samples)
+        self.total_samples = total_samples
+        self.consumed_samples = consumed_samples
+        self.drop_last = drop_last
+        self._share = RankShare(
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+        )
+
+    def __len__(self) -> int:
+        remaining = max(0, self.total_samples - self.consumed_samples)
+        step = self._share.step_samples
+        return remaining // step if self.drop_last else -(-remaining // step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        share, first = self._share, self.consumed_samples + self._share.offset
+        for start in range(first, first + len(self) * share.step_samples, share.step_samples):
+            samples = range(start, start + share.micro_batch_size)
+            yield [sample if sample < self.total_samples else None for sample in samples]
+
+
+class PretrainingRandomSampler(Sampler[Batch]):
+    """One epoch of samples in random order; iterating again gives the next epoch.
+
+    `consumed_samples` says which epoch and where in it, and moves on with every batch that is given. Each epoch has
+    the same number of full batches on all ranks; what does not fill a step is left out, other samples each epoch
+    unless `data_sharding` is on.
+
+    Args:
+        data_sharding: each rank permutes a bucket of its own, so that ranks share no samples over epochs. Otherwise
+            all samples are permuted and dealt to ranks one by one.
+    """
+
+    def __init__(
+        self,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        data_sharding: bool = True,
+    ) -> None:
+        _check_counts(total_samples, consumed_samples)
+        self.total_samples = total_samples
+        self.consumed_samples = consumed_samples
+        self.data_sharding = data_sharding
+        self._share = RankShare(
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+        )
+        if self._epoch_samples == 0:
+            raise ConfigError(f"{total_samples} samples do not fill one step of {self._share.step_samples}.")
+        if consumed_samples % self._share.step_samples:
+            raise ConfigError(
+                f"{consumed_samples} consumed samples are no whole number of steps of {self._share.step_samples}."
+            )
+
+    @property
+    def _epoch_samples(self) -> int:
+        return self.total_samples - self.total_samples % self._share.step_samples
+
+    def __len__(self) -> int:
+        """Batches left in the current epoch."""
+        return (self._epoch_samples - self.consumed_samples % self._epoch_samples) // self._share.step_samples
+
+    def __iter__(self) -> Iterator[Batch]:
+        share = self._share
+        epoch, done = divmod(self.consumed_samples, self._epoch_samples)
+        samples = self._order_bucket(epoch) if self.data_sharding else self._order_all(epoch)
+        for start in range(done // share.data_parallel_size, len(samples), share.micro_batch_size):
+            self.consumed_samples += share.step_samples
+            batch: Batch = [*samples[start : start + share.micro_batch_size]]
+            yield batch
+
+    def _order_bucket(self, epoch: int) -> list[int]:
+        bucket = self._epoch_samples // self._share.data_parallel_size
+        first = self._share.data_parallel_rank * bucket
+        return [first + sample for sample in self._permute(bucket, epoch)]
+
+    def _order_all(self, epoch: int) -> list[int]:
+        # Megatron permutes what fills micro-batches of one rank, and uses the start that fills whole steps.
+        permuted = self.total_samples - self.total_samples % self._share.micro_batch_size
+        order = self._permute(permuted, epoch)[: self._epoch_samples]
+        return order[self._share.data_parallel_rank :: self._share.data_parallel_size]
+
+    @staticmethod
+    def _permute(count: int, epoch: int) -> list[int]:
+        # The epoch alone is the seed, as in Megatron; the seed of the job is in the order of the samples themselves.
+        order: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tolist()
+        return order
+
+
+class GlobalBatchSampler(Sampler[Batch]):
+    """All samples of one rank in a global batch at once, for schedulers that divide them anew.
+
+    16 samples, global batch 8, micro-batch 2, 2 ranks    rank 0: 0 1 4 5 | 8 9 12 13    rank 1: 2 3 6 7 | 10 11 14 15
+    """
+
+    def __init__(
+        self,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        drop_last: bool = True,
+    ) -> None:
+        step_samples = micro_batch_size * data_parallel_size
+        if global_batch_size < 1 or global_batch_size % step_samples:
+            raise ConfigError(f"A global batch of {global_batch_size} is no whole number of steps of {step_samples}.")
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self._steps_per_batch = global_batch_size // step_samples
+        self._steps = PretrainingSampler(
+            total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=False
+        )
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        remaining = max(0, self._steps.total_samples - self._steps.consumed_samples)
+        return remaining // self.global_batch_size if self.drop_last else -(-remaining // self.global_batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        steps = iter(self._steps)
+        missing: Batch = [None] * self.micro_batch_size
+        for _ in range(len(self)):
+            micro_batches = [next(steps, missing) for _ in range(self._steps_per_batch)]
+            yield [sample for micro_batch in micro_batches for sample in micro_batch]
+
+
+class FullValidationSampler(Sampler[int | None]):
+    """Every sample once over all ranks: rank r takes r, r + R, r + 2R, …, and None where ranks would end unequal.
+
+    5 samples, 2 ranks    rank 0: 0 2 4    rank 1: 1 3 None
+    """
+
+    def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:
+        _check_counts(total_samples, 0)
+        self.total_samples = total_samples
+        self._share = RankShare(
+            micro_batch_size=1, data_parallel_rank=data_parallel_rank, data_parallel_size=data_parallel_size
+        )
+
+    def __len__(self) -> int:
+        return -(-self.total_samples // self._share.data_parallel_size)
+
+    def __iter__(self) -> Iterator[int | None]:
+        ranks = self._share.data_parallel_size
+        for sample in range(self._share.data_parallel_rank, len(self) * ranks, ranks):
+            yield sample if sample < self.total_samples else None
