@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique
+from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, no_such_group
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -31,7 +31,10 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
         # An empty list would mean all columns; one is enough to count rows.
         included = [schema.get_field_index(name) for name in names] or [0]
         options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
-        batch = pa.ipc.open_file(file, options=options).get_batch(task.ordinal)
+        reader = pa.ipc.open_file(file, options=options)
+        if task.ordinal >= reader.num_record_batches:
+            raise no_such_group(task, reader.num_record_batches)
+        batch = reader.get_batch(task.ordinal)
     check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
     batch.validate(full=True)
     return batch if names else rows_only(batch.num_rows)

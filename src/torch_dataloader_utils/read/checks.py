@@ -119,6 +119,13 @@ def row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: 
     )
 
 
+def no_such_group(task: RowGroupTask, num_groups: int) -> CorruptFileError:
+    """The error for an ordinal that the file does not have."""
+    return CorruptFileError(
+        f"{where(task)} does not exist: the footer has {num_groups} row groups. Plan the data set again."
+    )
+
+
 def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int) -> None:
     """Raises UnsupportedFeatureError for a row group that would decode to more than the budget."""
     if decoded_bytes > budget_bytes:

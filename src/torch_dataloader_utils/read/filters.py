@@ -1,5 +1,6 @@
 """Row filters: which columns one needs, and which rows it keeps."""
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -7,6 +8,9 @@ import pyarrow.dataset as ds
 from pyarrow import acero
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+# pyarrow.field(0), but not the place of a field inside a struct.
+_POSITION = re.compile(r"(?<!field_ref=FieldRef\.)FieldPath\(")
 
 
 def filter_columns(row_filter: Any, schema: Any) -> tuple[str, ...]:
@@ -55,7 +59,7 @@ def _evaluate(row_filter: Any, table: Any) -> Any:
 def _check_condition(row_filter: Any, schema: Any) -> None:
     # A column by position would be another column after projection. The text may be in a string of the filter
     # instead; then the refusal is a nuisance, never wrong rows.
-    if "FieldPath(" in str(row_filter):
+    if _POSITION.search(str(row_filter)):
         raise ConfigError(f"the row filter {row_filter} refers to columns by position; name them.")
     try:
         data_type = _evaluate(row_filter, schema.empty_table()).type

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._store.interface import Span
 from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, where
+from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, no_such_group, where
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
@@ -52,9 +52,7 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
     task = source.task
     footer = _footers.get(source.key, lambda: _load(source))
     if task.ordinal >= footer.metadata.num_row_groups:
-        raise CorruptFileError(
-            f"{where(task)} does not exist: the footer has {footer.metadata.num_row_groups}. Plan the data set again."
-        )
+        raise no_such_group(task, footer.metadata.num_row_groups)
     group = footer.metadata.row_group(task.ordinal)
     columns = [field.name for field in fields if field.name in footer.leaves]
     check_unique(task, footer.schema, columns)

@@ -1,0 +1,65 @@
+"""Which columns a filter needs, and which rows it keeps."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.read.filters import filter_columns, keep_mask
+
+NAMES = [f"c{i}" for i in range(23)]
+WIDE = pa.schema([(name, pa.int64()) for name in NAMES])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.sampled_from(NAMES), min_size=1))
+def test_exactly_the_named_columns_are_found(named: set[str]) -> None:
+    row_filter = pc.scalar(True)
+    for number, name in enumerate(sorted(named)):
+        row_filter = (
+            (row_filter | (pc.field(name) > number)) if number % 2 else (row_filter & pc.field(name).is_valid())
+        )
+    assert filter_columns(row_filter, WIDE) == tuple(name for name in NAMES if name in named)
+
+
+def test_fields_of_structs_count_as_their_column() -> None:
+    schema = pa.schema([("s", pa.struct([("x", pa.int64())])), ("x", pa.int64())])
+    assert filter_columns(pc.field("s", "x") > 1, schema) == ("s",)
+    assert filter_columns(pc.struct_field(pc.field("s"), [0]) > 1, schema) == ("s",)
+    assert filter_columns(pc.scalar(True), schema) == ()
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "message"),
+    [
+        (pc.field("nope") > 1, "nope"),
+        (pc.field("c1") == "a", "does not fit"),
+        (pc.field("c1") + 1, "gives int64"),
+        (pc.field(0) > 1, "by position"),
+    ],
+)
+def test_filters_that_cannot_work_are_refused(row_filter: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        filter_columns(row_filter, WIDE)
+
+
+def test_a_filter_that_is_no_expression_is_a_type_error() -> None:
+    with pytest.raises(ConfigTypeError, match="give a pyarrow expression"):
+        filter_columns([("c1", ">", 3)], WIDE)
+
+
+def test_the_mask_is_in_row_order_over_many_pieces() -> None:
+    # Acero works in pieces of 32,768 rows.
+    values = np.random.default_rng(0).integers(0, 100, 200_000)
+    mask = keep_mask(pc.field("v") < 50, pa.RecordBatch.from_arrays([pa.array(values)], names=["v"]))
+    assert np.array_equal(mask.to_numpy(zero_copy_only=False), values < 50)
+
+
+def test_null_is_neither_true_nor_false() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([1, None, 3])], names=["v"])
+    assert keep_mask(pc.field("v") > 1, batch).to_pylist() == [False, None, True]

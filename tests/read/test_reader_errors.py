@@ -1,0 +1,200 @@
+"""What is wrong with a file leaves as one of our errors, naming file and row group."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from tests.read.files import make_spec, make_task, write_arrow, write_csv, write_json, write_orc, write_parquet
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    FileChangedError,
+    InternalError,
+    LoaderError,
+    RowCountError,
+    SchemaError,
+    StoreError,
+    UnsupportedFeatureError,
+)
+from torch_dataloader_utils.read.deletes import RowDeletes
+from torch_dataloader_utils.read.reader import make_reader
+
+TABLE = pa.table({"row": np.arange(100), "word": [f"w{i}" for i in range(100)]})
+WRITERS: dict[str, Callable[[Path], list[RowGroupTask]]] = {
+    "parquet": lambda path: write_parquet(path, TABLE, 40),
+    "orc": lambda path: write_orc(path, TABLE),
+    "arrow": lambda path: write_arrow(path, TABLE, 40),
+    "csv": lambda path: write_csv(path, TABLE, 40),
+    "json": lambda path: write_json(path, TABLE, 40),
+}
+READER = make_reader(make_spec(TABLE.schema))
+
+
+@pytest.fixture(params=list(WRITERS))
+def tasks(request: pytest.FixtureRequest, tmp_path: Path) -> list[RowGroupTask]:
+    return WRITERS[request.param](tmp_path / f"a.{request.param}")
+
+
+def test_a_wrong_count_names_seen_and_wanted_rows(tasks: list[RowGroupTask]) -> None:
+    rows = tasks[0].physical_rows
+    with pytest.raises(RowCountError, match=rf"row group 0 gave {rows} of {rows + 1} stored rows.*tdu verify"):
+        READER.read(replace(tasks[0], physical_rows=rows + 1))
+    with pytest.raises(RowCountError, match=rf"gave {rows} of {rows - 1} planned rows"):
+        READER.read(replace(tasks[0], live_rows=rows - 1))
+
+
+def test_unknown_counts_are_not_checked(tasks: list[RowGroupTask]) -> None:
+    task = replace(tasks[0], physical_rows=UNKNOWN, live_rows=UNKNOWN)
+    assert READER.read(task).num_rows == tasks[0].physical_rows
+
+
+def test_a_replaced_file_is_changed_even_if_it_does_not_decode(tasks: list[RowGroupTask]) -> None:
+    path = Path(tasks[0].path)
+    for content in (path.read_bytes() + b" ", b"not a data file", b""):
+        path.write_bytes(content)
+        with pytest.raises(FileChangedError, match=r"not the file that was planned"):
+            READER.read(tasks[0])
+
+
+def test_a_touched_file_is_changed_though_its_footer_is_known(tasks: list[RowGroupTask]) -> None:
+    READER.read(tasks[0])
+    os.utime(tasks[0].path, ns=(1, 1))
+    with pytest.raises(FileChangedError, match="plan the data set again"):
+        READER.read(tasks[0])
+
+
+def test_a_file_that_is_gone_has_changed(tasks: list[RowGroupTask]) -> None:
+    Path(tasks[0].path).unlink()
+    with pytest.raises(FileChangedError, match=r"is gone.*Plan the data set again"):
+        READER.read(tasks[0])
+
+
+def test_truncated_and_flipped_files_never_raise_foreign_errors(tasks: list[RowGroupTask]) -> None:
+    path = Path(tasks[0].path)
+    good = path.read_bytes()
+    random = np.random.default_rng(0)
+    damaged = [good[:length] for length in (0, 1, 3, 7, 12, len(good) // 2, len(good) - 1)]
+    for _ in range(60):
+        flipped = bytearray(good)
+        flipped[random.integers(len(good))] ^= 1 << random.integers(8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        task = make_task(
+            path,
+            tasks[0].file_format,
+            0,
+            tasks[0].physical_rows,
+            byte_length=min(tasks[0].byte_length, len(content)),
+        )
+        try:
+            assert READER.read(task).num_rows == task.physical_rows
+        except DataError as error:
+            assert str(path) in str(error)  # noqa: PT017 - reading rightly is an answer too
+
+
+def test_text_that_does_not_parse_as_the_schemas_type_is_a_schema_error(tmp_path: Path) -> None:
+    schema = pa.schema([("row", pa.int64()), ("word", pa.int64())])
+    for tasks in (write_csv(tmp_path / "a.csv", TABLE, 40), write_json(tmp_path / "a.jsonl", TABLE, 40)):
+        with pytest.raises(SchemaError, match="row group 1"):
+            make_reader(make_spec(schema)).read(tasks[1])
+
+
+def test_more_than_the_memory_budget_is_refused_with_the_number(tmp_path: Path) -> None:
+    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"x": np.zeros(100_000), "y": np.zeros(100_000)}))
+    spec = make_spec(pa.schema([("x", pa.float64()), ("y", pa.float64())]), max_row_group_bytes=1_000_000)
+    with pytest.raises(UnsupportedFeatureError, match=r"at least 1600000 bytes.*limit is 1000000"):
+        make_reader(spec).read(task)
+    assert make_reader(replace(spec, columns=("y",))).read(task).num_rows == 100_000
+    assert make_reader(spec).read(task, stop_row=10).num_rows == 10
+
+
+def test_page_checksums_are_checked_unless_switched_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": np.arange(1000)})
+    write_parquet(path, table, write_page_checksum=True, use_dictionary=False, compression="none")
+    content = path.read_bytes()
+    at = content.index(np.arange(500, 510).tobytes())
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    task = make_task(path, FileFormat.PARQUET, 0, 1000)
+    with pytest.raises(CorruptFileError, match="CRC checksum verification failed"):
+        make_reader(make_spec(table.schema)).read(task)
+    wrong = make_reader(make_spec(table.schema, page_checksums=False)).read(task)
+    assert wrong.column("x")[500].as_py() == 500 | 0xFF
+
+
+def test_a_directory_or_an_unreadable_path_is_the_worlds_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "a.parquet"
+    folder.mkdir()
+    with pytest.raises(LoaderError, match=r"a\.parquet"):
+        READER.read(make_task(folder, FileFormat.PARQUET, 0, 1))
+
+
+def test_an_encrypted_file_is_unsupported(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PARE" + bytes(100) + (50).to_bytes(4, "little") + b"PARE")
+    with pytest.raises(UnsupportedFeatureError, match="encrypted"):
+        READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+
+
+def test_a_row_group_past_the_footer_is_corrupt(tmp_path: Path) -> None:
+    for name, write in WRITERS.items():
+        if name not in ("csv", "json"):
+            (first, *_) = write(tmp_path / f"a.{name}")
+            with pytest.raises(CorruptFileError, match="row group 99"):
+                READER.read(replace(first, ordinal=99))
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "row"])
+    (parquet,) = write_parquet(tmp_path / "a.parquet", table)
+    (arrow,) = write_arrow(tmp_path / "a.arrow", table, 10)
+    path = tmp_path / "a.csv"
+    path.write_text("a,a,row\n1,2,3\n")
+    text = make_task(path, FileFormat.CSV, 0, 1, byte_length=14)
+    schema = pa.schema([("a", pa.int64()), ("row", pa.int64())])
+    for task in (parquet, arrow, text):
+        with pytest.raises(SchemaError, match="more than one column named a"):
+            make_reader(make_spec(schema)).read(task)
+        assert make_reader(make_spec(schema, columns=("row",))).read(task).to_pydict() == {"row": [3]}
+
+
+def test_names_that_are_not_there_are_refused_when_the_reader_is_made() -> None:
+    with pytest.raises(ConfigError, match="no column is named wrod; did you mean word"):
+        make_reader(make_spec(TABLE.schema, columns=("wrod",)))
+    with pytest.raises(ConfigError, match="row more than once"):
+        make_reader(make_spec(TABLE.schema, columns=("row", "row")))
+    with pytest.raises(ConfigError, match="no column is named day"):
+        make_reader(make_spec(TABLE.schema, partition_columns=("day",)))
+
+
+def test_a_filter_that_fails_on_the_values_says_where(tmp_path: Path) -> None:
+    (task, *_) = write_parquet(tmp_path / "a.parquet", TABLE)
+    reader = make_reader(make_spec(TABLE.schema, row_filter=pc.scalar(1) / pc.field("row") > 0))
+    with pytest.raises(ConfigError, match=r"row group 0: the row filter .*divide by zero"):
+        reader.read(task)
+
+
+def test_extras_that_no_reader_knows_are_our_fault(tmp_path: Path) -> None:
+    (task, *_) = write_parquet(tmp_path / "a.parquet", TABLE)
+    with pytest.raises(InternalError, match="carries str"):
+        READER.read(replace(task, extra="deletes"))
+    with pytest.raises(InternalError, match="no known first row"):
+        READER.read(replace(task, first_row=UNKNOWN, extra=RowDeletes.of([1])))
+
+
+def test_credentials_in_a_url_stay_out_of_messages() -> None:
+    task = replace(
+        make_task(Path(__file__), FileFormat.PARQUET, 0, 1), path="memory://user:canary@bucket/nothing.parquet"
+    )
+    with pytest.raises((StoreError, DataError, ConfigError)) as caught:
+        READER.read(task)
+    assert "canary" not in str(caught.value)
