@@ -1,0 +1,74 @@
+"""Variable-length sequences of a global batch, packed and spread over data × context parallel ranks.
+
+In: samples of one sequence each (`wrap_data_iterator`, `PackedLoader`), or a source and its lengths
+(`PlannedPackedLoader`, which sends nothing). Out: per global batch an iterator of packed microbatches, their number,
+Σ length and Σ length²; per microbatch the tokens of this rank and where sequences begin
+(`get_batch_on_this_rank_for_sequence_packing`).
+
+Promises: every sequence once, no rank above its capacity, the same number of microbatches on every rank, the same
+schedule on every rank and in every run. All communication is torch.distributed, gloo or NCCL.
+
+Not for: packing documents into fixed samples before training (`shape`), and the attention that respects `cu_seqlens`.
+"""
+
+from torch_dataloader_utils.packing.batch import (
+    PackedBatch,
+    PackedSeqParams,
+    get_batch_on_this_rank_for_sequence_packing,
+)
+from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor
+from torch_dataloader_utils.packing.global_batch import ScheduledBatch
+from torch_dataloader_utils.packing.groups import PackingGroups, create_packing_groups
+from torch_dataloader_utils.packing.iterators import create_data_iterator
+from torch_dataloader_utils.packing.lengths import get_batch_and_global_seqlens
+from torch_dataloader_utils.packing.loader import PackedLoader
+from torch_dataloader_utils.packing.microbatches import build_packed_microbatches
+from torch_dataloader_utils.packing.partition import get_thd_partitioned_indices
+from torch_dataloader_utils.packing.plan.cost import CostModel
+from torch_dataloader_utils.packing.plan.measure import ScheduleQuality, lower_bound, measure_schedule
+from torch_dataloader_utils.packing.plan.schedule import Schedule
+from torch_dataloader_utils.packing.planned import PlannedPackedLoader, SequenceSource
+from torch_dataloader_utils.packing.reroute import reroute_samples_to_dcp_ranks
+from torch_dataloader_utils.packing.samples import pad_sample
+from torch_dataloader_utils.packing.schedulers import (
+    BasePackingScheduler,
+    ComputeBalancedScheduler,
+    DpBalancedScheduler,
+    HybridContextParallelScheduler,
+    scheduler_map,
+)
+from torch_dataloader_utils.packing.stages import broadcast_to_pp_group
+from torch_dataloader_utils.packing.wrap import PackingConfig, wrap_data_iterator
+
+__all__ = [
+    "BasePackingScheduler",
+    "ComputeBalancedScheduler",
+    "CostModel",
+    "DpBalancedScheduler",
+    "HybridContextParallelScheduler",
+    "PackedBatch",
+    "PackedLoader",
+    "PackedSeqParams",
+    "PackingConfig",
+    "PackingGroups",
+    "PlannedPackedLoader",
+    "Schedule",
+    "ScheduleQuality",
+    "ScheduledBatch",
+    "SequenceSource",
+    "broadcast_scalars",
+    "broadcast_tensor",
+    "broadcast_to_pp_group",
+    "build_packed_microbatches",
+    "create_data_iterator",
+    "create_packing_groups",
+    "get_batch_and_global_seqlens",
+    "get_batch_on_this_rank_for_sequence_packing",
+    "get_thd_partitioned_indices",
+    "lower_bound",
+    "measure_schedule",
+    "pad_sample",
+    "reroute_samples_to_dcp_ranks",
+    "scheduler_map",
+    "wrap_data_iterator",
+]

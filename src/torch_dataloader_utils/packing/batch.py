@@ -1,0 +1,164 @@
+"""One microbatch for one process: its pipeline stage, its part of the row, with its tensor-parallel peers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.packing.collectives import broadcast_tensor, first_rank
+from torch_dataloader_utils.packing.groups import (
+    Group,
+    PackingGroups,
+    communication_device,
+    context_group,
+    group_rank,
+    group_size,
+)
+from torch_dataloader_utils.packing.microbatches import Microbatch
+from torch_dataloader_utils.packing.partition import get_thd_partitioned_indices
+from torch_dataloader_utils.packing.samples import TOKEN_FIELDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedSeqParams:
+    """Where the sequences of a packed row begin, in the fields that Transformer Engine's attention takes.
+
+    Attributes:
+        cu_seqlens_q, cu_seqlens_kv: starts without padding, int32 [sequences + 1], of the row over all its ranks.
+        cu_seqlens_q_padded, cu_seqlens_kv_padded: starts with padding, where the tokens really are.
+        max_seqlen_q, max_seqlen_kv: the longest padded sequence.
+        local_cp_size: ranks that share this row in a hybrid schedule; None in one of fixed size.
+        cp_group: the group of those ranks; None where local_cp_size is None or 1.
+        qkv_format: always "thd": tokens, heads, head dimension.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_kv: torch.Tensor
+    cu_seqlens_q_padded: torch.Tensor
+    cu_seqlens_kv_padded: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_kv: int
+    local_cp_size: int | None = None
+    cp_group: Group = None
+    qkv_format: str = "thd"
+
+
+class PackedBatch(NamedTuple):
+    """What a stage computes on, in the order in which Megatron's training loop unpacks it.
+
+    tokens and position_ids are int64 [1, tokens] on the first stage and None elsewhere; labels (int64) and
+    loss_mask (float32) on the last stage. attention_mask is None: packed_seq_params says what attends to what.
+    """
+
+    tokens: torch.Tensor | None
+    labels: torch.Tensor | None
+    loss_mask: torch.Tensor | None
+    attention_mask: None
+    position_ids: torch.Tensor | None
+    packed_seq_params: PackedSeqParams
+
+
+def get_batch_on_this_rank_for_sequence_packing(
+    data_iterator: Iterator[Microbatch] | None,
+    vpp_size: int | None = None,
+    mtp_on_this_rank: bool = False,
+    vp_stage: int | None = None,
+    groups: PackingGroups | None = None,
+) -> PackedBatch:
+    """The next microbatch; a collective call of the tensor-parallel group.
+
+    Tensor rank 0 takes it from the wrapped iterator, cuts out the tokens of this context-parallel rank
+    (`get_thd_partitioned_indices`) and sends the result to its tensor-parallel peers.
+
+    Args:
+        data_iterator: what `wrap_data_iterator` gave (with virtual stages: the entry of `vp_stage`).
+        vpp_size: number of virtual pipeline stages per process, if any.
+        mtp_on_this_rank: this stage predicts several tokens and needs all four fields.
+        vp_stage: the virtual stage that asks.
+        groups: the process groups; None for a single process.
+
+    Raises:
+        StopIteration: no microbatch is left (on tensor rank 0; call it `num_microbatches` times).
+        ConfigError: an iterator on another tensor rank, none on rank 0, or a microbatch without the fields that
+            this stage needs.
+    """
+    groups = groups or PackingGroups()
+    keys = _needed_fields(groups, vpp_size=vpp_size, mtp_on_this_rank=mtp_on_this_rank, vp_stage=vp_stage)
+    is_source = group_rank(groups.tp) == 0
+    if is_source != (data_iterator is not None):
+        raise ConfigError(
+            f"tensor-parallel rank {group_rank(groups.tp)} has {'no' if data_iterator is None else 'a'} data iterator; "
+            "rank 0 has one and the others None. Pass what wrap_data_iterator gave on this rank"
+        )
+    part = None if data_iterator is None else _own_part(next(data_iterator), keys, groups)
+    shared = _share(part, keys, groups)
+    local_cp_size = int(shared["local_cp_size"]) or None
+    params = PackedSeqParams(
+        cu_seqlens_q=shared["cu_seqlens"],
+        cu_seqlens_kv=shared["cu_seqlens"],
+        cu_seqlens_q_padded=shared["cu_seqlens_padded"],
+        cu_seqlens_kv_padded=shared["cu_seqlens_padded"],
+        max_seqlen_q=int(shared["max_seqlen"]),
+        max_seqlen_kv=int(shared["max_seqlen"]),
+        local_cp_size=local_cp_size,
+        cp_group=None if local_cp_size is None else context_group(groups, local_cp_size),
+    )
+    rows = {key: shared[key].unsqueeze(0) if key in keys else None for key in TOKEN_FIELDS}
+    return PackedBatch(attention_mask=None, packed_seq_params=params, **rows)
+
+
+def _needed_fields(
+    groups: PackingGroups, *, vpp_size: int | None, mtp_on_this_rank: bool, vp_stage: int | None
+) -> list[str]:
+    """The `TOKEN_FIELDS` of this stage: the first embeds, the last computes the loss."""
+    is_first = group_rank(groups.pp) == 0 and vp_stage in (None, 0)
+    last_stage = None if vpp_size is None else vpp_size - 1
+    is_last = group_rank(groups.pp) == group_size(groups.pp) - 1 and vp_stage in (None, last_stage)
+    keys = ["tokens", "position_ids"] if is_first or mtp_on_this_rank else []
+    return keys + (["labels", "loss_mask"] if is_last or mtp_on_this_rank else [])
+
+
+def _own_part(microbatch: Microbatch, keys: list[str], groups: PackingGroups) -> Microbatch:
+    """The metadata of a microbatch, and of the fields `keys` the tokens of this context-parallel rank."""
+    missing = [key for key in keys if key not in microbatch]
+    if missing:
+        raise ConfigError(
+            f"the microbatch of pipeline rank {group_rank(groups.pp)} misses {missing}. Give the first and the last "
+            "stage a data iterator, and pass vpp_size and vp_stage as they are"
+        )
+    local_cp_size = int(microbatch.get("local_cp_size", 0))
+    group = context_group(groups, local_cp_size) if local_cp_size else groups.cp
+    part = {key: microbatch[key] for key in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")}
+    part["local_cp_size"] = torch.tensor(local_cp_size)
+    if group_size(group) == 1:
+        return part | {key: microbatch[key] for key in keys}
+    if keys:
+        total_tokens = microbatch[keys[0]].numel()
+        indices = get_thd_partitioned_indices(
+            microbatch["cu_seqlens_padded"], total_tokens, group_size(group), group_rank(group)
+        )
+        part |= {key: microbatch[key].index_select(0, indices) for key in keys}
+    return part
+
+
+def _share(part: Microbatch | None, keys: list[str], groups: PackingGroups) -> Microbatch:
+    """`part` of tensor rank 0 on every tensor rank: sizes first, then the tensors."""
+    if group_size(groups.tp) == 1 and part is not None:
+        return part
+    device = communication_device(groups)
+    source = first_rank(groups.tp)
+    header = torch.zeros(4, dtype=torch.int64, device=device)
+    if part is not None:
+        num_tokens = part[keys[0]].numel() if keys else 0
+        sizes = [part["cu_seqlens"].numel(), num_tokens, int(part["max_seqlen"]), int(part["local_cp_size"])]
+        header.copy_(torch.tensor(sizes))
+    broadcast_tensor(header, source, groups.tp)
+    num_offsets, num_tokens, max_seqlen, local_cp_size = header.tolist()
+    shared = {"max_seqlen": torch.tensor(max_seqlen), "local_cp_size": torch.tensor(local_cp_size)}
+    layout = {"cu_seqlens": (num_offsets, torch.int32), "cu_seqlens_padded": (num_offsets, torch.int32)}
+    for key, (size, dtype) in (layout | {key: (num_tokens, TOKEN_FIELDS[key]) for key in keys}).items():
+        shared[key] = torch.empty(size, dtype=dtype, device=device) if part is None else part[key].contiguous()
+        broadcast_tensor(shared[key], source, groups.tp)
+    return shared

@@ -1,0 +1,165 @@
+"""One global batch from the data iterators to packed microbatches: read, gather, schedule, move, pack, share."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from torch_dataloader_utils.errors import ConfigError, DataError
+from torch_dataloader_utils.packing.collectives import broadcast_scalars, maximum
+from torch_dataloader_utils.packing.groups import (
+    PackingGroups,
+    check_groups,
+    communication_device,
+    group_rank,
+    group_size,
+)
+from torch_dataloader_utils.packing.iterators import DataIterator, create_data_iterator
+from torch_dataloader_utils.packing.lengths import get_batch_and_global_seqlens
+from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, packed_metadata
+from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.shape import PackingShape
+from torch_dataloader_utils.packing.reroute import reroute_samples_to_dcp_ranks
+from torch_dataloader_utils.packing.samples import Item
+from torch_dataloader_utils.packing.stages import StageBatch, broadcast_to_pp_group
+
+ItemIterator = Iterator[Item] | None | list[Iterator[Item] | None]
+
+# Ordered by which outcome wins when processes differ.
+_READY, _ENDED, _FAILED = 0, 1, 2
+
+
+class ScheduledBatch(NamedTuple):
+    """A global batch ready to train on, in the order in which Megatron's training loop unpacks it.
+
+    data_iterator gives num_microbatches packed microbatches (None on tensor ranks above 0, a list with virtual
+    stages); seqlen_sum and seqlen_squared_sum are Σ length and Σ length² over the padded lengths of the sequences of
+    the whole global batch, for counting floating-point operations.
+    """
+
+    data_iterator: DataIterator
+    num_microbatches: int
+    seqlen_sum: int
+    seqlen_squared_sum: int
+
+
+class Scheduling(Protocol):
+    """What the runtime asks of a scheduler."""
+
+    @property
+    def shape(self) -> PackingShape:
+        """The ranks it schedules for."""
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether packs differ in the number of their ranks."""
+
+    def schedule(self, lengths: Ints) -> Schedule:
+        """The schedule of a global batch of these padded lengths."""
+
+
+def run_global_batch(
+    scheduler: Scheduling,
+    data_iterator: ItemIterator,
+    num_microbatches: int,
+    groups: PackingGroups,
+    virtual_pipeline_size: int | None,
+) -> ScheduledBatch:
+    """Reads `num_microbatches` items per data-parallel rank and gives them back scheduled; a collective call.
+
+    Tensor rank 0 of the first and last pipeline stage have an iterator, all others None. If one process fails, all
+    raise: none is left waiting for a peer that is gone.
+
+    Raises:
+        StopIteration: all iterators had ended; on every rank.
+        ConfigError: the global batch does not fit the schedule, or iterators are in the wrong places.
+        DataError: another process failed.
+    """
+    check_groups(groups, shape=scheduler.shape)
+    own: StageBatch | None = None
+    status = _FAILED
+    try:
+        iterator = _own_iterator(data_iterator, groups, virtual_pipeline_size)
+        if iterator is not None:
+            own = _schedule_own(scheduler, iterator, num_microbatches, groups)
+        status = _READY
+    except StopIteration:
+        status = _ENDED
+    finally:
+        # Also on the way out of an exception: peers in the other groups wait for this process.
+        worst = _worst_status(status, groups)
+    if worst == _ENDED:
+        raise StopIteration
+    if worst == _FAILED:
+        raise DataError("another process could not schedule this global batch; its own error says why")
+    return _share(own, groups, virtual_pipeline_size)
+
+
+def stage_has_data(groups: PackingGroups) -> bool:
+    """Whether this process reads data: tensor rank 0 of the first and of the last pipeline stage."""
+    return group_rank(groups.tp) == 0 and group_rank(groups.pp) in (0, group_size(groups.pp) - 1)
+
+
+def length_statistics(lengths: Ints) -> tuple[int, int]:
+    """Σ length and Σ length², exact."""
+    return int(lengths.sum()), int((lengths * lengths).sum())
+
+
+def _own_iterator(
+    data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
+) -> Iterator[Item] | None:
+    """The iterator that this process reads; of several virtual stages the first that is not None."""
+    if isinstance(data_iterator, list):
+        if len(data_iterator) != (virtual_pipeline_size or 1):
+            raise ConfigError(
+                f"{len(data_iterator)} data iterators for {virtual_pipeline_size or 1} virtual pipeline stages; "
+                "pass a list with one entry per stage, or one iterator"
+            )
+        data_iterator = next((each for each in data_iterator if each is not None), None)
+    if (data_iterator is not None) != stage_has_data(groups):
+        raise ConfigError(
+            f"tensor rank {group_rank(groups.tp)} of pipeline stage {group_rank(groups.pp)} has "
+            f"{'no' if data_iterator is None else 'a'} data iterator; tensor rank 0 of the first and last stage "
+            "have one, all others None"
+        )
+    return data_iterator
+
+
+def _schedule_own(
+    scheduler: Scheduling, data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
+) -> StageBatch:
+    """The packed microbatches of this process: read, gather lengths, schedule, move, pack."""
+    batch = get_batch_and_global_seqlens(data_iterator, num_microbatches, groups)
+    schedule = scheduler.schedule(batch.padded_lengths)
+    samples = reroute_samples_to_dcp_ranks(batch, schedule, groups)
+    dcp_rank = group_rank(groups.dp_cp)
+    metadata = packed_metadata(
+        schedule,
+        dcp_rank,
+        original_lengths=batch.original_lengths,
+        padded_lengths=batch.padded_lengths,
+        device=communication_device(groups),
+        is_hybrid=scheduler.is_hybrid,
+    )
+    microbatches = build_packed_microbatches(samples, metadata, schedule, dcp_rank)
+    return StageBatch(microbatches, *length_statistics(batch.padded_lengths[schedule.samples]))
+
+
+def _worst_status(status: int, groups: PackingGroups) -> int:
+    """The worst status of all processes of the job."""
+    device = communication_device(groups)
+    for group in (groups.dp_cp, groups.pp, groups.tp):
+        status = maximum(status, group, device)
+    return status
+
+
+def _share(own: StageBatch | None, groups: PackingGroups, virtual_pipeline_size: int | None) -> ScheduledBatch:
+    """Metadata to the middle stages, counts and statistics to the tensor ranks."""
+    batch = StageBatch([], 0, 0)
+    if group_rank(groups.tp) == 0:
+        batch = broadcast_to_pp_group(own, groups)
+    counts = [len(batch.microbatches), batch.seqlen_sum, batch.seqlen_squared_sum]
+    num_microbatches, *statistics = broadcast_scalars(counts, groups.tp, communication_device(groups))
+    return ScheduledBatch(
+        create_data_iterator(batch.microbatches, groups, virtual_pipeline_size),
+        int(num_microbatches),
+        *map(int, statistics),
+    )

@@ -1,0 +1,93 @@
+"""The lengths of a whole global batch, from the part that each data-parallel rank has read."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.packing.collectives import gather_rows
+from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, group_size
+from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.samples import Item, Samples, read_samples
+
+_FAILED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GlobalBatch:
+    """A global batch as one data-parallel rank sees it: its own sequences, and the lengths of all.
+
+    A sequence's global id is its position, data-parallel rank 0 first.
+
+    Attributes:
+        local: the sequences that this process has read.
+        original_lengths: of all sequences, int64 [n].
+        padded_lengths: of all sequences, int64 [n].
+        offsets: ids of data-parallel rank d are offsets[d]:offsets[d + 1], int64 [dp_size + 1].
+    """
+
+    local: Samples
+    original_lengths: Ints
+    padded_lengths: Ints
+    offsets: Ints
+
+
+def get_batch_and_global_seqlens(
+    data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
+) -> GlobalBatch:
+    """Reads `num_microbatches` items and gathers the lengths of all data-parallel ranks; a collective call.
+
+    Ranks may have read different numbers of sequences; a rank whose iterator has ended adds what it has.
+
+    Raises:
+        StopIteration: no rank has read anything; raised on all of them.
+        DataError: another rank could not read its part; raised on all others, so that no rank waits for it.
+    """
+    try:
+        local = read_samples(data_iterator, num_microbatches)
+    except Exception:
+        # Whatever it is, the other ranks are about to wait for this one.
+        _gather_counts(_FAILED, b"", groups)
+        raise
+    own = np.stack([local.original_lengths, local.padded_lengths], axis=1)
+    counts = _gather_counts(len(own), own.tobytes(), groups)
+    if not counts.sum():
+        raise StopIteration
+    rows = torch.zeros((int(counts.max()), 2), dtype=torch.int64)
+    rows[: len(own)] = torch.from_numpy(own)
+    gathered = gather_rows(rows.to(communication_device(groups)), groups.dp)
+    lengths = torch.cat([rows[:count] for rows, count in zip(gathered, counts.tolist(), strict=True)]).cpu().numpy()
+    return GlobalBatch(
+        local=local,
+        original_lengths=lengths[:, 0].copy(),
+        padded_lengths=lengths[:, 1].copy(),
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+    )
+
+
+def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:
+    """Sequences read by each data-parallel rank, int64 [dp_size].
+
+    Raises:
+        DataError: a rank failed, or context-parallel ranks of one data-parallel rank have read different data.
+    """
+    digest = int.from_bytes(hashlib.blake2b(lengths, digest_size=7).digest())
+    row = torch.tensor([count, digest], dtype=torch.int64, device=communication_device(groups))
+    table = torch.stack(gather_rows(row, groups.dp_cp)).cpu().numpy()
+    if count != _FAILED and (table[:, 0] == _FAILED).any():
+        raise DataError(
+            f"rank {int(table[:, 0].argmin())} of the data × context parallel group could not read its part of the "
+            "global batch; its own error says why"
+        )
+    by_dp_rank = table.reshape(group_size(groups.dp), -1, 2)
+    differs = (by_dp_rank != by_dp_rank[:, :1]).any(axis=(1, 2))
+    if count != _FAILED and differs.any():
+        raise DataError(
+            f"the context-parallel ranks of data-parallel rank {int(differs.argmax())} have read sequences of "
+            "different lengths. Give all of them the same data iterator: shard by data-parallel rank only"
+        )
+    counts: Ints = by_dp_rank[:, 0, 0]
+    return counts

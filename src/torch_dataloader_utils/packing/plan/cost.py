@@ -1,0 +1,56 @@
+"""What a sequence costs to compute: attention grows with length², all else with length."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.errors import ConfigError
+
+# 7B-class models; a wrong hidden size changes how well packs balance, never whether they fit.
+_HIDDEN_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """cost(length) = quadratic × length² + linear × length, in whole numbers of an arbitrary unit.
+
+    Whole numbers, because a float sum depends on its order and on the machine, and all ranks must agree.
+    Only the ratio of the two weights matters; see `CostModel.transformer` for where it comes from.
+
+    Raises:
+        ConfigError: a negative weight, or both 0.
+    """
+
+    quadratic: int = 1
+    linear: int = 12 * _HIDDEN_SIZE
+
+    def __post_init__(self) -> None:
+        if min(self.quadratic, self.linear) < 0 or self.quadratic + self.linear == 0:
+            raise ConfigError(
+                f"cost weights quadratic={self.quadratic}, linear={self.linear}: they must be whole numbers, "
+                "not negative and not both 0"
+            )
+
+    @classmethod
+    def transformer(cls, hidden_size: int) -> "CostModel":
+        """The weights of a decoder layer with a 4 × hidden MLP and causal attention.
+
+        A layer needs 24 × hidden² × length operations for its matrix products and 2 × hidden × length² for
+        causal attention, a ratio of 12 × hidden to 1: attention overtakes the rest at length = 12 × hidden.
+        """
+        return cls(quadratic=1, linear=12 * hidden_size)
+
+    def of(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The cost of each sequence, int64, shape of `lengths`.
+
+        Raises:
+            ConfigError: the sum of all costs would pass 2^62.
+        """
+        longest = int(lengths.max(initial=0))
+        if len(lengths) * (self.quadratic * longest + self.linear) * longest >= 1 << 62:
+            raise ConfigError(
+                f"{len(lengths)} sequences of up to {longest} tokens pass 2^62 with weights quadratic="
+                f"{self.quadratic}, linear={self.linear}; use smaller weights with the same ratio"
+            )
+        return self.quadratic * lengths * lengths + self.linear * lengths

@@ -1,0 +1,113 @@
+"""A schedule: packs of sequences, each on a span of ranks of one microbatch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.errors import ConfigError
+
+Ints = npt.NDArray[np.int64]
+Groups = list[list[list[int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """Packs in order of (microbatch, first rank); in every microbatch their spans tile [0, num_ranks).
+
+    Pack p holds samples[offsets[p]:offsets[p + 1]] and is computed by ranks
+    [first_rank[p], first_rank[p] + span[p]) of the data × context parallel group together.
+
+        2 microbatches of 4 ranks, 4 packs      samples 7 | 0 1 | 2 3 | 4 5 6
+        microbatch   0 1 1 1                    rank      0   1   2   3
+        first_rank   0 0 2 3                    micro 0   7   7   7   7
+        span         4 2 1 1                    micro 1   01  01  23  456
+
+    Attributes:
+        num_ranks: ranks of the data × context parallel group.
+        num_microbatches: microbatches, the same for every rank.
+        samples: positions in the global batch, int64.
+        offsets: int64 [packs + 1].
+        microbatch, first_rank, span: int64 [packs].
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    samples: Ints
+    offsets: Ints
+    microbatch: Ints
+    first_rank: Ints
+    span: Ints
+
+    @classmethod
+    def of_packs(cls, packs: Sequence[Sequence[int]], spans: Sequence[int], *, num_ranks: int) -> "Schedule":
+        """The schedule that lays `packs` of `spans` ranks one after the other, `num_ranks` ranks to a microbatch."""
+        span = np.asarray(spans, dtype=np.int64)
+        ends = np.cumsum(span)
+        first_slot = ends - span
+        return cls(
+            num_ranks=num_ranks,
+            num_microbatches=int(ends[-1]) // num_ranks,
+            samples=np.fromiter((sample for pack in packs for sample in pack), dtype=np.int64),
+            offsets=np.concatenate([[0], np.cumsum([len(pack) for pack in packs])]).astype(np.int64),
+            microbatch=first_slot // num_ranks,
+            first_rank=first_slot % num_ranks,
+            span=span,
+        )
+
+    @classmethod
+    def of_groups(cls, groups: Groups, *, num_ranks: int, empty_span: int = 1) -> "Schedule":
+        """The schedule of nested lists: per microbatch, per rank, the samples.
+
+        Neighbours with equal lists share a pack; neighbours without samples share one `empty_span` at a time.
+
+        Raises:
+            ConfigError: no microbatch, or one without an entry for every rank.
+        """
+        packs: list[list[int]] = []
+        spans: list[int] = []
+        for index, ranks in enumerate(groups):
+            if len(ranks) != num_ranks:
+                raise ConfigError(
+                    f"microbatch {index} of the schedule has {len(ranks)} entries for {num_ranks} ranks "
+                    "(dp_size × cp_size); return one list of samples per rank"
+                )
+            for rank, samples in enumerate(ranks):
+                is_shared = rank > 0 and (samples is ranks[rank - 1] or samples == ranks[rank - 1])
+                if is_shared and (samples or spans[-1] < empty_span):
+                    spans[-1] += 1
+                else:
+                    packs.append(samples)
+                    spans.append(1)
+        if not packs:
+            raise ConfigError("the schedule has no microbatch; a global batch needs at least one")
+        return cls.of_packs(packs, spans, num_ranks=num_ranks)
+
+    def to_groups(self, ids: Sequence[int]) -> Groups:
+        """Per microbatch, per rank, the ids of its samples; ranks of one pack share one list object."""
+        named = [ids[position] for position in self.samples.tolist()]
+        bounds = self.offsets.tolist()
+        groups: Groups = [[] for _ in range(self.num_microbatches)]
+        for pack, (microbatch, span) in enumerate(zip(self.microbatch.tolist(), self.span.tolist(), strict=True)):
+            groups[microbatch].extend([named[bounds[pack] : bounds[pack + 1]]] * span)
+        return groups
+
+    def packs_of_rank(self, rank: int) -> Ints:
+        """The pack that `rank` computes in each microbatch, int64 [num_microbatches]."""
+        return np.flatnonzero((self.first_rank <= rank) & (rank < self.first_rank + self.span))
+
+    def samples_of_pack(self, pack: int) -> Ints:
+        """Positions of the samples of one pack, in the order in which they are packed."""
+        members: Ints = self.samples[self.offsets[pack] : self.offsets[pack + 1]]
+        return members
+
+    def samples_of_rank(self, rank: int) -> Ints:
+        """Positions of all samples that `rank` takes part in, ascending."""
+        return np.sort(np.concatenate([self.samples_of_pack(pack) for pack in self.packs_of_rank(rank).tolist()]))
+
+    def sum_of_packs(self, values: Ints) -> Ints:
+        """Per pack, the sum of `values` (one per position of the global batch), int64 [packs]."""
+        sums = np.concatenate([[0], np.cumsum(values[self.samples])])
+        per_pack: Ints = np.diff(sums[self.offsets])
+        return per_pack

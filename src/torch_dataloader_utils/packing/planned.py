@@ -1,0 +1,182 @@
+"""Known lengths: every rank computes the same schedule and reads only its own sequences; nothing is sent."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
+from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data
+from torch_dataloader_utils.packing.groups import PackingGroups, check_groups, communication_device, group_rank
+from torch_dataloader_utils.packing.iterators import create_data_iterator
+from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
+from torch_dataloader_utils.packing.plan.fit import checked_lengths
+from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Tensors
+from torch_dataloader_utils.packing.schedulers import BasePackingScheduler
+
+_STATE_VERSION = 1
+
+
+class SequenceSource(Protocol):
+    """Sequences by index: `TOKEN_FIELDS` as 1-D tensors, without padding.
+
+    A source with PyTorch's `__getitems__(indices)` is asked once for all sequences of a global batch.
+    """
+
+    def __getitem__(self, index: int, /) -> Tensors:
+        """The sequence at `index`."""
+
+
+class PlannedPackedLoader:
+    """Global batches as `wrap_data_iterator` gives them, without any communication.
+
+    The lengths are known before a byte is read, so every rank computes the schedule of the whole global batch and
+    reads the sequences of its own packs. Global batch b holds sequences b × global_batch_size onwards, in order or
+    in the permutation keyed by (seed, epoch).
+
+    Iterating gives the global batches of one epoch from the current position; the next iteration is the next epoch.
+    State counts global batches given, is the same on every rank, and fits any number of ranks.
+
+    Args:
+        source: the sequences; read on tensor rank 0 of the first and last pipeline stage only.
+        lengths: tokens of every sequence of `source`, [n].
+        scheduler: one of the schedulers, for the sizes of `groups`.
+        global_batch_size: sequences of a global batch, over all ranks.
+        groups: the process groups; None for a single process.
+        shuffle: another order in every epoch.
+        seed: key of the orders.
+        drop_last: leave out the last sequences of an epoch that do not fill a global batch.
+        virtual_pipeline_size: virtual pipeline stages per process, if any.
+
+    Raises:
+        ConfigError: an impossible length or size, or a scheduler for other sizes than those of `groups`.
+    """
+
+    def __init__(
+        self,
+        source: SequenceSource,
+        lengths: Sequence[int] | Ints,
+        scheduler: BasePackingScheduler,
+        *,
+        global_batch_size: int,
+        groups: PackingGroups | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        virtual_pipeline_size: int | None = None,
+    ) -> None:
+        if global_batch_size < 1:
+            raise ConfigError(f"global_batch_size is {global_batch_size}; it must be at least 1")
+        self._source = source
+        self._lengths = checked_lengths(lengths)
+        self._scheduler = scheduler
+        self._global_batch_size = global_batch_size
+        self._groups = groups or PackingGroups()
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drop_last = drop_last
+        self._virtual_pipeline_size = virtual_pipeline_size
+        self._epoch = 0
+        self._num_given = 0
+        check_groups(self._groups, shape=scheduler.shape)
+
+    def __len__(self) -> int:
+        """Global batches of an epoch."""
+        full, rest = divmod(len(self._lengths), self._global_batch_size)
+        return full + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[ScheduledBatch]:
+        epoch, order = self._epoch, self._order()
+        for index in range(self._num_given, len(self)):
+            batch = self._read(order[index * self._global_batch_size : (index + 1) * self._global_batch_size])
+            is_last = index + 1 == len(self)
+            self._epoch, self._num_given = (epoch + 1, 0) if is_last else (epoch, index + 1)
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Starts `epoch`; the current epoch keeps its position."""
+        if epoch != self._epoch:
+            self._epoch, self._num_given = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as JSON values: which data, which epoch, how many global batches were given."""
+        return {
+            "version": _STATE_VERSION,
+            "fingerprint": self._fingerprint(),
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "global_batches": self._num_given,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues after the last global batch of `state`, on any number of ranks.
+
+        Raises:
+            CheckpointMismatchError: the state is of other lengths, another global batch size, order or seed.
+        """
+        own = self.state_dict()
+        for key in ("version", "fingerprint", "seed"):
+            if state.get(key) != own[key]:
+                raise CheckpointMismatchError(
+                    f"the state has {key} {state.get(key)!r}, this loader {own[key]!r}. Load it into a loader with "
+                    "the same lengths, global_batch_size, shuffle, drop_last and seed"
+                )
+        self._epoch, self._num_given = int(state["epoch"]), int(state["global_batches"])
+
+    def _order(self) -> Ints:
+        if not self._shuffle:
+            return np.arange(len(self._lengths))
+        return permutation(len(self._lengths), seed=self._seed, epoch=self._epoch, purpose=Purpose.PACKS)
+
+    def _fingerprint(self) -> str:
+        options = f"{self._global_batch_size},{self._shuffle},{self._drop_last},".encode()
+        return hashlib.blake2b(options + self._lengths.tobytes(), digest_size=16).hexdigest()
+
+    def _read(self, ids: Ints) -> ScheduledBatch:
+        """The global batch of the sequences `ids`, as much of it as this rank computes."""
+        lengths = self._lengths[ids]
+        schedule = self._scheduler.schedule(lengths)
+        microbatches: list[Microbatch] = []
+        if group_rank(self._groups.tp) == 0:
+            dcp_rank = group_rank(self._groups.dp_cp)
+            microbatches = packed_metadata(
+                schedule,
+                dcp_rank,
+                original_lengths=lengths,
+                padded_lengths=lengths,
+                device=communication_device(self._groups),
+                is_hybrid=self._scheduler.is_hybrid,
+            )
+            if stage_has_data(self._groups):
+                positions = schedule.samples_of_rank(dcp_rank)
+                samples = dict(zip(positions.tolist(), self._fetch(ids[positions]), strict=True))
+                microbatches = build_packed_microbatches(samples, microbatches, schedule, dcp_rank)
+        return ScheduledBatch(
+            create_data_iterator(microbatches, self._groups, self._virtual_pipeline_size),
+            schedule.num_microbatches,
+            *length_statistics(lengths[schedule.samples]),
+        )
+
+    def _fetch(self, ids: Ints) -> list[dict[str, torch.Tensor]]:
+        """The fields of the sequences `ids`, each checked against its planned length.
+
+        Raises:
+            DataError: a field is missing or not as long as planned.
+        """
+        get_many = getattr(self._source, "__getitems__", None)
+        listed = ids.tolist()
+        found = [self._source[index] for index in listed] if get_many is None else get_many(listed)
+        sequences = []
+        for index, sequence in zip(listed, found, strict=True):
+            sizes = {key: sequence[key].numel() if key in sequence else None for key in TOKEN_FIELDS}
+            if set(sizes.values()) != {int(self._lengths[index])}:
+                raise DataError(
+                    f"sequence {index} has {sizes} values where {int(self._lengths[index])} tokens were planned. "
+                    "The lengths do not belong to this source; compute them again"
+                )
+            sequences.append({key: sequence[key].reshape(-1).to(dtype) for key, dtype in TOKEN_FIELDS.items()})
+        return sequences

@@ -1,0 +1,141 @@
+"""Samples: one sequence each, as 1-D tensors; checked once, where they enter."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.packing.plan.schedule import Ints
+
+Tensors = Mapping[str, torch.Tensor]
+Item = Tensors | Sequence[Tensors]
+
+TOKEN_FIELDS: dict[str, torch.dtype] = {
+    "tokens": torch.int64,
+    "labels": torch.int64,
+    "loss_mask": torch.float32,
+    "position_ids": torch.int64,
+}
+"""The fields of a sample, one value per token, and the dtype in which they travel."""
+
+LENGTH_FIELDS = ("original_seq_len", "padded_seq_len")
+REQUIRED_KEYS = (*TOKEN_FIELDS, *LENGTH_FIELDS)
+_PACKED_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """Sequences of one process.
+
+    Attributes:
+        fields: per sequence its `TOKEN_FIELDS`, each a tensor of shape [padded length].
+        original_lengths: tokens without padding, int64 [n].
+        padded_lengths: tokens with padding, int64 [n].
+    """
+
+    fields: list[dict[str, torch.Tensor]]
+    original_lengths: Ints
+    padded_lengths: Ints
+
+
+def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
+    """The sequences of the next `num_items` items; fewer items when the iterator ends.
+
+    An item is one sequence (a dict with `REQUIRED_KEYS`), a list of such, or a packed row: a dict with
+    `TOKEN_FIELDS` and `cu_seqlens` (and `cu_seqlens_padded` where sequences are padded), which is taken apart. A
+    leading batch dimension of 1 is removed.
+
+    Raises:
+        ConfigError: a missing key, an unknown key, or a field that is not as long as `padded_seq_len`.
+        ConfigTypeError: a field that is not a tensor.
+    """
+    samples: list[dict[str, torch.Tensor]] = []
+    for index in range(num_items):
+        item = next(data_iterator, None)
+        if item is None:
+            break
+        for sample in [item] if isinstance(item, Mapping) else item:
+            where = f"item {index} of the data iterator"
+            samples.extend(_unpacked(sample, where) if "cu_seqlens" in sample else [_checked(sample, where)])
+    lengths = [[int(sample.pop(key)) for sample in samples] for key in LENGTH_FIELDS]
+    for sample, padded in zip(samples, lengths[1], strict=True):
+        _check_field_lengths(sample, padded)
+    return Samples(
+        fields=samples,
+        original_lengths=np.array(lengths[0], dtype=np.int64),
+        padded_lengths=np.array(lengths[1], dtype=np.int64),
+    )
+
+
+def pad_sample(sample: Tensors, *, multiple: int = 1) -> dict[str, torch.Tensor]:
+    """A sample with `REQUIRED_KEYS`: `TOKEN_FIELDS` padded with zeros to a multiple, and its two lengths.
+
+    Padding has loss mask 0. Context parallelism over n ranks needs multiples of 2 × n; the runtime pads further
+    by itself, so that `multiple` matters only where the model asks for more (sequence parallelism, FP8).
+    """
+    original = sample["tokens"].numel()
+    padded = -(-original // multiple) * multiple
+    return {
+        **{field: pad(sample[field].reshape(-1), (0, padded - original)) for field in TOKEN_FIELDS},
+        "original_seq_len": torch.tensor([original]),
+        "padded_seq_len": torch.tensor([padded]),
+    }
+
+
+def _checked(sample: Tensors, where: str) -> dict[str, torch.Tensor]:
+    """The six keys of a sample; fields 1-D in the dtype of travel.
+
+    A key that is not one of them would not reach the model, so it is an error rather than a silent loss.
+    """
+    missing = [key for key in REQUIRED_KEYS if key not in sample]
+    unknown = [key for key in sample if key not in REQUIRED_KEYS]
+    if missing or unknown:
+        raise ConfigError(
+            f"{where} misses {missing} and has unknown keys {unknown}; a sample has exactly {list(REQUIRED_KEYS)}. "
+            "pad_sample adds the lengths"
+        )
+    return {key: _flat(sample[key], key, where, TOKEN_FIELDS.get(key, torch.int64)) for key in REQUIRED_KEYS}
+
+
+def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
+    """The sequences of a packed row, without those of length 0."""
+    unknown = [key for key in row if key not in TOKEN_FIELDS and key not in _PACKED_KEYS]
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys {unknown}; a packed row has {[*TOKEN_FIELDS, *_PACKED_KEYS]}")
+    fields = {key: _flat(row[key], key, where, dtype) for key, dtype in TOKEN_FIELDS.items() if key in row}
+    missing = [key for key in TOKEN_FIELDS if key not in fields]
+    if missing:
+        raise ConfigError(f"{where} misses {missing}; a packed row has {list(TOKEN_FIELDS)} and cu_seqlens")
+    bounds = row.get("cu_seqlens_padded", row["cu_seqlens"]).reshape(-1).tolist()
+    originals = row["cu_seqlens"].reshape(-1).diff().tolist()
+    return [
+        {
+            **{key: field[start:stop] for key, field in fields.items()},
+            "original_seq_len": torch.tensor([original]),
+            "padded_seq_len": torch.tensor([stop - start]),
+        }
+        for start, stop, original in zip(bounds, bounds[1:], originals, strict=True)
+        if stop > start
+    ]
+
+
+def _flat(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ConfigTypeError(f"{key} of {where} is a {type(value).__name__}; use a torch.Tensor")
+    if value.is_floating_point() and not dtype.is_floating_point:
+        raise ConfigTypeError(f"{key} of {where} has dtype {value.dtype}; use whole numbers, best {dtype}")
+    if value.numel() != max(value.shape, default=1):
+        raise ConfigError(f"{key} of {where} has shape {list(value.shape)}; use [tokens] or [1, tokens]")
+    return value.reshape(-1).to(dtype)
+
+
+def _check_field_lengths(sample: dict[str, torch.Tensor], padded: int) -> None:
+    for key in TOKEN_FIELDS:
+        if sample[key].numel() != padded:
+            raise ConfigError(
+                f"{key} has {sample[key].numel()} values in a sample with padded_seq_len {padded}; "
+                "all fields of a sample are as long as padded_seq_len"
+            )

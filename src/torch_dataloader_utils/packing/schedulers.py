@@ -1,0 +1,178 @@
+"""The schedulers by name: what a global batch of lengths becomes, and the runtime that carries it out."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
+from torch_dataloader_utils.packing.groups import PackingGroups
+from torch_dataloader_utils.packing.plan.check import check_schedule
+from torch_dataloader_utils.packing.plan.compute_balanced import compute_balanced_schedule
+from torch_dataloader_utils.packing.plan.cost import CostModel
+from torch_dataloader_utils.packing.plan.fit import checked_lengths
+from torch_dataloader_utils.packing.plan.hybrid import hybrid_schedule
+from torch_dataloader_utils.packing.plan.next_fit import next_fit_schedule
+from torch_dataloader_utils.packing.plan.schedule import Groups, Ints, Schedule
+from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
+from torch_dataloader_utils.packing.samples import REQUIRED_KEYS
+
+SampleLengths = Sequence[tuple[int, int]]
+
+
+class BasePackingScheduler(ABC):
+    """Decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
+
+    Args:
+        max_seqlen_per_dp_cp_rank: most tokens of one microbatch on one rank.
+        cp_size: context-parallel ranks per data-parallel rank.
+        dp_size: data-parallel ranks.
+        microbatch_group_size_per_vp_stage: the number of microbatches becomes a multiple of it; None without
+            virtual pipeline stages.
+        over_long: what to do with a sequence that fits no pack, see `SchedulePolicy`.
+        missing_packs: what to do when ranks would have nothing to compute, see `SchedulePolicy`.
+
+    Raises:
+        ConfigError: a size below 1 or an unknown policy.
+    """
+
+    is_hybrid: ClassVar[bool] = False
+    """Whether packs differ in the number of their ranks; they then share dp_size × cp_size ranks freely."""
+
+    def __init__(
+        self,
+        max_seqlen_per_dp_cp_rank: int,
+        cp_size: int = 1,
+        dp_size: int = 1,
+        microbatch_group_size_per_vp_stage: int | None = None,
+        *,
+        over_long: Literal["error", "alone", "drop"] = "error",
+        missing_packs: Literal["error", "fill"] = "error",
+    ) -> None:
+        self.shape = PackingShape(
+            max_seqlen_per_dp_cp_rank=max_seqlen_per_dp_cp_rank,
+            cp_size=cp_size,
+            dp_size=dp_size,
+            microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
+        )
+        self.policy = SchedulePolicy(over_long=over_long, missing_packs=missing_packs)
+
+    @abstractmethod
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+        """Per microbatch, per rank of the data × context parallel group, the ids of its sequences.
+
+        A pure function: no communication, no randomness, the same answer on every rank. Neighbouring ranks with
+        equal lists compute them together.
+
+        Args:
+            sample_id_seqlens: (id, length) of the whole global batch, in data-parallel rank order.
+        """
+
+    def get_required_sample_keys(self) -> list[str]:
+        """The keys of a sample."""
+        return list(REQUIRED_KEYS)
+
+    def schedule(self, lengths: Sequence[int] | Ints) -> Schedule:
+        """The checked schedule of a global batch of padded lengths; positions are ids.
+
+        With a fixed number of context-parallel ranks, lengths count as padded to a multiple of 2 × cp_size.
+
+        Raises:
+            ConfigError: the global batch does not fit, or the scheduler broke a promise (see `check_schedule`).
+        """
+        checked = checked_lengths(lengths)
+        multiple = 1 if self.is_hybrid else alignment_of(self.shape.cp_size)
+        aligned = -(-checked // multiple) * multiple
+        groups = self.get_groups_and_subsamples(list(enumerate(aligned.tolist())))
+        empty_span = 1 if self.is_hybrid else self.shape.cp_size
+        schedule = Schedule.of_groups(groups, num_ranks=self.shape.num_ranks, empty_span=empty_span)
+        check_schedule(schedule, aligned, shape=self.shape, policy=self.policy, is_hybrid=self.is_hybrid)
+        if len(schedule.samples) < len(checked):
+            warnings.warn(
+                f"left out {len(checked) - len(schedule.samples)} of {len(checked)} sequences that fit no pack "
+                '(over_long="drop")',
+                stacklevel=2,
+            )
+        return schedule
+
+    def run(
+        self,
+        data_iterator: ItemIterator,
+        num_microbatches: int,
+        groups: PackingGroups,
+        virtual_pipeline_size: int | None = None,
+    ) -> ScheduledBatch:
+        """Reads one global batch and gives it back scheduled; see `run_global_batch`."""
+        return run_global_batch(self, data_iterator, num_microbatches, groups, virtual_pipeline_size)
+
+
+class DpBalancedScheduler(BasePackingScheduler):
+    """Next-fit in the original order, as many packs on every rank; see `next_fit_schedule`."""
+
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+        """See `BasePackingScheduler`."""
+        ids, lengths = _split(sample_id_seqlens)
+        return next_fit_schedule(lengths, shape=self.shape, policy=self.policy).to_groups(ids)
+
+
+class ComputeBalancedScheduler(BasePackingScheduler):
+    """As much compute on every rank of a microbatch; see `compute_balanced_schedule`.
+
+    Args:
+        *args: as for `BasePackingScheduler`.
+        cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
+        **options: as for `BasePackingScheduler`.
+    """
+
+    def __init__(
+        self,
+        max_seqlen_per_dp_cp_rank: int,
+        cp_size: int = 1,
+        dp_size: int = 1,
+        microbatch_group_size_per_vp_stage: int | None = None,
+        *,
+        cost: CostModel | None = None,
+        over_long: Literal["error", "alone", "drop"] = "error",
+        missing_packs: Literal["error", "fill"] = "error",
+    ) -> None:
+        super().__init__(
+            max_seqlen_per_dp_cp_rank,
+            cp_size,
+            dp_size,
+            microbatch_group_size_per_vp_stage,
+            over_long=over_long,
+            missing_packs=missing_packs,
+        )
+        self.cost = cost or CostModel()
+
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+        """See `BasePackingScheduler`."""
+        ids, lengths = _split(sample_id_seqlens)
+        return compute_balanced_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
+
+
+class HybridContextParallelScheduler(ComputeBalancedScheduler):
+    """Long sequences on many ranks, short ones on one; see `hybrid_schedule`."""
+
+    is_hybrid: ClassVar[bool] = True
+
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+        """See `BasePackingScheduler`."""
+        ids, lengths = _split(sample_id_seqlens)
+        return hybrid_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
+
+
+scheduler_map: dict[str, type[BasePackingScheduler]] = {
+    "dp_balanced": DpBalancedScheduler,
+    "compute_balanced": ComputeBalancedScheduler,
+    "hybrid_context_parallel": HybridContextParallelScheduler,
+}
+"""Schedulers by the name that `sequence_packing_scheduler` has; add your own."""
+
+
+def _split(sample_id_seqlens: SampleLengths) -> tuple[list[int], Ints]:
+    """Ids and checked lengths."""
+    ids = [sample for sample, _ in sample_id_seqlens]
+    return ids, checked_lengths(np.fromiter((length for _, length in sample_id_seqlens), dtype=np.int64))
