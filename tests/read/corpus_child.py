@@ -1,0 +1,72 @@
+"""Reads every Parquet file of a folder in a process with little memory and time; prints one JSON verdict a file.
+
+    python -m tests.read.corpus_child FOLDER      {"file": ..., "seen": [...], "error": ..., "rows_are_exact": ...}
+
+A file at which this process dies has no line.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.read.files import make_spec, make_task, parquet_tasks
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.read.reader import make_reader
+
+MEMORY_BYTES = 4 << 30
+CPU_SECONDS = 60
+ANY_SCHEMA = pa.schema([("x", pa.int64())])
+
+
+def verdict(path: Path) -> dict[str, Any]:
+    """What our reader says of one file; against pyarrow's whole-file read where both can read it."""
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        # No scan would get this far; the reader must still answer in kind.
+        return read([make_task(path, FileFormat.PARQUET, 0, UNKNOWN)], ANY_SCHEMA) | {"rows_are_exact": True}
+    result = read(parquet_tasks(path), schema)
+    batches = result.pop("batches")
+    if result["error"] is None:
+        whole = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
+        seen = pa.Table.from_batches(batches)
+        result["rows_are_exact"] = seen.num_rows == whole.num_rows and all(map(same, seen.columns, whole.columns))
+    return result
+
+
+def read(tasks: list[Any], schema: pa.Schema) -> dict[str, Any]:
+    """Rows of each row group up to the first error."""
+    batches: list[pa.RecordBatch] = []
+    error = None
+    try:
+        reader = make_reader(make_spec(schema))
+        batches.extend(map(reader.read, tasks))
+    except LoaderError as caught:
+        error = [type(caught).__name__, str(caught)]
+    return {"seen": [batch.num_rows for batch in batches], "error": error, "batches": batches}
+
+
+def same(seen: pa.ChunkedArray, wanted: pa.ChunkedArray) -> bool:
+    """Whether the values are the same; NaN is itself, and dates that Python cannot say are compared as text."""
+    one, other = seen.combine_chunks(), wanted.combine_chunks()
+    return bool(one.equals(other)) or one.to_string(window=len(one)) == other.to_string(window=len(other))
+
+
+def main() -> None:
+    """One line a file."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    for path in sorted(Path(sys.argv[1]).glob("*.parquet")):
+        answer = verdict(path)
+        answer.pop("batches", None)
+        print(json.dumps({"file": path.name} | answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
