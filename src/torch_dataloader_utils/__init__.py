@@ -1,0 +1,94 @@
+"""Split-planning data loading for columnar data in PyTorch.
+
+Parquet and ORC files or Iceberg tables in, equal batches on every rank out. An epoch is a pure function of inventory,
+seed, epoch and topology; from that follow exact row counts, equal steps, resume in constant time on any topology, and
+plans one can look at. Start with `StructuredDataset.create_dataloader`.
+
+Names load on first use, so that importing this package imports neither torch nor pyarrow.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils._core.inventory import Inventory
+    from torch_dataloader_utils._core.splits import (
+        DataFileInfo,
+        IcebergDataFileInfo,
+        RowRange,
+        Shard,
+        Split,
+        SplitStrategy,
+    )
+    from torch_dataloader_utils._core.state import merge_states
+    from torch_dataloader_utils.datasets import StructuredDataset
+    from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
+    from torch_dataloader_utils.errors import CheckpointMismatchError, LoaderError
+    from torch_dataloader_utils.plan.strategies import (
+        RoundRobinSplitStrategy,
+        SizeBalancedSplitStrategy,
+        TargetSizeSplitStrategy,
+    )
+    from torch_dataloader_utils.planning import EpochPlan, plan_epoch
+    from torch_dataloader_utils.shape.ragged import Ragged
+    from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+_HOMES = {
+    "CheckpointMismatchError": "errors",
+    "DataFileInfo": "_core.splits",
+    "EpochPlan": "planning",
+    "IcebergDataFileInfo": "_core.splits",
+    "Inventory": "_core.inventory",
+    "LoaderError": "errors",
+    "Ragged": "shape.ragged",
+    "RoundRobinSplitStrategy": "plan.strategies",
+    "RowRange": "_core.splits",
+    "Shard": "_core.splits",
+    "SizeBalancedSplitStrategy": "plan.strategies",
+    "Split": "_core.splits",
+    "SplitStrategy": "_core.splits",
+    "StructuredDataset": "datasets",
+    "TargetSizeSplitStrategy": "plan.strategies",
+    "TensorBatch": "shape.tensor_batch",
+    "load_inventory": "discover",
+    "merge_states": "_core.state",
+    "plan_epoch": "planning",
+    "save_inventory": "discover",
+    "scan_files": "discover",
+}
+
+__all__ = [
+    "CheckpointMismatchError",
+    "DataFileInfo",
+    "EpochPlan",
+    "IcebergDataFileInfo",
+    "Inventory",
+    "LoaderError",
+    "Ragged",
+    "RoundRobinSplitStrategy",
+    "RowRange",
+    "Shard",
+    "SizeBalancedSplitStrategy",
+    "Split",
+    "SplitStrategy",
+    "StructuredDataset",
+    "TargetSizeSplitStrategy",
+    "TensorBatch",
+    "load_inventory",
+    "merge_states",
+    "plan_epoch",
+    "save_inventory",
+    "scan_files",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

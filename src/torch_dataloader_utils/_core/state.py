@@ -19,6 +19,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 VERSION = 1
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
+_OPTIONAL_KEYS = {"worker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,11 @@ class Identity:
     options: PlanOptions
 
 
-def encode_state(identity: Identity, position: Position) -> dict[str, Any]:
-    """The state as a new JSON-able dict; options at their defaults are left out."""
+def encode_state(identity: Identity, position: Position, worker: int | None = None) -> dict[str, Any]:
+    """The state as a new JSON-able dict; options at their defaults are left out.
+
+    worker: set where one worker of a foreign DataLoader saves its own state; its steps are then its own place.
+    """
     segments = [*position.history, *([] if position.is_start else [position.segment])]
     state = {
         "version": VERSION,
@@ -38,12 +42,15 @@ def encode_state(identity: Identity, position: Position) -> dict[str, Any]:
         "options": _changed_options(identity.options),
         "epoch": position.epoch,
         "log": [_encode_segment(segment) for segment in segments],
+        **({} if worker is None else {"worker": worker}),
     }
     return {**state, "checksum": _checksum(state)}
 
 
-def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topology) -> Position:
-    """The position a state names, ready to be continued under `topology`.
+def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topology) -> tuple[Position, int | None]:
+    """The position a state names, and the worker it is the place of (None: of the whole rank).
+
+    A state without a log is the start of its epoch under `topology`.
 
     Raises:
         CheckpointMismatchError: other data, other options, another version, or a state that was changed.
@@ -53,13 +60,13 @@ def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topolog
     _compare("options", state["options"], _changed_options(identity.options))
     segments = tuple(_decode_segment(entry) for entry in state["log"])
     if not segments:
-        return Position(epoch=state["epoch"], segment=Segment(topology=topology))
-    return Position(epoch=state["epoch"], history=segments[:-1], segment=segments[-1]).under(topology)
+        return Position(epoch=state["epoch"], segment=Segment(topology=topology)), state.get("worker")
+    return Position(epoch=state["epoch"], history=segments[:-1], segment=segments[-1]), state.get("worker")
 
 
 def check_intact(state: Mapping[str, Any]) -> None:
     """Raise CheckpointMismatchError unless this is a whole, unchanged state of a version we know."""
-    if not isinstance(state, Mapping) or set(state) != _KEYS:
+    if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise CheckpointMismatchError(
             f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
@@ -69,7 +76,7 @@ def check_intact(state: Mapping[str, Any]) -> None:
             f"The state has version {state['version']!r}, this library reads version {VERSION}. "
             "Load it with the release that wrote it, or start the epoch afresh."
         )
-    if state["checksum"] != _checksum({key: state[key] for key in _KEYS - {"checksum"}}):
+    if state["checksum"] != _checksum({key: state[key] for key in state if key != "checksum"}):
         raise CheckpointMismatchError("The state does not match its checksum: it was changed after it was saved.")
 
 

@@ -1,0 +1,26 @@
+"""Byte counts as people write them."""
+
+import re
+
+from torch_dataloader_utils.errors import ConfigError
+
+_POWERS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _POWERS[f"{_letter}B"] = 1000**_power
+    _POWERS[f"{_letter}IB"] = 1024**_power
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes: an int as it is, text with a decimal (KB, MB, GB, TB) or binary (KiB, MiB, ...) unit.
+
+        "128 MiB"  134217728      "1gb"  1000000000      "7"  7
+
+    Raises:
+        ConfigError: no such number.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2].upper() not in _POWERS:
+        raise ConfigError(f"{size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'.")
+    return int(float(match[1]) * _POWERS[match[2].upper()])

@@ -1,0 +1,265 @@
+"""Data sets and their loaders: the composition root, where the stages are wired together.
+
+discover  →  plan  →  read  →  shape  →  stream
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
+from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover.paths import PathLike
+from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.planning import EpochPlan, Planner
+from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.shape.shapers import make_shaper
+from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, resolve_ranks
+from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.table_options import OutputFormat, TableOptions
+
+
+class StructuredDataset(TableDataset):
+    """Parquet, ORC, CSV, JSON or Arrow files as an iterable data set of batches, one rank's share of them.
+
+    `create_dataloader` is the usual way in. The constructor is for those who build their own DataLoader: pass the
+    data set with batch_size=None and any number of workers; the plan is made for as many as there are.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[DataFileInfo | PathLike] | PathLike,
+        format: str = "parquet",  # noqa: A002  # the field's name for it
+        *,
+        partitioning: Literal["hive"] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        inventory: Inventory | None = None,
+        **options: Any,
+    ) -> None:
+        """A data set of these files.
+
+        Args:
+            files: data files, paths, or a directory or pattern.
+            format: see `create_dataloader`, as for all other options; num_workers (here 1 by default) is the number
+                that plans are shown for.
+
+        Raises:
+            ConfigError, DataError, StoreError: see `create_dataloader`.
+        """
+        chosen = TableOptions.of({"num_workers": 1, **options})
+        _check_filters(chosen.filters)
+        secret = None if storage_options is None else Secret(dict(storage_options))
+        if inventory is None:
+            inventory = scan_files(
+                _paths(files),
+                format,
+                columns=chosen.columns,
+                filters=chosen.filters,
+                partitioning=partitioning,
+                storage_options=secret,
+                count_rows=chosen.count_rows,
+            )
+        super().__init__(**_wire(under_filter(inventory, chosen.filters), chosen, secret))
+
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: PathLike | Sequence[PathLike],
+        format: str = "parquet",  # noqa: A002  # the field's name for it
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        filters: pc.Expression | None = None,
+        shuffle: bool = False,
+        shuffle_seed: int = 42,
+        split_bytes: int | str | None = None,
+        split_rows: int | None = None,
+        split_strategy: SplitStrategy | str | None = None,
+        num_workers: int | None = None,
+        output_format: OutputFormat = "torch",
+        storage_options: Mapping[str, Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        partitioning: Literal["hive"] | None = None,
+        num_ranks: int | str = 1,
+        rank: int = 0,
+        show_progress: bool = False,
+        progress_interval_sec: float = 120.0,
+        shuffle_buffer_size: int | None = None,
+        *,
+        rank_sharding: Literal["rows", "chunks"] = "rows",
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        shuffle_rows: int | None = None,
+        interleave: int | None = None,
+        num_lanes: int | None = None,
+        lane_rows: int | None = None,
+        count_rows: Literal["auto"] | bool = "auto",
+        nulls: Any = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        inventory: Inventory | None = None,
+        page_checksums: bool = True,
+        decode_threads: int | None = None,
+        decode_ahead_bytes: int | str = "256MiB",
+        **loader_options: Any,
+    ) -> tuple[TableDataLoader, "StructuredDataset"]:
+        """A loader of one rank's batches, and its data set.
+
+        Args:
+            path: file, directory (searched recursively), pattern, or a list of those; local or any fsspec URL.
+            format: "parquet", "orc", "csv", "json" (or "jsonl": one object a line) or "arrow".
+            batch_size: rows of a batch on this rank.
+            columns: names to deliver, in this order; None for all. Only these (and the filter's) are read.
+            filters: a pyarrow expression; exactly the rows for which it is true. May name columns that are not
+                delivered and partition columns. Files and row groups that cannot match are not read.
+            shuffle: permute chunks by (shuffle_seed, epoch).
+            split_bytes: size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB".
+            split_rows: size of a chunk in rows; wins over split_bytes.
+            split_strategy: an object with `generate`, or the name of an installed plug-in.
+            num_workers: 0 decodes ahead in threads of this process (fastest), N in N worker processes. None takes
+                threads, or processes if `transform` or `collate_fn` is given.
+            output_format: "torch" gives a TensorBatch (a dict of tensors), "numpy" a dict of arrays, "arrow" a
+                pyarrow.RecordBatch, "dict" a dict of lists.
+            storage_options: for the storage client; never logged, saved or put into a state.
+            collate_fn: applied to each batch, after `transform`, where the batch is read.
+            partitioning: "hive" reads typed columns from directory names such as year=2024.
+            num_ranks: training processes, or "auto" to ask torch.distributed (or RANK and WORLD_SIZE).
+            rank: this process's global rank, in [0, num_ranks).
+            show_progress: log rows and rows per second every progress_interval_sec seconds.
+            shuffle_buffer_size: another name of shuffle_rows.
+            rank_sharding: "rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.
+            drop_last: full batches only; the plan says how many rows that leaves out.
+            transform: applied to each batch where it is read.
+            shuffle_rows: permute rows in windows of about so many. interleave: chunks that a window draws from.
+            num_lanes, lane_rows: one order of global batches for every number of ranks and workers.
+            count_rows: "auto" counts what a filter leaves by reading its columns once; False plans without counts.
+            nulls: what nulls of columns without NaN become: "error", "mask" or {"fill": value}, for all columns or
+                by column.
+            stack: matrix name -> columns of one number type, delivered as one [B, n] tensor.
+            inventory: from `scan_files` or `load_inventory`; then nothing is listed.
+            page_checksums: check Parquet page checksums where the file has them.
+            decode_threads: row groups decoded at once (threads engine). decode_ahead_bytes: decoded ahead, at most.
+            loader_options: for torch's DataLoader: pin_memory, prefetch_factor, persistent_workers, timeout,
+                multiprocessing_context, worker_init_fn, in_order.
+
+        Returns:
+            (loader, dataset). `len(loader)` is exact. Call `dataset.set_epoch(epoch)` before each epoch if shuffling.
+
+        Raises:
+            ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.
+            DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
+        """
+        dataset = cls(
+            path,
+            format,
+            partitioning=partitioning,
+            storage_options=storage_options,
+            inventory=inventory,
+            batch_size=batch_size,
+            columns=columns,
+            filters=filters,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            split_bytes=split_bytes,
+            split_rows=split_rows,
+            split_strategy=split_strategy,
+            num_workers=num_workers,
+            output_format=output_format,
+            collate_fn=collate_fn,
+            num_ranks=num_ranks,
+            rank=rank,
+            show_progress=show_progress,
+            progress_interval_sec=progress_interval_sec,
+            shuffle_buffer_size=shuffle_buffer_size,
+            rank_sharding=rank_sharding,
+            drop_last=drop_last,
+            transform=transform,
+            shuffle_rows=shuffle_rows,
+            interleave=interleave,
+            num_lanes=num_lanes,
+            lane_rows=lane_rows,
+            count_rows=count_rows,
+            nulls=nulls,
+            stack=stack,
+            page_checksums=page_checksums,
+            decode_threads=decode_threads,
+            decode_ahead_bytes=decode_ahead_bytes,
+        )
+        return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
+
+
+def _wire(inventory: Inventory, options: TableOptions, storage_options: Secret | None) -> dict[str, Any]:
+    """The stages of one data set, as the arguments of TableDataset."""
+    num_ranks, rank = resolve_ranks(options.num_ranks, options.rank)
+    topology = options.topology(num_ranks)
+    topology.check_rank(rank)
+    schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
+    columns = tuple(schema.names if options.columns is None else options.columns)
+    spec = ReadSpec(
+        schema=inventory.schema,
+        columns=columns,
+        row_filter=options.filters,
+        partition_columns=tuple(column.name for column in inventory.files.partitions),
+        storage_options=storage_options,
+        page_checksums=options.page_checksums,
+    )
+    reader = make_reader(spec)
+    if options.count_rows is not False:
+        part = counting_part(num_ranks, rank)
+        exchange = add_over_ranks if part[1] > 1 else _alone
+        inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
+    strategy = options.strategy()
+    planner = Planner(inventory=inventory, options=options.plan_options(strategy), strategy=strategy)
+    shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
+    return {
+        "planner": planner,
+        "pipeline": Pipeline(reader=reader, shaper=shaper, functions=options.functions),
+        "topology": topology,
+        "rank": rank,
+        "num_processes": options.worker_processes,
+        "decode": DecodeOptions(threads=options.threads, budget_bytes=options.budget_bytes),
+    }
+
+
+def _alone(counts: Any) -> Any:
+    return counts
+
+
+def warn_about(plan: EpochPlan) -> None:
+    """Warn of what a trainer must know before it begins: ranks that differ in steps, rows that come twice."""
+    steps = plan.rank_steps
+    if steps is not None and len(set(steps)) > 1:
+        warnings.warn(
+            f'Ranks take different numbers of steps: {min(steps)} to {max(steps)} (rank_sharding="chunks"). A '
+            'collective would wait for ever; use rank_sharding="rows", drop_last, or join the ranks yourself.',
+            UserWarning,
+            stacklevel=4,
+        )
+    if plan.repeated_rows:
+        warnings.warn(
+            f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: fewer rows are "
+            "left than ranks. Use drop_last=True, or fewer ranks.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _check_filters(filters: Any) -> None:
+    if filters is not None and not isinstance(filters, pc.Expression):
+        raise ConfigTypeError(
+            f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
+        )
+
+
+def _paths(files: Sequence[DataFileInfo | PathLike] | PathLike) -> PathLike | list[PathLike]:
+    if isinstance(files, str) or not isinstance(files, Sequence):
+        return files
+    return [file.path if isinstance(file, DataFileInfo) else file for file in files]

@@ -1,0 +1,34 @@
+"""Split strategies by name: plug-in packages announce them as entry points."""
+
+from importlib.metadata import entry_points
+
+from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils.errors import ConfigError
+
+ENTRY_POINT_GROUP = "torch_dataloader_utils.split_strategies"
+
+
+def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
+    """The strategy: an object as it is, or the entry point of that name (a class is called without arguments).
+
+    Raises:
+        ConfigError: no such entry point, or an object without `generate`.
+    """
+    found = _load(strategy) if isinstance(strategy, str) else strategy
+    if found is not None and not callable(getattr(found, "generate", None)):
+        raise ConfigError(
+            f"split_strategy={found!r} has no generate(files, num_workers, epoch, num_ranks, rank) method."
+        )
+    return found
+
+
+def _load(name: str) -> SplitStrategy:
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in installed:
+        raise ConfigError(
+            f"No split strategy {name!r}: installed are {sorted(installed)}. A package announces one as an entry "
+            f"point in the group {ENTRY_POINT_GROUP!r}."
+        )
+    loaded = installed[name].load()
+    strategy: SplitStrategy = loaded() if isinstance(loaded, type) else loaded
+    return strategy

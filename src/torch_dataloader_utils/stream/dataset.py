@@ -1,0 +1,167 @@
+"""The data set as torch sees it: an IterableDataset that plans, remembers its position, and works in any DataLoader."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Position
+from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._core.state import Identity
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
+
+
+class Plan(Protocol):
+    """What the stream asks of a plan (see planning.EpochPlan)."""
+
+    @property
+    def rank_steps(self) -> tuple[int, ...] | None:
+        """Batches of every rank under the present topology; None where row counts are not known."""
+        ...
+
+    def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
+        """What each worker of a rank still has to do."""
+        ...
+
+
+class PlanSource(Protocol):
+    """What the stream asks of a planner (see planning.Planner)."""
+
+    @property
+    def options(self) -> PlanOptions:
+        """The options of its plans."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What states are bound to."""
+        ...
+
+    def plan(self, position: Position) -> Plan:
+        """The plan from a position on."""
+        ...
+
+
+class TableDataset(IterableDataset[Any]):
+    """Batches of one rank, as an iterable data set of torch.
+
+    In a plain DataLoader use batch_size=None; it may have any number of workers: the plan is made for as many as
+    there are. Epochs reach persistent workers through shared memory. The state protocol is that of torchdata's
+    StatefulDataLoader; `create_dataloader` gives a loader that has it itself.
+    """
+
+    def __init__(
+        self,
+        planner: PlanSource,
+        pipeline: Pipeline,
+        topology: Topology,
+        rank: int,
+        num_processes: int,
+        decode: DecodeOptions,
+    ) -> None:
+        super().__init__()
+        topology.check_rank(rank)
+        self.num_processes = num_processes
+        self.planner = planner
+        self.pipeline = pipeline
+        self.topology = topology
+        self.rank = rank
+        self.decode = decode
+        self.progress = Progress(Identity(fingerprint=planner.fingerprint, options=planner.options), topology, rank)
+        self._shared_epoch: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._seen_epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present or next pass."""
+        return self.progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; call it on every rank with the same number.
+
+        A position that was loaded for this very epoch is kept; any other is given up.
+        """
+        self._shared_epoch[0] = epoch
+        self._seen_epoch = epoch
+        self.progress.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as a JSON-able dict under 1 kB, the same on every rank: see the page on resuming."""
+        return self.progress.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` stood, on this data set's own topology.
+
+        Raises:
+            CheckpointMismatchError: the state belongs to other data or options, or was changed.
+        """
+        self.progress.load_state_dict(state)
+        if get_worker_info() is None:
+            self._shared_epoch[0] = self.progress.epoch
+            self._seen_epoch = self.progress.epoch
+
+    def plan(self) -> Any:
+        """The plan of the pass that would begin now (an EpochPlan): print `dataset.plan().explain()`."""
+        return self.planner.plan(self.progress.next_position(self.topology))
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch.
+
+        Raises:
+            TypeError: row counts are not known, so only reading can tell.
+        """
+        return count_batches(self.planner, self.progress.next_position(self.topology), self.rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of this rank or, inside a DataLoader worker, that worker's part of them."""
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        self._follow_shared_epoch()
+        run = self.progress.begin(replace(self.topology, num_workers=num_workers), None if info is None else worker)
+        plan = self.planner.plan(run.position)
+        index = worker if plan.rank_steps is None else run.position.segment.steps_of(self.rank) % num_workers
+        work = plan.worker_inputs(self.rank)[index]
+        yield from counted(WorkerStream(work, self.pipeline, self.decode), run, self.progress, index)
+
+    def _follow_shared_epoch(self) -> None:
+        """Take over an epoch that was set in the trainer's process since this copy of the data set last looked."""
+        shared = int(self._shared_epoch[0])
+        if shared != self._seen_epoch:
+            self._seen_epoch = shared
+            self.progress.set_epoch(shared)
+
+
+def counted(stream: WorkerStream, run: Pass, progress: Progress, worker: int) -> Iterator[Any]:
+    """The batches of one worker, counted in `run` as they are given out; the last one finishes the epoch."""
+    left = stream.num_batches
+    if left == 0:
+        progress.finish(run)
+    for batch in stream:
+        if left is None:
+            run.received_from(worker, stream.cursor)
+        else:
+            run.received()
+            left -= 1
+            if left == 0:
+                progress.finish(run)
+        yield batch
+    progress.finish(run)
+
+
+def count_batches(planner: PlanSource, position: Position, rank: int) -> int:
+    """Batches of a rank in the epoch of `position`, those already received included.
+
+    Raises:
+        TypeError: row counts are not known.
+    """
+    steps = planner.plan(position).rank_steps
+    if steps is None:
+        raise TypeError(
+            "The number of batches is not known: some row counts are not. Plan with count_rows='auto', or iterate."
+        )
+    return steps[rank] + sum(segment.steps_of(rank) for segment in position.history)

@@ -1,0 +1,116 @@
+"""Decoding ahead: row groups to blocks in a pool of threads, in the order a lane needs them, under a byte budget."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
+from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.uses import GroupUses, group_uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions:
+    """How far to decode ahead.
+
+    threads: row groups decoded at once. budget_bytes: blocks held ahead of the trainer, all lanes of a worker together;
+        a row group that is needed now is decoded even if it alone exceeds the budget.
+    """
+
+    threads: int
+    budget_bytes: int
+
+
+class Decoder:
+    """Decodes the row groups of one worker; closing it cancels what has not begun."""
+
+    def __init__(self, work: WorkerInput, reader: RowGroupReader, shaper: Shaper, options: DecodeOptions) -> None:
+        self._work = work
+        self._reader = reader
+        self._shaper = shaper
+        self._budget_bytes = options.budget_bytes
+        self._held_bytes = 0
+        self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
+
+    def lane(self, units: Units) -> "LaneBlocks":
+        """The blocks of one lane."""
+        uses = group_uses(units, self._work.group_start, self._work.group_stop)
+        return LaneBlocks(self, uses, exact=self._work.exact)
+
+    def has_room(self, group: int) -> bool:
+        """Whether the budget allows to decode one more row group ahead."""
+        return self._held_bytes + self.group_bytes(group) <= self._budget_bytes
+
+    def group_bytes(self, group: int) -> int:
+        """What a row group counts against the budget: its projected bytes."""
+        return int(self._work.inventory.groups.projected_bytes[group])
+
+    def submit(self, group: int, stop_row: int | None) -> "Future[Block]":
+        """Start decoding a row group."""
+        self._held_bytes += self.group_bytes(group)
+        return self._pool.submit(self._decode, group, stop_row)
+
+    def release(self, group: int) -> None:
+        """Give the budget of a row group back: no later unit of its lane needs it."""
+        self._held_bytes -= self.group_bytes(group)
+
+    def _decode(self, group: int, stop_row: int | None) -> Block:
+        task = self._work.inventory.task(group)
+        return self._shaper.block(self._reader.read(task, stop_row))
+
+    def where(self, group: int) -> str:
+        """A row group, for messages."""
+        task = self._work.inventory.task(group)
+        return f"{task.path} row group {task.ordinal}"
+
+    def close(self) -> None:
+        """Cancel what has not begun and let the threads end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class LaneBlocks:
+    """The blocks of one lane's row groups: each decoded once, kept from its first use to its last."""
+
+    def __init__(self, decoder: Decoder, uses: GroupUses, *, exact: bool) -> None:
+        self._decoder = decoder
+        self._exact = exact
+        groups, first, number = np.unique(uses.group, return_index=True, return_inverse=True)
+        last = np.zeros(len(groups), dtype=np.int64)
+        last[number] = np.arange(len(uses))
+        stop = np.zeros(len(groups), dtype=np.int64)
+        np.maximum.at(stop, number, uses.stop)
+        self.uses = uses
+        self._last_use = dict(zip(groups.tolist(), last.tolist(), strict=True))
+        self._stop_row = dict(zip(groups.tolist(), stop.tolist(), strict=True))
+        self._waiting = groups[np.argsort(first)].tolist()[::-1]
+        self._pending: dict[int, Future[Block]] = {}
+
+    def prefetch(self) -> None:
+        """Start decoding the next row groups, as far as the budget goes."""
+        while self._waiting and self._decoder.has_room(self._waiting[-1]):
+            self._start()
+
+    def take(self, use: int) -> Block:
+        """The rows of one use of a row group (all it has, where counts are not known); to be taken in order."""
+        group = int(self.uses.group[use])
+        while group not in self._pending:
+            self._start()
+        self.prefetch()
+        whole = self._pending[group].result()
+        if self._last_use[group] == use:
+            del self._pending[group]
+            self._decoder.release(group)
+        if not self._exact:
+            return whole
+        start, stop = int(self.uses.start[use]), int(self.uses.stop[use])
+        return whole if start == 0 and stop >= whole.num_rows else whole.slice(start, stop)
+
+    def where(self, use: int) -> str:
+        """The row group of a use, for messages."""
+        return self._decoder.where(int(self.uses.group[use]))
+
+    def _start(self) -> None:
+        group = self._waiting.pop()
+        self._pending[group] = self._decoder.submit(group, self._stop_row[group] if self._exact else None)

@@ -1,0 +1,112 @@
+"""One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.program import WorkerProgram
+from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils.stream.decode import LaneBlocks
+
+
+class LaneReader:
+    """Gives the rows of one lane in order; remembers where it stands as (units finished, rows of the next unit)."""
+
+    def __init__(
+        self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
+    ) -> None:
+        self._program = program
+        self._units = units
+        self._blocks = blocks
+        self._shaper = shaper
+        self._exact = exact
+        self._use_of_unit = np.searchsorted(blocks.uses.unit, np.arange(len(units) + 1), side="left").tolist()
+        self._source = self._unit_blocks()
+        self._current: Block | None = None
+        self._offset = 0
+        self._use = 0
+        self.cursor = (0, 0)
+
+    def prefetch(self) -> None:
+        """Start decoding what comes next."""
+        self._blocks.prefetch()
+
+    @property
+    def where(self) -> str:
+        """The row group that the last rows came from, for messages."""
+        return self._blocks.where(self._use)
+
+    def take(self, rows: int) -> list[Block]:
+        """The next `rows` rows as one block or several; fewer only where the lane ends."""
+        taken = []
+        while rows > 0 and self._advance():
+            count = min(rows, self._left)
+            taken.append(self._slice(count))
+            rows -= count
+        return taken
+
+    def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
+        """Batches that lie whole in the present block, at most `most`; the fast path, views all of them."""
+        if not self._advance():
+            return
+        count = min(self._left // batch_rows, most)
+        if count == 0 or self._current is None:
+            return
+        rows = self._current.slice(self._offset, self._offset + count * batch_rows)
+        for batch in rows.split(batch_rows):
+            self._moved(batch_rows)
+            yield batch
+
+    @property
+    def _left(self) -> int:
+        return 0 if self._current is None else self._current.num_rows - self._offset
+
+    def _slice(self, count: int) -> Block:
+        block = self._current
+        if block is None:
+            raise StopIteration
+        start = self._offset
+        self._moved(count)
+        return block if count == block.num_rows else block.slice(start, start + count)
+
+    def _moved(self, rows: int) -> None:
+        self._offset += rows
+        self.cursor = (self.cursor[0], self.cursor[1] + rows)
+
+    def _advance(self) -> bool:
+        """Make sure that the present block has rows left; False at the end of the lane."""
+        while self._left == 0:
+            self._current, self._offset = next(self._source, None), 0
+            if self._current is None:
+                return False
+        return True
+
+    def _unit_blocks(self) -> Iterator[Block]:
+        for unit in range(len(self._units)):
+            self.cursor = (unit, 0)
+            uses = range(self._use_of_unit[unit], self._use_of_unit[unit + 1])
+            if self._units.window[unit] == PLAIN:
+                for self._use in uses:
+                    yield self._blocks.take(self._use)
+            else:
+                blocks = [self._blocks.take(use) for use in uses]
+                found = sum(block.num_rows for block in blocks)
+                yield self._window(unit, blocks, int(self._units.stop[unit]) if self._exact else found)
+            self._use = max(uses.stop - 1, 0)
+        self.cursor = (len(self._units), 0)
+
+    def _window(self, unit: int, blocks: list[Block], stop: int) -> Block:
+        """Positions [start, stop) of a window, gathered in its order."""
+        start = int(self._units.start[unit])
+        if not self._units.windows.permuted:
+            return blocks[0].slice(min(start, stop), stop)
+        order = self._order(unit, sum(block.num_rows for block in blocks))
+        return self._shaper.gather(blocks, order[start:stop])
+
+    def _order(self, unit: int, rows: int) -> Int64s:
+        key = int(self._units.windows.keys[self._units.window[unit]])
+        program = self._program
+        return permutation(rows, seed=program.seed, epoch=program.epoch, purpose=Purpose.WINDOW, index=key)

@@ -1,0 +1,128 @@
+"""The loader: a DataLoader that knows its length, its position and its plan."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory as pin
+
+from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.progress import Pass
+from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
+from torch_dataloader_utils.stream.worker import WorkerStream
+
+
+def as_it_is(batch: Any) -> Any:
+    """The collate function of a loader whose batches are made where they are read."""
+    return batch
+
+
+class TableDataLoader(DataLoader[Any]):
+    """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len` and `plan`.
+
+    num_workers=0 decodes ahead in threads of this process. num_workers=N runs N worker processes, under all start
+    methods, with what DataLoader offers for them (pinning, time-outs, persistent workers, in_order).
+
+    The loader is sharded already. `_is_accelerate_prepared` makes `Accelerator.prepare` hand it back as it is; without
+    that, Accelerate would train every process on rank 0's rows.
+    """
+
+    _is_accelerate_prepared = True
+
+    def __init__(self, dataset: TableDataset, *, num_workers: int, **options: Any) -> None:
+        super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
+        self._sampler = TicketSampler()
+        self._processes: DataLoader[Answer] | None = None
+        if num_workers > 0:
+            worker = TicketWorker(dataset.pipeline, DecodeOptions(threads=1, budget_bytes=dataset.decode.budget_bytes))
+            self._processes = DataLoader(
+                worker,
+                batch_size=None,
+                sampler=self._sampler,
+                num_workers=num_workers,
+                collate_fn=as_it_is,
+                **options,
+            )
+
+    @property
+    def _data(self) -> TableDataset:
+        dataset = self.dataset
+        if not isinstance(dataset, TableDataset):
+            raise TypeError(f"a TableDataLoader reads a TableDataset, not {type(dataset).__name__}")
+        return dataset
+
+    @property
+    def plan(self) -> Any:
+        """The plan of the pass that would begin now (an EpochPlan)."""
+        return self._data.plan()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present or next pass."""
+        return self._data.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """See TableDataset.set_epoch."""
+        self._data.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See TableDataset.state_dict. Counts batches that the trainer received, not what was read ahead."""
+        return self._data.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See TableDataset.load_state_dict."""
+        self._data.load_state_dict(state)
+
+    def __len__(self) -> int:
+        """Batches of this rank in the present epoch, those already received included.
+
+        Raises:
+            TypeError: row counts are not known, so only reading can tell.
+        """
+        dataset = self._data
+        return count_batches(dataset.planner, dataset.progress.next_position(dataset.topology), dataset.rank)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
+        dataset = self._data
+        run = dataset.progress.begin(dataset.topology)
+        if self._processes is not None:
+            return self._from_processes(self._processes, run)
+        return self._from_threads(run)
+
+    def _from_threads(self, run: Pass) -> Iterator[Any]:
+        dataset = self._data
+        (work,) = dataset.planner.plan(run.position).worker_inputs(dataset.rank)
+        pins = self.pin_memory and torch.cuda.is_available()
+        for batch in counted(WorkerStream(work, dataset.pipeline, dataset.decode), run, dataset.progress, 0):
+            yield pin(batch) if pins else batch  # type: ignore[no-untyped-call]
+
+    def _from_processes(self, processes: DataLoader[Answer], run: Pass) -> Iterator[Any]:
+        dataset = self._data
+        plan = dataset.planner.plan(run.position)
+        works = plan.worker_inputs(dataset.rank)
+        done = run.position.segment.steps_of(dataset.rank)
+        steps = None if plan.rank_steps is None else plan.rank_steps[dataset.rank] - done
+        first = 0 if steps is None else done % len(works)
+        in_turn = steps is not None and self.in_order
+        self._sampler.start(works, first, steps if in_turn else None)
+        received, ended = 0, set[int]()
+        if steps != 0:
+            for answer in processes:
+                if answer.ended:
+                    ended.add(answer.worker)
+                    if len(ended) == len(works):
+                        break
+                    continue
+                received += 1
+                if steps is None:
+                    run.received_from(answer.worker, answer.cursor)
+                else:
+                    run.received()
+                if received == steps:
+                    dataset.progress.finish(run)
+                yield answer.batch
+                if received == steps:
+                    break
+        dataset.progress.finish(run)

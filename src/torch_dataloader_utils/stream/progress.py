@@ -1,0 +1,140 @@
+"""Where a loader stands: its epoch, what was received of it, and where the next pass begins."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
+from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+
+
+class Pass:
+    """One pass over an epoch, or over the rest of one; counts the batches that were received.
+
+    stride: steps from one batch to the next; the number of workers where one worker counts its own batches.
+    """
+
+    def __init__(self, position: Position, rank: int, stride: int) -> None:
+        self.position = position
+        self._rank = rank
+        self._stride = stride
+        topology = position.segment.topology
+        stored = dict(position.segment.cursors or ()).get(rank)
+        self._begin: RankCursors = stored or ((0, 0),) * topology.num_workers
+
+    def received(self) -> None:
+        """One more batch was received."""
+        segment = self.position.segment
+        steps = segment.steps_of(self._rank) + self._stride
+        self.position = replace(self.position, segment=replace(segment, steps=steps))
+
+    def received_from(self, worker: int, cursor: Cursor) -> None:
+        """Without row counts: a batch of `worker`, whose lane came as far as `cursor` since the pass began."""
+        self.received()
+        segment = self.position.segment
+        reached = list(dict(segment.cursors or ()).get(self._rank, self._begin))
+        units, rows = self._begin[worker]
+        reached[worker] = (units + cursor[0], cursor[1] if cursor[0] else rows + cursor[1])
+        self.position = replace(self.position, segment=replace(segment, cursors=((self._rank, tuple(reached)),)))
+
+
+class Progress:
+    """The one mutable thing of a data set; plans are made from positions, and positions are counted here.
+
+    A pass begins at the start of the epoch or, once, where a loaded state says. `break` and a new pass begin the epoch
+    again; a state taken in between says where the broken pass stood. After the last batch the state names the next
+    epoch; a pass without `set_epoch` still repeats the old one, as everywhere in PyTorch, with a warning if shuffled.
+
+    Inside a DataLoader worker each worker counts for itself: worker p stands at the rank's step that its next batch
+    is, p, p + W, p + 2W, ...; the steps alone then say which worker's lane it is and how far it came.
+    """
+
+    def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
+        self._identity = identity
+        self._topology = topology
+        self._rank = rank
+        self._epoch = 0
+        self._loaded: Position | None = None
+        self._loaded_worker: int | None = None
+        self._worker: int | None = None
+        self._pass: Pass | None = None
+        self._finished_epoch: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present or next pass."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch."""
+        if self._loaded is not None and self._loaded.epoch != epoch:
+            self._loaded = None
+            self._loaded_worker = None
+        self._epoch = epoch
+        self._pass = None
+        self._finished_epoch = None
+
+    def next_position(self, topology: Topology) -> Position:
+        """Where a pass under `topology` would begin now."""
+        if self._loaded is not None:
+            return self._loaded.under(topology)
+        return Position(epoch=self._epoch, segment=Segment(topology=topology))
+
+    def begin(self, topology: Topology, worker: int | None = None) -> Pass:
+        """Begin a pass of the whole rank, or of one DataLoader worker of it."""
+        position = self.next_position(topology)
+        if worker is not None:
+            position = self._own_step(position, worker)
+        options = self._identity.options
+        if self._finished_epoch == self._epoch and (options.shuffle or options.shuffle_rows is not None):
+            warnings.warn(
+                f"A second pass over epoch {self._epoch} without set_epoch: the order is the same again. Call "
+                "set_epoch(epoch) before each pass.",
+                UserWarning,
+                stacklevel=4,
+            )
+        self._loaded = None
+        self._loaded_worker = None
+        self._finished_epoch = None
+        self._worker = worker
+        self._pass = Pass(position, self._rank, 1 if worker is None else topology.num_workers)
+        return self._pass
+
+    def _own_step(self, position: Position, worker: int) -> Position:
+        """The rank's step that is the next batch of `worker`, unless the position is already a worker's own."""
+        steps = position.segment.steps_of(self._rank)
+        if self._loaded_worker is not None and steps:
+            return position
+        return replace(position, segment=replace(position.segment, steps=steps + worker))
+
+    def finish(self, of: Pass) -> None:
+        """`of` has delivered its last batch: the state names the next epoch now."""
+        if self._pass is of:
+            self._finished_epoch = self._epoch
+
+    @property
+    def position(self) -> Position:
+        """What the state says: the present place, or the start of the next epoch once the last batch is out."""
+        if self._finished_epoch is not None:
+            start = Segment(topology=self._topology)
+            return Position(epoch=self._finished_epoch + 1, segment=start)
+        if self._pass is not None:
+            return self._pass.position
+        return self.next_position(self._topology)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as a new JSON-able dict."""
+        return encode_state(self._identity, self.position, self._worker)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass continue where `state` stood.
+
+        Raises:
+            CheckpointMismatchError: the state is of other data or other options, or was changed.
+        """
+        self._loaded, self._loaded_worker = decode_state(state, self._identity, self._topology)
+        self._epoch = self._loaded.epoch
+        self._pass = None
+        self._finished_epoch = None

@@ -1,0 +1,108 @@
+"""One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch_dataloader_utils._core.block import RowGroupReader, Shaper
+from torch_dataloader_utils._core.position import Cursor
+from torch_dataloader_utils._core.program import SingleLane, UntilExhausted, WorkerInput
+from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError
+from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
+from torch_dataloader_utils.stream.lane import LaneReader
+
+Function = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How row groups become what the trainer receives; picklable, the same for every worker.
+
+    functions: the user's transform and collate function, applied to each batch in turn.
+    """
+
+    reader: RowGroupReader
+    shaper: Shaper
+    functions: tuple[Function, ...] = ()
+
+
+class WorkerStream:
+    """The batches of one worker, in order; `cursor` says how far the last one reached (see LaneReader)."""
+
+    def __init__(self, work: WorkerInput, pipeline: Pipeline, options: DecodeOptions) -> None:
+        self._schedule = work.program.schedule
+        self._pipeline = pipeline
+        self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options)
+        self._lanes = [
+            LaneReader(work.program, lane, self._decoder.lane(lane), pipeline.shaper, exact=work.exact)
+            for lane in work.program.lanes
+        ]
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches there will be; None when only reading can tell."""
+        return self._schedule.num_batches
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the (only) lane stands after the last batch; meaningful for plans without row counts."""
+        return self._lanes[0].cursor
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for lane in self._lanes:
+                lane.prefetch()
+            for batch, lane in self._batches():
+                yield self._finish(batch, lane)
+        finally:
+            self._decoder.close()
+
+    def _batches(self) -> Iterator[tuple[Any, LaneReader]]:
+        schedule = self._schedule
+        match schedule:
+            case SingleLane():
+                regular = schedule.num_batches - len(schedule.tail_rows)
+                yield from self._regular_batches(self._lanes[0], schedule.batch_rows, regular)
+                for rows in schedule.tail_rows:
+                    yield self._batch([(self._lanes[0], rows)]), self._lanes[0]
+            case UntilExhausted():
+                yield from self._until_exhausted(self._lanes[0], schedule.batch_rows)
+            case _:
+                for number in range(schedule.num_batches or 0):
+                    draws = [(self._lanes[lane], rows) for lane, rows in schedule.draws(number)]
+                    yield self._batch(draws), draws[-1][0]
+
+    def _regular_batches(self, lane: LaneReader, rows: int, count: int) -> Iterator[tuple[Any, LaneReader]]:
+        done = 0
+        while done < count:
+            for batch in lane.whole_batches(rows, count - done):
+                done += 1
+                yield batch, lane
+            if done < count:
+                done += 1
+                yield self._batch([(lane, rows)]), lane
+
+    def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
+        while blocks := lane.take(rows):
+            yield self._pipeline.shaper.concat(blocks).to_batch(), lane
+
+    def _batch(self, draws: list[tuple[LaneReader, int]]) -> Any:
+        blocks = [block for lane, rows in draws for block in lane.take(rows)]
+        found, wanted = sum(block.num_rows for block in blocks), sum(rows for _, rows in draws)
+        if found != wanted:
+            raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
+        block = blocks[0] if len(blocks) == 1 else self._pipeline.shaper.concat(blocks)
+        return block.to_batch()
+
+    def _finish(self, batch: Any, lane: LaneReader) -> Any:
+        for function in self._pipeline.functions:
+            try:
+                batch = function(batch)
+            except LoaderError:
+                raise
+            except Exception as error:  # a user's function: any error, told with its rows
+                name = getattr(function, "__qualname__", type(function).__qualname__)
+                raise TransformError(
+                    f"{name} raised {type(error).__name__}: {error}. The batch ends in {lane.where}."
+                ) from error
+        return batch

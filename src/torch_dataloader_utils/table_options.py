@@ -1,0 +1,130 @@
+"""The options that all table data sets share, checked once."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
+from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.strategy_check import strategy_name
+from torch_dataloader_utils.plugins import find_strategy
+
+OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """See `StructuredDataset.create_dataloader` for what each option does."""
+
+    batch_size: int = 1024
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    shuffle: bool = False
+    shuffle_seed: int = 42
+    split_bytes: int | str | None = None
+    split_rows: int | None = None
+    split_strategy: SplitStrategy | str | None = None
+    num_workers: int | None = None
+    output_format: OutputFormat = "torch"
+    collate_fn: Callable[[Any], Any] | None = None
+    num_ranks: int | str = 1
+    rank: int = 0
+    show_progress: bool = False
+    progress_interval_sec: float = 120.0
+    shuffle_buffer_size: int | None = None
+    rank_sharding: Literal["rows", "chunks"] = "rows"
+    drop_last: bool = False
+    transform: Callable[[Any], Any] | None = None
+    shuffle_rows: int | None = None
+    interleave: int | None = None
+    num_lanes: int | None = None
+    lane_rows: int | None = None
+    count_rows: Literal["auto"] | bool = "auto"
+    nulls: Any = None
+    stack: Mapping[str, Sequence[str]] | None = None
+    page_checksums: bool = True
+    decode_threads: int | None = None
+    decode_ahead_bytes: int | str = "256MiB"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "TableOptions":
+        """The options with these names.
+
+        Raises:
+            ConfigError: an unknown name.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else f". Known are {known}."
+                raise ConfigError(f"Unknown option {name!r}{hint}")
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        if self.shuffle_rows is not None and self.shuffle_buffer_size is not None:
+            raise ConfigError("shuffle_rows and shuffle_buffer_size are two names of one option: pass one of them.")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise ConfigError(f"num_workers={self.num_workers}: pass 0 (threads), a number of processes, or None.")
+        if self.count_rows not in ("auto", True, False):
+            raise ConfigError(f'count_rows={self.count_rows!r}: pass "auto", True or False.')
+
+    @property
+    def functions(self) -> tuple[Callable[[Any], Any], ...]:
+        """The user's functions that every batch goes through."""
+        return tuple(function for function in (self.transform, self.collate_fn) if function is not None)
+
+    @property
+    def worker_processes(self) -> int:
+        """Processes of the loader: as asked, or none (threads) unless Python functions are to run beside training."""
+        if self.num_workers is not None:
+            return self.num_workers
+        return max(1, available_cpus() - 1) if self.functions else 0
+
+    @property
+    def threads(self) -> int:
+        """Row groups decoded at once in this process."""
+        return self.decode_threads or available_cpus()
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes decoded ahead of the trainer."""
+        return parse_bytes(self.decode_ahead_bytes)
+
+    def strategy(self) -> SplitStrategy | None:
+        """The custom split strategy, if any."""
+        return find_strategy(self.split_strategy)
+
+    def plan_options(self, strategy: SplitStrategy | None) -> PlanOptions:
+        """The part that orders rows."""
+        window = self.shuffle_rows if self.shuffle_rows is not None else self.shuffle_buffer_size
+        return PlanOptions(
+            split_bytes=DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes),
+            split_rows=self.split_rows,
+            shuffle=self.shuffle,
+            seed=self.shuffle_seed,
+            rank_sharding=self.rank_sharding,
+            shuffle_rows=window or None,
+            interleave=DEFAULT_INTERLEAVE if self.interleave is None else self.interleave,
+            num_lanes=self.num_lanes,
+            lane_rows=self.lane_rows,
+            strategy=strategy_name(strategy),
+        )
+
+    def topology(self, num_ranks: int) -> Topology:
+        """The part that may change from one resume to the next."""
+        return Topology(
+            num_ranks=num_ranks,
+            num_workers=max(1, self.worker_processes),
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+        )
+
+
+def available_cpus() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
