@@ -15,9 +15,11 @@ from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weigh
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder, find_corpora, merge_corpora
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, SpecialTokens
+from torch_dataloader_utils.tokens.corpus_build import CorpusReport, build_corpus
 from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
 from torch_dataloader_utils.tokens.dtypes import select_dtype
 from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.fill import Pieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
@@ -29,6 +31,7 @@ from torch_dataloader_utils.tokens.samplers import (
 )
 from torch_dataloader_utils.tokens.sequences import describe_corpus, read_sequences, write_sequences
 from torch_dataloader_utils.tokens.split import Split, parse_split
+from torch_dataloader_utils.tokens.tokenizer_file import TokenizerFile
 
 __all__ = [
     "BlendIndex",
@@ -36,6 +39,7 @@ __all__ = [
     "BlendedMegatronDatasetBuilder",
     "BlendedMegatronDatasetConfig",
     "CorpusFacts",
+    "CorpusReport",
     "FullValidationSampler",
     "GPTDataset",
     "GPTDatasetConfig",
@@ -43,13 +47,18 @@ __all__ = [
     "IndexedDataset",
     "IndexedDatasetBuilder",
     "MegatronDataset",
+    "Pieces",
     "PretrainingRandomSampler",
     "PretrainingSampler",
     "SpecialTokens",
     "Split",
+    "TokenizerFile",
     "blend_by_weight",
     "blend_exhaustively",
+    "build_corpus",
     "describe_corpus",
+    "fill_best_fit",
+    "fill_greedily",
     "find_corpora",
     "merge_corpora",
     "parse_split",

@@ -1,0 +1,159 @@
+"""Documents to samples of equal length: which tokens of which document go into which sample. Pure arithmetic.
+
+    greedy       documents end to end, cut every L tokens: no padding, documents may be cut anywhere
+    best fit     whole documents side by side while they fit; padding at the end, only documents longer than a sample
+                 are cut
+
+Both give pieces, and a piece of both reads the same: tokens [start, stop) of a document, next in line in its sample.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.errors import ConfigError
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pieces:
+    """Pieces in the order they are laid down: by sample, then by place in it; all arrays int64 of one length.
+
+    `token_counts[s]` is what sample s holds: less than its capacity where it needs padding.
+    """
+
+    document: Int64s
+    start: Int64s
+    stop: Int64s
+    sample: Int64s
+    sample_count: int
+
+    @property
+    def token_counts(self) -> Int64s:
+        """Tokens per sample, int64 [sample_count]."""
+        counts = np.zeros(self.sample_count, dtype=np.int64)
+        np.add.at(counts, self.sample, self.stop - self.start)
+        return counts
+
+
+def count_greedy_samples(
+    token_count: int, sequence_length: int, *, extra_tokens: int = 0, keeps_tail: bool = False
+) -> int:
+    """How many samples `fill_greedily` gives for this many tokens.
+
+    11 tokens, L=4: 2 samples, 3 with the tail; with one extra token 2 and 3 too; 9 tokens with one extra: 2 and 2
+    """
+    usable_tokens = max(0, token_count - extra_tokens)
+    return -(-usable_tokens // sequence_length) if keeps_tail else usable_tokens // sequence_length
+
+
+def fill_greedily(
+    lengths: npt.ArrayLike, sequence_length: int, *, extra_tokens: int = 0, keeps_tail: bool = False
+) -> Pieces:
+    """Documents end to end, cut into samples of `sequence_length` + `extra_tokens` tokens.
+
+    Sample j begins at token j·L; with extra tokens neighbours overlap by that many, as labels moved by one need it.
+    Documents without tokens give no piece. The tail that fills no sample is left out, or kept as a short sample.
+
+        lengths 5 3 4, L=4          0[0:4] | 0[4:5] 1[0:3] | 2[0:4]
+        with one extra token        0[0:5] | 0[4:5] 1[0:3] 2[0:1]
+
+    Raises:
+        ConfigError: a length is negative, or L is not positive.
+    """
+    tokens = _check_lengths(lengths, sequence_length, extra_tokens)
+    ends = np.cumsum(tokens)
+    total = int(ends[-1]) if ends.size else 0
+    samples = count_greedy_samples(total, sequence_length, extra_tokens=extra_tokens, keeps_tail=keeps_tail)
+    sample_starts = np.arange(samples, dtype=np.int64) * sequence_length
+    sample_stops = np.minimum(sample_starts + sequence_length + extra_tokens, total)
+    # The document of a sample's first token, and that of its last.
+    first = np.searchsorted(ends, sample_starts, side="right")
+    last = np.searchsorted(ends, sample_stops - 1, side="right")
+    sample, document = _expand(first, last + 1)
+    begins = (ends - tokens)[document]
+    start = np.maximum(sample_starts[sample] - begins, 0)
+    stop = np.minimum(sample_stops[sample] - begins, tokens[document])
+    kept = start < stop
+    return Pieces(
+        document=document[kept], start=start[kept], stop=stop[kept], sample=sample[kept], sample_count=samples
+    )
+
+
+def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: int) -> Pieces:
+    """Documents into samples of at most `capacity` tokens, looking at `window_documents` documents at a time.
+
+    In a window the longest document goes first, into the open sample where it leaves the least room (the older one
+    on ties), or a new sample where it fits in none; samples close with the window. A document longer than a sample
+    first gives full samples of its own, and its rest is placed like a document. Samples are numbered in the order
+    they are opened; inside one, pieces lie in the order they were placed.
+
+        lengths 5 3 4 2, capacity 8, one window     0[0:5] 1[0:3] | 2[0:4] 3[0:2]
+        length 10, capacity 4                       0[0:4] | 0[4:8] | 0[8:10]
+
+    Raises:
+        ConfigError: a length is negative, or capacity or window is not positive.
+    """
+    tokens = _check_lengths(lengths, capacity, 0)
+    if window_documents < 1:
+        raise ConfigError(f"A window has at least one document; {window_documents} were given.")
+    document, start, stop = _cut_long(tokens, capacity)
+    sample = np.empty(len(document), dtype=np.int64)
+    borders = np.searchsorted(document, np.arange(0, len(tokens) + window_documents, window_documents))
+    opened = 0
+    for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        order = low + np.argsort((start - stop)[low:high], kind="stable")
+        placed, used = _place((stop - start)[order].tolist(), capacity)
+        sample[order] = np.asarray(placed, dtype=np.int64) + opened
+        opened += used
+    # Longest first inside a sample is the order of placing, because placing goes by length.
+    order = np.lexsort((np.arange(len(sample)), start - stop, sample))
+    return Pieces(
+        document=document[order], start=start[order], stop=stop[order], sample=sample[order], sample_count=opened
+    )
+
+
+def _place(descending_tokens: list[int], capacity: int) -> tuple[list[int], int]:
+    """Best fit of sorted pieces: the sample of each, and how many samples there are."""
+    placed: list[int] = []
+    # Open samples as sorted (free tokens, number): the first one with enough room is the tightest.
+    free: list[tuple[int, int]] = []
+    used = 0
+    for tokens in descending_tokens:
+        at = bisect_left(free, (tokens, 0))
+        if at < len(free):
+            room, number = free.pop(at)
+        else:
+            room, number = capacity, used
+            used += 1
+        placed.append(number)
+        if room > tokens:
+            insort(free, (room - tokens, number))
+    return placed, used
+
+
+def _cut_long(tokens: Int64s, capacity: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Pieces of at most `capacity` tokens, in document order; documents without tokens give none."""
+    document, part = _expand(np.zeros_like(tokens), -(-tokens // capacity))
+    start = part * capacity
+    return document, start, np.minimum(start + capacity, tokens[document])
+
+
+def _expand(first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s]:
+    """All (i, v) with first[i] <= v < stop[i], in order."""
+    counts = stop - first
+    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    offsets = np.cumsum(counts) - counts
+    return owner, np.arange(len(owner), dtype=np.int64) - offsets[owner] + first[owner]
+
+
+def _check_lengths(lengths: npt.ArrayLike, sequence_length: int, extra_tokens: int) -> Int64s:
+    tokens = np.asarray(lengths, dtype=np.int64).reshape(-1)
+    if sequence_length < 1 or extra_tokens < 0:
+        raise ConfigError(f"Samples of {sequence_length} + {extra_tokens} tokens cannot be filled.")
+    if tokens.size and tokens.min() < 0:
+        raise ConfigError(f"Document {int(tokens.argmin())} has the length {tokens.min()}.")
+    return tokens

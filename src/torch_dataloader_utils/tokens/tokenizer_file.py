@@ -1,0 +1,47 @@
+"""A `tokenizers` JSON file as a tokenizer that crosses process borders as its path."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_dataloader_utils.errors import MissingDependencyError
+from torch_dataloader_utils.tokens.ranges import identify_local
+
+
+class TokenizerFile:
+    """Calls `encode_batch` of the tokenizer saved at `path`; each process loads it once.
+
+    Raises:
+        MissingDependencyError: the `tokenizers` package is not installed.
+    """
+
+    def __init__(self, path: str, *, adds_special_tokens: bool = False) -> None:
+        self.path = str(path)
+        self.adds_special_tokens = adds_special_tokens
+        self._loaded: Any = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the file does."""
+        identity = identify_local(self.path)
+        return f"{self.path} {identity.size_bytes} {identity.tag} {self.adds_special_tokens}"
+
+    def __call__(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """The token ids of each text."""
+        if self._loaded is None:
+            self._loaded = _load(self.path)
+        encodings = self._loaded.encode_batch(texts, add_special_tokens=self.adds_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+    def __repr__(self) -> str:
+        return f"TokenizerFile({self.path!r}, adds_special_tokens={self.adds_special_tokens})"
+
+
+def _load(path: str) -> Any:
+    try:
+        from tokenizers import Tokenizer  # optional, and slow to import
+    except ImportError as error:
+        raise MissingDependencyError("TokenizerFile needs the tokenizers package: pip install tokenizers") from error
+    return Tokenizer.from_file(path)
