@@ -36,9 +36,9 @@ def filter_columns(row_filter: pc.Expression, schema: pa.Schema) -> tuple[str, .
     try:
         _bind(row_filter, schema)
     except (pa.ArrowException, TypeError) as error:
-        raise ConfigError(
-            f"filters {row_filter} does not fit the data: {error}. Columns are {', '.join(map(repr, schema.names))}."
-        ) from error
+        reason = str(error).splitlines()[0]  # what follows is the whole schema
+        names = ", ".join(map(repr, schema.names))
+        raise ConfigError(f"filters {row_filter} does not fit the data: {reason}. Columns are {names}.") from error
     return tuple(field.name for index, field in enumerate(schema) if not _binds(row_filter, schema.remove(index)))
 
 

@@ -1,0 +1,42 @@
+"""Metadata that lies."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils.discover.checks import check_scan
+from torch_dataloader_utils.discover.file_scan import FileScan
+from torch_dataloader_utils.discover.footers import check_total
+from torch_dataloader_utils.errors import CorruptFileError
+
+GOOD = np.array([[3, 30, 4, 20], [UNKNOWN, 20, 24, 10]], dtype=np.int64)
+
+
+def check(groups):
+    check_scan("a", FileScan(groups=groups, size=100, identity="i", schema=pa.schema([])))
+
+
+def test_counts_that_can_be_pass():
+    check(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("group", "column", "value"),
+    [(1, 0, -2), (1, 0, 4_294_967_294), (0, 1, -1), (0, 2, -4), (1, 3, -1), (1, 3, 80), (0, 2, (1 << 63) - 5)],
+)
+def test_impossible_counts_and_places_name_the_group(group, column, value):
+    rows = GOOD.copy()
+    rows[group, column] = value
+    with pytest.raises(CorruptFileError, match=f"row group {group} "):
+        check(rows)
+
+
+def test_row_groups_that_do_not_add_up_to_the_file_are_refused():
+    with pytest.raises(CorruptFileError, match="7 rows, its row groups add up to 5"):
+        check_total("a", 5, 7)
+
+
+def test_a_file_count_of_zero_is_a_writers_slip_and_logged(caplog):
+    check_total("a", 5, 0)
+    assert "says 0 rows" in caplog.text

@@ -1,0 +1,106 @@
+"""Wrong calls and files that do not fit together: each says what to do."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.discover.datasets import write_parquet
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError
+
+
+@pytest.fixture
+def one(tmp_path):
+    write_parquet(tmp_path / "a.parquet", 0, [10, 10])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"format": "parquett"}, ConfigError, "choose one of parquet, orc"),
+        ({"columns": ["rov"]}, ConfigError, "did you mean 'row'"),
+        ({"columns": ["zzzzz"]}, ConfigError, "columns are 'file', 'row'"),
+        ({"columns": "row"}, ConfigTypeError, r"Write columns=\['row'\]"),
+        ({"filters": [("row", ">", 1)]}, ConfigTypeError, "pyarrow expression"),
+        ({"filters": pc.field("nope") > 1}, ConfigError, "does not fit the data.*Columns are 'file'"),
+        ({"filters": pc.field("s") > 1}, ConfigError, "does not fit the data"),
+        ({"partitioning": "directory"}, ConfigError, 'use "hive" or None'),
+        ({"count_rows": "always"}, ConfigError, "count_rows"),
+    ],
+)
+def test_a_wrong_option_says_what_to_do(one, options, error, message):
+    with pytest.raises(error, match=message):
+        scan_files(one, **options)
+
+
+def test_projected_bytes_are_uncompressed_bytes_of_the_projected_columns(one):
+    metadata = pq.read_metadata(one / "a.parquet")
+    inventory = scan_files(one, columns=["x", "row"])
+    chunks = [metadata.row_group(0).column(leaf).total_uncompressed_size for leaf in (1, 2)]
+    assert inventory.groups.projected_bytes[0] == sum(chunks)
+    assert inventory.projection == ("x", "row")
+    whole = scan_files(one)
+    assert whole.groups.projected_bytes[0] == metadata.row_group(0).total_byte_size
+    assert whole.fingerprint() == inventory.fingerprint()
+
+
+def test_a_nested_column_counts_all_its_leaves(tmp_path):
+    kind = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.struct([("c", pa.string()), ("d", pa.int8())])))])
+    table = pa.table(
+        {
+            "n": pa.array([{"a": 1, "b": [{"c": "x", "d": 1}]}] * 5, kind),
+            "a.x": [1] * 5,
+            "m": pa.array([[("k", 1)]] * 5, pa.map_(pa.string(), pa.int32())),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    group = pq.read_metadata(tmp_path / "a.parquet").row_group(0)
+    sizes = {}
+    for leaf in range(group.num_columns):
+        chunk = group.column(leaf)
+        top = "a.x" if chunk.path_in_schema == "a.x" else chunk.path_in_schema.split(".")[0]
+        sizes[top] = sizes.get(top, 0) + chunk.total_uncompressed_size
+    for name in ("n", "a.x", "m"):
+        assert scan_files(tmp_path, columns=[name]).groups.projected_bytes.tolist() == [sizes[name]]
+
+
+def test_a_projection_without_stored_columns_weighs_rows(tmp_path):
+    write_parquet(tmp_path / "k=1" / "a.parquet", 0, [10, 3])
+    assert scan_files(tmp_path, partitioning="hive", columns=["k"]).groups.projected_bytes.tolist() == [10, 3]
+
+
+def write(path, fields, nullable=True):
+    schema = pa.schema([pa.field(name, kind, nullable=nullable) for name, kind in fields.items()])
+    pq.write_table(pa.table({n: pa.array([1], k) for n, k in fields.items()}, schema=schema), path)
+
+
+def test_order_and_nullability_may_differ_between_files(tmp_path):
+    write(tmp_path / "a.parquet", {"x": pa.int64(), "y": pa.float32()})
+    write(tmp_path / "b.parquet", {"y": pa.float32(), "x": pa.int64()}, nullable=False)
+    inventory = scan_files(tmp_path, columns=["x"])
+    assert inventory.num_rows == 2
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"x": pa.int64()}, r"b.parquet has no column 'y'; .*a.parquet has it as float"),
+        ({"x": pa.int32(), "y": pa.float32()}, r"b.parquet has column 'x' as int32; .*a.parquet as int64"),
+        ({"x": pa.int64(), "y": pa.float32(), "z": pa.int8()}, r"b.parquet has a column 'z'; .*a.parquet has not"),
+    ],
+)
+def test_other_names_or_types_name_both_files(tmp_path, other, message):
+    write(tmp_path / "a.parquet", {"x": pa.int64(), "y": pa.float32()})
+    write(tmp_path / "b.parquet", other)
+    with pytest.raises(SchemaError, match=message):
+        scan_files(tmp_path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match="two columns are called 'x'"):
+        scan_files(tmp_path)

@@ -1,0 +1,177 @@
+import logging
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.discover.datasets import SCHEMA, write_parquet
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, SchemaError
+
+
+def names(inventory, root):
+    return [path.removeprefix(f"{root}/") for path in inventory.files.paths]
+
+
+@pytest.fixture
+def root(tmp_path):
+    for index, name in enumerate(["b/2.parquet", "b/1.parquet", "a/deep/3", "c.parquet"]):
+        write_parquet(tmp_path / name, index, [3, 2])
+    for name in ("_SUCCESS", "a/_SUCCESS", ".part.crc", "_temporary/0/x.parquet", "b/.ipynb_checkpoints/1.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"not data")
+    (tmp_path / "b" / "empty.parquet").write_bytes(b"")
+    return tmp_path
+
+
+def test_a_directory_is_read_recursively_without_hidden_and_empty_files(root, caplog):
+    with caplog.at_level(logging.DEBUG, logger="torch_dataloader_utils.discover.paths"):
+        inventory = scan_files(root)
+    assert names(inventory, root) == ["a/deep/3", "b/1.parquet", "b/2.parquet", "c.parquet"]
+    assert inventory.num_rows == 20
+    left_out = {record.getMessage().removeprefix(f"{root}/") for record in caplog.records}
+    assert left_out == {
+        "_SUCCESS is hidden; left out",
+        "a/_SUCCESS is hidden; left out",
+        ".part.crc is hidden; left out",
+        "_temporary/0/x.parquet is hidden; left out",
+        "b/.ipynb_checkpoints/1.parquet is hidden; left out",
+        "b/empty.parquet is empty; left out",
+    }
+
+
+def test_a_file_a_pattern_a_relative_path_and_a_list_name_files(root, monkeypatch):
+    assert names(scan_files(str(root / "a/deep/3")), root) == ["a/deep/3"]
+    assert names(scan_files(f"{root}/b/*.parquet"), root) == ["b/1.parquet", "b/2.parquet"]
+    assert names(scan_files(f"{root}/**/*.parquet"), root) == ["b/1.parquet", "b/2.parquet", "c.parquet"]
+    assert names(scan_files([root / "c.parquet", f"{root}/a"]), root) == ["a/deep/3", "c.parquet"]
+    monkeypatch.chdir(root)
+    assert names(scan_files("b"), root) == ["b/1.parquet", "b/2.parquet"]
+
+
+def test_a_file_named_by_itself_may_have_any_name(tmp_path):
+    write_parquet(tmp_path / "_hidden", 0, [2])
+    assert scan_files(tmp_path / "_hidden").num_rows == 2
+
+
+def test_a_file_named_twice_counts_once(root, caplog):
+    inventory = scan_files([root / "b", root / "b" / "1.parquet"])
+    assert names(inventory, root) == ["b/1.parquet", "b/2.parquet"]
+    assert "named more than once" in caplog.text
+
+
+def test_names_with_wildcard_characters_are_files_if_they_exist(tmp_path):
+    write_parquet(tmp_path / "part[1].parquet", 0, [2])
+    assert scan_files(tmp_path / "part[1].parquet").num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("{root}/nope", NoDataError, "does not exist"),
+        ("{root}/*.nope", NoDataError, "matches no file"),
+        ("{root}/none", NoDataError, "no data file here; 0 hidden or empty"),
+        ("{root}/hidden", NoDataError, "no data file here; 2 hidden or empty"),
+        ([], NoDataError, "list of paths is empty"),
+        ("", ConfigError, "a path is empty"),
+        ([3], ConfigTypeError, "got int"),
+        (["{root}/c.parquet", "memory://x"], ConfigError, "mixes stores"),
+        ("nope://x", ConfigError, "no storage client knows nope://"),
+    ],
+)
+def test_a_wrong_path_says_what_is_wrong(root, path, error, message):
+    (root / "none").mkdir()
+    (root / "hidden").mkdir()
+    (root / "hidden" / "_SUCCESS").write_bytes(b"1")
+    (root / "hidden" / "empty").write_bytes(b"")
+    filled = (
+        [p.format(root=root) if isinstance(p, str) else p for p in path]
+        if isinstance(path, list)
+        else path.format(root=root)
+    )
+    with pytest.raises(error, match=message):
+        scan_files(filled)
+
+
+def test_storage_options_reach_the_client_and_no_text_of_the_inventory(root):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/opts/a.parquet", (root / "c.parquet").read_bytes())
+    # dirfs takes its options only if they are passed through.
+    inventory = scan_files("dir://a.parquet", storage_options={"path": "/opts", "fs": memory})
+    assert inventory.num_rows == 5
+    assert "/opts" not in repr(inventory)
+    memory.rm("/opts", recursive=True)
+
+
+def test_hive_partitions_are_typed_and_come_last(tmp_path):
+    for year, city in ((2024, "%C3%84"), (2023, "Z"), (2023, "__HIVE_DEFAULT_PARTITION__")):
+        write_parquet(tmp_path / f"year={year}" / f"_city={city}" / "a.parquet", 0, [3])
+    inventory = scan_files(tmp_path, partitioning="hive")
+    schema = pa.ipc.read_schema(pa.py_buffer(inventory.schema))
+    assert schema == pa.schema([*SCHEMA, ("year", pa.int64()), ("_city", pa.string())])
+    assert [dict(inventory.task(i).partition_values) for i in range(3)] == [
+        {"year": 2023, "_city": "Z"},
+        {"year": 2023, "_city": None},
+        {"year": 2024, "_city": "Ä"},
+    ]
+    assert scan_files(tmp_path).files.partitions == ()
+
+
+def test_the_named_directory_itself_is_no_partition_but_that_of_a_pattern_or_file_is(tmp_path):
+    write_parquet(tmp_path / "run=7" / "k=1" / "a.parquet", 0, [1])
+
+    def keys(path):
+        return [column.name for column in scan_files(path, partitioning="hive").files.partitions]
+
+    assert keys(tmp_path / "run=7") == ["k"]
+    assert keys(f"{tmp_path}/run=*/k=*") == ["run", "k"]
+    assert keys(tmp_path / "run=7" / "k=1" / "a.parquet") == ["run", "k"]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (["1", "-2"], pa.int64()),
+        (["3000000000"], pa.int64()),
+        (["01", "1"], pa.int64()),
+        (["1", "x"], pa.string()),
+        (["2024-01-01"], pa.string()),
+        (["1.5"], pa.string()),
+        (["+1"], pa.string()),
+        (["9223372036854775808"], pa.string()),
+        (["__HIVE_DEFAULT_PARTITION__"], pa.string()),
+    ],
+)
+def test_partition_types_are_inferred_as_pyarrow_does_but_for_wider_integers(tmp_path, values, wanted):
+    for value in values:
+        write_parquet(tmp_path / f"k={value}" / "a.parquet", 0, [1])
+    inventory = scan_files(tmp_path, partitioning="hive")
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).field("k").type == wanted
+
+
+def test_a_partition_column_that_files_hold_too_takes_their_type(tmp_path):
+    (tmp_path / "day=2024-05-01").mkdir()
+    table = pa.table({"day": pa.array([None], pa.date32()), "x": [1]})
+    pq.write_table(table, tmp_path / "day=2024-05-01" / "a.parquet")
+    inventory = scan_files(tmp_path, partitioning="hive")
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)) == pa.schema([("x", pa.int64()), ("day", pa.date32())])
+    assert str(inventory.task(0).partition_values[0][1]) == "2024-05-01"
+    (tmp_path / "day=monday").mkdir()
+    pq.write_table(table, tmp_path / "day=monday" / "a.parquet")
+    with pytest.raises(SchemaError, match=r"partition values of 'day'.*not date32"):
+        scan_files(tmp_path, partitioning="hive")
+
+
+def test_a_filter_on_a_partition_prunes_files_before_their_footers_are_read(tmp_path):
+    for year in (2021, 2022, 2023):
+        write_parquet(tmp_path / f"year={year}" / "a.parquet", year, [5])
+    (tmp_path / "year=2022" / "a.parquet").write_bytes(b"broken, but nobody looks")
+    inventory = scan_files(tmp_path, partitioning="hive", filters=pc.field("year") != 2022)
+    assert inventory.groups.file.tolist() == [0, 2]
+    assert inventory.groups.live_rows.tolist() == [5, 5]
+    assert inventory.num_files == 3
+    mixed = scan_files(tmp_path, partitioning="hive", filters=(pc.field("year") > 2022) & (pc.field("row") >= 0))
+    assert mixed.groups.file.tolist() == [2]
+    assert mixed.groups.live_rows.tolist() == [5]

@@ -1,0 +1,139 @@
+import bz2
+import gzip
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils.discover import TextOptions, scan_files
+from torch_dataloader_utils.discover.lines import LineCounter
+from torch_dataloader_utils.errors import DataError, SchemaError
+
+LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)
+SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lines=LINES,
+    ends=st.sampled_from(["\n", "\r\n"]),
+    last_end=st.booleans(),
+    pieces=SPLITS,
+    block_bytes=st.integers(1, 60),
+)
+def test_blocks_cover_the_text_end_at_line_ends_and_count_its_objects(lines, ends, last_end, pieces, block_bytes):
+    text = (ends.join(lines) + (ends if last_end else "")).encode()
+    counter = LineCounter(start=0, block_bytes=block_bytes, blank=b" \t\r")
+    place = 0
+    while place < len(text):
+        length = pieces[place % len(pieces)]
+        counter.feed(text[place : place + length])
+        place += length
+    blocks = counter.blocks().tolist()
+    assert b"".join(text[offset : offset + length] for _, offset, length in blocks) == text
+    for rows, offset, length in blocks:
+        block = text[offset : offset + length]
+        assert rows == sum(bool(line.strip()) for line in block.split(b"\n"))
+        assert length == 0 or block.endswith(b"\n") or offset + length == len(text)
+    for _, _, length in blocks[:-1]:
+        assert length >= block_bytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 60), block_bytes=st.integers(1, 300))
+def test_each_json_block_parses_to_the_rows_it_promises(tmp_path_factory, rows, block_bytes):
+    path = tmp_path_factory.mktemp("json") / "a.jsonl"
+    path.write_text("".join(json.dumps({"a": i}) + "\n" * (1 + i % 2) for i in range(rows)))
+    inventory = scan_files(path, "jsonl", text=TextOptions(block_bytes=block_bytes))
+    data = path.read_bytes()
+    for i in range(inventory.num_groups):
+        task = inventory.task(i)
+        table = pa_json.read_json(io.BytesIO(data[task.byte_offset : task.byte_offset + task.byte_length]))
+        assert table["a"].to_pylist() == list(range(task.first_row, task.first_row + task.live_rows))
+    assert inventory.num_rows == rows
+
+
+def test_csv_blocks_leave_the_header_out(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("\nx,y\r\n" + "".join(f"{i},t{i}\r\n" for i in range(50)))
+    inventory = scan_files(path, "csv", text=TextOptions(block_bytes=100))
+    data = path.read_bytes()
+    schema = pa.ipc.read_schema(pa.py_buffer(inventory.schema))
+    assert schema == pa.schema([("x", pa.int64()), ("y", pa.string())])
+    seen = []
+    for i in range(inventory.num_groups):
+        task = inventory.task(i)
+        assert task.byte_offset > 0
+        block = io.BytesIO(data[task.byte_offset : task.byte_offset + task.byte_length])
+        table = pa_csv.read_csv(block, read_options=pa_csv.ReadOptions(column_names=schema.names))
+        assert table.num_rows == task.live_rows
+        seen += table["x"].to_pylist()
+    assert seen == list(range(50))
+    assert inventory.num_groups > 1
+
+
+def test_csv_with_quotes_is_one_group_with_header_and_exact_rows_unless_the_caller_knows_better(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('x,y\n1,"two\nlines"\n2,"q""q"\n\n3,5" pipe\n')
+    inventory = scan_files(path, "csv")
+    assert (inventory.num_groups, inventory.num_rows, inventory.task(0).byte_offset) == (1, 3, 0)
+    plain = tmp_path / "b.csv"
+    plain.write_text('"x","y"\n1,"a"\n2,"b"\n')
+    split = scan_files(plain, "csv", text=TextOptions(block_bytes=1, csv_has_no_quoted_newlines=True))
+    assert split.groups.live_rows.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("zst", pa.Codec("zstd").compress)]
+)
+def test_compressed_text_is_one_counted_group(tmp_path, suffix, compress):
+    raw = "".join(json.dumps({"a": i}) + "\n" for i in range(1000)).encode()
+    packed = compress(raw)
+    (tmp_path / f"a.jsonl.{suffix}").write_bytes(packed if isinstance(packed, bytes) else packed.to_pybytes())
+    inventory = scan_files(tmp_path, "json", text=TextOptions(block_bytes=10))
+    assert (inventory.num_groups, inventory.num_rows, inventory.task(0).byte_offset) == (1, 1000, 0)
+    assert inventory.task(0).byte_length == inventory.task(0).file_size
+
+
+def test_two_gzip_members_are_both_counted(tmp_path):
+    member = gzip.compress(b'{"a":1}\n')
+    (tmp_path / "a.jsonl.gz").write_bytes(member + member)
+    assert scan_files(tmp_path, "json").num_rows == 2
+
+
+def test_without_counting_text_files_are_whole_and_unknown(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a":1}\n{"a":2}\n')
+    (tmp_path / "b.jsonl").write_text('{"a":1}\n')
+    inventory = scan_files(tmp_path, "jsonl", count_rows=False, text=TextOptions(block_bytes=1))
+    assert inventory.groups.live_rows.tolist() == [UNKNOWN, UNKNOWN]
+    assert inventory.num_rows == UNKNOWN
+
+
+def test_a_header_alone_is_a_file_without_rows(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y")
+    (tmp_path / "b.csv").write_text("x,y\n1,2")
+    inventory = scan_files(tmp_path, "csv", schema=pa.schema([("x", pa.int64()), ("y", pa.int64())]))
+    assert inventory.groups.file.tolist() == [1]
+    assert inventory.num_rows == 1
+
+
+def test_another_header_names_both_sides(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("y,x\n1,2\n")
+    with pytest.raises(SchemaError, match=r"b.csv: the CSV header is y, x; wanted x, y"):
+        scan_files(tmp_path, "csv")
+
+
+def test_text_that_does_not_parse_or_unpack_is_a_data_error(tmp_path):
+    (tmp_path / "a.jsonl").write_text("this is no json\n")
+    with pytest.raises(DataError, match=r"a\.jsonl"):
+        scan_files(tmp_path / "a.jsonl", "jsonl")
+    (tmp_path / "a.jsonl.gz").write_bytes(b"this is no gzip")
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz"):
+        scan_files(tmp_path / "a.jsonl.gz", "jsonl")
