@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -37,9 +38,9 @@ class ArrayOutput:
 def _value(column: Column, dtype: np.dtype[Any]) -> Any:
     match column:
         case Rows() | Matrix():
-            return column.value().numpy().view(dtype)
+            return _typed(column.value(), dtype)
         case Lists(values=values, offsets=offsets):
-            return _list_of_arrays(values.numpy().view(dtype), offsets.numpy())
+            return _list_of_arrays(_typed(values, dtype), offsets.numpy())
         case Objects():
             return column.value()
 
@@ -47,7 +48,7 @@ def _value(column: Column, dtype: np.dtype[Any]) -> Any:
 def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
     match column:
         case Rows() | Matrix():
-            array = column.value().numpy().view(dtype)
+            array = _typed(column.value(), dtype)
             return [array[start : start + batch_rows] for start in range(0, len(array), batch_rows)]
         case Lists():
             return (_list_of_ragged(piece, dtype) for piece in column.split(batch_rows))
@@ -55,8 +56,14 @@ def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[A
             return column.split(batch_rows)
 
 
+def _typed(tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The same memory as `dtype`; a copy for date32, whose days numpy keeps in 64 bits."""
+    array: npt.NDArray[Any] = tensor.numpy()
+    return array.view(dtype) if array.dtype.itemsize == dtype.itemsize else array.astype(dtype)
+
+
 def _list_of_ragged(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
-    return _list_of_arrays(rows.values.numpy().view(dtype), rows.offsets.numpy())
+    return _list_of_arrays(_typed(rows.values, dtype), rows.offsets.numpy())
 
 
 def _list_of_arrays(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:

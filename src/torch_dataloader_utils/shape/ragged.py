@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.memory import gather_lists
-from torch_dataloader_utils.shape.pickling import from_portable, portable
+from torch_dataloader_utils.shape.pickling import from_portable, portable, signed
 
 
 class Ragged:
@@ -84,19 +84,16 @@ class Ragged:
             raise ConfigError(f'to_padded: side={side!r}; it is "right" (values first) or "left" (padding first)')
         if max_length is not None and max_length < 0:
             raise ConfigError(f"to_padded: max_length={max_length}; it counts values and cannot be negative")
-        lengths = self.lengths
+        lengths, values = self.lengths, signed(self.values)
         width = max_length if max_length is not None else int(lengths.max()) if len(self) else 0
-        kept = lengths.clamp(max=width)
-        shape = (len(self), width, *self.values.shape[1:])
-        padded = torch.full(shape, padding_value, dtype=self.values.dtype, device=self.values.device)
-        column = torch.arange(width, device=self.values.device)
-        if side == "right":
-            filled = column < kept[:, None]
-            source = self.offsets[:-1, None] + column
-        else:
-            filled = column >= width - kept[:, None]
-            source = self.offsets[:-1, None] + column - (width - kept[:, None])
-        padded[filled] = self.values[source[filled]]
+        if max_length is not None:
+            row_starts = torch.repeat_interleave(self.offsets[:-1], lengths, output_size=len(values))
+            values = values[torch.arange(len(values), device=values.device) - row_starts < width]
+        shape = (len(self), width, *values.shape[1:])
+        padded = torch.full(shape, padding_value, dtype=self.values.dtype, device=values.device)
+        column, kept = torch.arange(width, device=values.device), lengths.clamp(max=width)[:, None]
+        # Row by row, the places to fill are in the order of the values.
+        signed(padded)[column < kept if side == "right" else column >= width - kept] = values
         return padded
 
     def to_nested(self) -> Tensor:

@@ -1,0 +1,81 @@
+"""Ragged rows against plain Python lists."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.ragged import Ragged
+
+ROWS = st.lists(st.lists(st.integers(-9, 9), max_size=4), max_size=6)
+
+
+def ragged(rows: list[list[int]], dtype: torch.dtype = torch.int64) -> Ragged:
+    offsets = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    return Ragged(torch.tensor([value for row in rows for value in row], dtype=dtype), offsets)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, data=st.data())
+def test_rows_slices_and_index_tensors_select_as_lists_do(rows: list[list[int]], data: Any) -> None:
+    column = ragged(rows)
+    assert len(column) == len(rows)
+    assert column.to_list() == rows
+    assert column.lengths.tolist() == [len(row) for row in rows]
+    assert [column[i].tolist() for i in range(-len(rows), len(rows))] == rows + rows
+    part = data.draw(st.slices(len(rows)))
+    assert column[part].to_list() == rows[part]
+    assert column[part].offsets[0] == 0
+    if rows:
+        order = data.draw(st.lists(st.integers(-len(rows), len(rows) - 1), max_size=8))
+        assert column[torch.tensor(order, dtype=torch.int64)].to_list() == [rows[i] for i in order]
+        keep = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+        assert column[torch.tensor(keep)].to_list() == [row for row, kept in zip(rows, keep, strict=True) if kept]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, padding=st.integers(-3, 3), max_length=st.one_of(st.none(), st.integers(0, 6)), data=st.data())
+def test_padding_fills_every_row_to_one_length(rows: Any, padding: int, max_length: int | None, data: Any) -> None:
+    side = data.draw(st.sampled_from(["right", "left"]))
+    width = max_length if max_length is not None else max(map(len, rows), default=0)
+    cut = [row[:width] for row in rows]
+    fill = [[padding] * (width - len(row)) for row in cut]
+    wanted = [row + pad if side == "right" else pad + row for row, pad in zip(cut, fill, strict=True)]
+    padded = ragged(rows).to_padded(padding, max_length=max_length, side=side)
+    assert padded.shape == (len(rows), width)
+    assert padded.tolist() == wanted
+
+
+def test_nested_tensor_has_the_same_rows_and_memory() -> None:
+    column = ragged([[1, 2], [], [3]], torch.float32)
+    nested = column.to_nested()
+    assert [row.tolist() for row in nested.unbind()] == [[1, 2], [], [3]]
+    assert nested.values().data_ptr() == column.values.data_ptr()
+
+
+def test_uint16_values_index_and_pad() -> None:
+    column = Ragged(torch.tensor([1, 2, 65535], dtype=torch.uint16), torch.tensor([0, 1, 3]))
+    assert column[torch.tensor([1, 0])].to_list() == [[2, 65535], [1]]
+    assert column.to_padded().tolist() == [[1, 0], [2, 65535]]
+
+
+@pytest.mark.parametrize("row", [3, -4])
+def test_a_row_that_does_not_exist_is_an_index_error(row: int) -> None:
+    with pytest.raises(IndexError):
+        ragged([[1], [2], [3]])[row]
+
+
+@pytest.mark.parametrize("options", [{"side": "up"}, {"max_length": -1}])
+def test_padding_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ragged([[1]]).to_padded(**options)
+
+
+def test_to_the_device_it_is_on_moves_nothing() -> None:
+    column = ragged([[1], [2, 3]])
+    assert column.to("cpu").values.data_ptr() == column.values.data_ptr()
+    assert column.to(torch.device("meta")).values.is_meta
+    assert repr(column) == "Ragged(2 rows, values (3,) torch.int64, cpu)"

@@ -1,0 +1,137 @@
+"""A batch written to a slab and viewed again is the same batch."""
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.slab import ALIGNMENT_BYTES, SlabLayout, view_slab, write_slab
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint64,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+)
+
+
+@st.composite
+def tensors(draw: Any, num_rows: int) -> torch.Tensor:
+    """A tensor of any layout in memory: contiguous, a slice of a larger one, or column-major."""
+    shape = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
+    dtype = draw(st.sampled_from(DTYPES))
+    source = torch.arange((num_rows + 4) * max(1, torch.Size(shape).numel())).to(dtype)
+    match draw(st.sampled_from(["plain", "slice", "column-major"])):
+        case "plain":
+            return source.view(num_rows + 4, *shape)[:num_rows].clone()
+        case "slice":
+            return source.view(num_rows + 4, *shape)[2 : num_rows + 2]
+        case _ if len(shape) == 1:
+            return source.view(*shape, num_rows + 4).t()[1 : num_rows + 1]
+    return source.view(num_rows + 4, *shape)[:num_rows]
+
+
+@st.composite
+def batches(draw: Any) -> TensorBatch:
+    num_rows = draw(st.integers(0, 40))
+    columns: dict[str, Any] = {}
+    for index in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(["tensor", "tensor", "ragged", "list"]))
+        if kind == "tensor":
+            columns[f"c{index}"] = draw(tensors(num_rows))
+        elif kind == "ragged":
+            lengths = torch.tensor(
+                draw(st.lists(st.integers(0, 3), min_size=num_rows, max_size=num_rows)), dtype=torch.int64
+            )
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+            columns[f"c{index}"] = Ragged(torch.arange(int(offsets[-1])).float(), offsets)
+        else:
+            columns[f"c{index}"] = [str(row) for row in range(num_rows)]
+    return TensorBatch(columns, num_rows=num_rows)
+
+
+def is_same(left: Any, right: Any) -> bool:
+    if isinstance(left, Ragged):
+        return is_same(left.values, right.values) and is_same(left.offsets, right.offsets)
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tolist() == right.tolist()
+    return bool(left == right)
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=batches(), second=batches())
+def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatch) -> None:
+    layout = SlabLayout.of(first)
+    for batch, known in ((first, None), (first, layout), (second, layout)):
+        buffer = torch.full((SlabLayout.of(batch).num_bytes,), 0xAA, dtype=torch.uint8)
+        descriptor = pickle.loads(pickle.dumps(write_slab(batch, buffer, known)))
+        copy = view_slab(descriptor, buffer)
+        assert list(copy) == list(batch)
+        assert copy.num_rows == batch.num_rows
+        assert all(is_same(copy[name], batch[name]) for name in batch)
+
+
+@settings(max_examples=50, deadline=None)
+@given(batch=batches())
+def test_tensors_lie_apart_and_aligned(batch: TensorBatch) -> None:
+    layout = SlabLayout.of(batch)
+    spans = [
+        (group.offset + i * group.pitch_bytes, group.pitch_bytes)
+        for group in layout.groups
+        for i in range(len(group.parts))
+    ]
+    assert all(start % ALIGNMENT_BYTES == 0 for start, _ in spans)
+    assert [start for start, _ in spans] == [sum(size for _, size in spans[:i]) for i in range(len(spans))]
+    assert layout.num_bytes == sum(size for _, size in spans)
+
+
+def test_views_share_the_slab_and_matrices_stay_column_major() -> None:
+    batch = TensorBatch({"x": torch.arange(640.0).view(10, 64).t(), "y": torch.arange(64)})
+    buffer = torch.zeros(SlabLayout.of(batch).num_bytes, dtype=torch.uint8)
+    copy = view_slab(write_slab(batch, buffer), buffer)
+    assert copy["x"].stride() == (1, 64)
+    assert copy["y"].untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+
+
+def test_the_layout_of_an_earlier_batch_is_kept_while_it_fits() -> None:
+    batch = TensorBatch({"x": torch.zeros(8), "s": ["a"] * 8})
+    layout = SlabLayout.of(batch)
+    buffer = torch.zeros(4096, dtype=torch.uint8)
+    assert write_slab(TensorBatch({"x": torch.ones(8), "s": ["b"] * 8}), buffer, layout).layout is layout
+    assert write_slab(TensorBatch({"x": torch.ones(7), "s": ["b"] * 7}), buffer, layout).layout != layout
+    assert write_slab(TensorBatch({"x": torch.ones(8).int(), "s": ["b"] * 8}), buffer, layout).layout != layout
+    assert write_slab(TensorBatch({"z": torch.ones(8), "s": ["b"] * 8}), buffer, layout).layout != layout
+
+
+def test_what_is_no_dense_tensor_travels_beside_the_slab() -> None:
+    weights = torch.zeros(4, requires_grad=True)
+    batch = TensorBatch({"x": torch.zeros(4), "sparse": torch.eye(4).to_sparse(), "w": weights})
+    buffer = torch.zeros(4096, dtype=torch.uint8)
+    copy = view_slab(write_slab(batch, buffer), buffer)
+    assert copy["w"] is weights
+    assert copy["sparse"] is batch["sparse"]
+
+
+def test_a_slab_that_is_too_small_is_refused_with_the_size_it_needs() -> None:
+    with pytest.raises(ConfigError, match=r"needs 64 bytes, the slab has 63"):
+        write_slab(TensorBatch({"x": torch.zeros(4)}), torch.zeros(63, dtype=torch.uint8))
+
+
+def test_a_layout_with_the_ragged_column_elsewhere_does_not_fit() -> None:
+    ragged = Ragged(torch.arange(5), torch.tensor([0, 1, 2, 3, 5]))
+    first = TensorBatch({"a": ragged, "b": torch.arange(5)})
+    second = TensorBatch({"a": torch.arange(5), "b": ragged})
+    buffer = torch.zeros(4096, dtype=torch.uint8)
+    copy = view_slab(write_slab(second, buffer, SlabLayout.of(first)), buffer)
+    assert is_same(copy["b"], ragged)
+    assert is_same(copy["a"], second["a"])
