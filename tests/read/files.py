@@ -86,7 +86,7 @@ def write_arrow(path: Path, table: pa.Table, group_rows: int, compression: str |
 
 
 def write_csv(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask]:
-    """Writes the table as a header and rows; tasks of `group_rows` rows, the header in the first."""
+    """Writes the table as a header and rows; tasks of `group_rows` rows, the header in none of them."""
     lines = [table.schema.names, *([_text(value) for value in row.values()] for row in table.to_pylist())]
     encoded = []
     for line in lines:
@@ -95,6 +95,26 @@ def write_csv(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask
         encoded.append(text.getvalue().encode())
     blocks = [encoded[1:][i : i + group_rows] for i in range(0, max(1, table.num_rows), group_rows)]
     return _write_blocks(path, FileFormat.CSV, blocks, encoded[0])
+
+
+def write_stream(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask]:
+    """Writes the table in the Arrow stream format; its tasks, offsets by reading message after message."""
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=group_rows)
+    tasks: list[RowGroupTask] = []
+    data = pa.BufferReader(path.read_bytes())
+    while data.tell() < data.size():
+        start = data.tell()
+        try:
+            message = pa.ipc.read_message(data)
+        except EOFError:
+            break
+        if message.type == "record batch":
+            first = len(tasks) * group_rows
+            facts = {"first_row": first, "byte_offset": start, "byte_length": data.tell() - start}
+            rows = min(group_rows, table.num_rows - first)
+            tasks.append(make_task(path, FileFormat.ARROW, len(tasks), rows, **facts))
+    return tasks
 
 
 def write_json(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask]:
@@ -112,9 +132,9 @@ def oracle(paths: list[Path], schema: pa.Schema, columns: list[str], row_filter:
 
 def _write_blocks(path: Path, file_format: FileFormat, blocks: list[list[bytes]], header: bytes) -> list[RowGroupTask]:
     path.write_bytes(header + b"".join(line for block in blocks for line in block))
-    tasks, offset, first = [], 0, 0
+    tasks, offset, first = [], len(header), 0
     for ordinal, block in enumerate(blocks):
-        length = sum(map(len, block)) + (len(header) if ordinal == 0 else 0)
+        length = sum(map(len, block))
         facts = {"first_row": first, "byte_offset": offset, "byte_length": length}
         tasks.append(make_task(path, file_format, ordinal, len(block), **facts))
         offset, first = offset + length, first + len(block)

@@ -11,6 +11,7 @@ from pyarrow import orc
 
 from tests.read.files import make_spec, make_task, write_csv, write_orc, write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.deletes import RowDeletes, group_deletes, rows_to_decode
 from torch_dataloader_utils.read.reader import make_reader
@@ -50,11 +51,14 @@ def test_csv_columns_go_by_the_header_of_their_own_file(tmp_path: Path) -> None:
     rest = b'"c,""d",9,2'
     path = tmp_path / "a.csv"
     path.write_bytes(text + rest)
-    first = make_task(path, FileFormat.CSV, 0, 1, byte_length=len(text))
+    whole = make_task(path, FileFormat.CSV, 0, 2, byte_length=len(text + rest))
+    start = text.index(b"\n") + 1
+    first = make_task(path, FileFormat.CSV, 0, 1, byte_offset=start, byte_length=len(text) - start)
     second = make_task(path, FileFormat.CSV, 1, 1, byte_offset=len(text), byte_length=len(rest))
     reader = make_reader(make_spec(schema))
     assert reader.read(second).to_pylist() == [{"row": 2, "word": 'c,"d'}]
     assert reader.read(first).to_pylist() == [{"row": 1, "word": "a\r\nb"}]
+    assert reader.read(whole).to_pylist() == [{"row": 1, "word": "a\r\nb"}, {"row": 2, "word": 'c,"d'}]
     assert make_reader(make_spec(schema, columns=())).read(second).num_rows == 1
 
 
@@ -84,6 +88,40 @@ def test_empty_files_of_text_have_no_rows(tmp_path: Path) -> None:
             )
             assert batch.num_rows == 0
             assert batch.schema.names == list(columns)
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst", "bz2", "lz4"])
+def test_compressed_text_is_one_block_under_the_budget(tmp_path: Path, ending: str) -> None:
+    schema = pa.schema([("row", pa.int64())])
+    for name, header, line, file_format in (
+        ("csv", b"row\n", b"%d\n", FileFormat.CSV),
+        ("jsonl", b"", b'{"row": %d}\n', FileFormat.JSON),
+    ):
+        path = tmp_path / f"a.{name}.{ending}"
+        with pa.output_stream(path, compression={"gz": "gzip", "zst": "zstd"}.get(ending, ending)) as file:
+            file.write(header + b"".join(line % i for i in range(10_000)))
+        task = make_task(path, file_format, 0, 10_000, byte_length=path.stat().st_size)
+        assert make_reader(make_spec(schema)).read(task).column("row").to_pylist() == list(range(10_000))
+        with pytest.raises(UnsupportedFeatureError, match="limit is 40000"):
+            make_reader(make_spec(schema, max_row_group_bytes=40_000)).read(task)
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(DataError, match="row group 0"):
+            make_reader(make_spec(schema)).read(
+                make_task(path, file_format, 0, 10_000, byte_length=path.stat().st_size)
+            )
+
+
+def test_the_dictionaries_of_a_stream_may_change(tmp_path: Path) -> None:
+    kinds = [pa.array(words).dictionary_encode() for words in (["a", "b"], ["c", "a"], ["d", "d"])]
+    schema = pa.schema([("kind", kinds[0].type)])
+    with pa.ipc.new_stream(tmp_path / "a.arrows", schema) as writer:
+        for kind in kinds:
+            writer.write_batch(pa.RecordBatch.from_arrays([kind], schema=schema))
+    reader = make_reader(make_spec(schema))
+    tasks = [make_task(tmp_path / "a.arrows", FileFormat.ARROW, i, 2) for i in range(3)]
+    assert [reader.read(task).column("kind").to_pylist() for task in tasks] == [["a", "b"], ["c", "a"], ["d", "d"]]
+    with pytest.raises(CorruptFileError, match="row group 3 does not exist"):
+        reader.read(replace(tasks[0], ordinal=3))
 
 
 def test_every_stripe_of_an_orc_file_gives_its_own_rows(tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.read.files import make_spec, make_task, write_arrow, write_csv, write_json, write_orc, write_parquet
+from tests.read.files import (
+    make_spec,
+    make_task,
+    write_arrow,
+    write_csv,
+    write_json,
+    write_orc,
+    write_parquet,
+    write_stream,
+)
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -32,6 +41,7 @@ WRITERS: dict[str, Callable[[Path], list[RowGroupTask]]] = {
     "parquet": lambda path: write_parquet(path, TABLE, 40),
     "orc": lambda path: write_orc(path, TABLE),
     "arrow": lambda path: write_arrow(path, TABLE, 40),
+    "stream": lambda path: write_stream(path, TABLE, 40),
     "csv": lambda path: write_csv(path, TABLE, 40),
     "json": lambda path: write_json(path, TABLE, 40),
 }
@@ -147,7 +157,7 @@ def test_an_encrypted_file_is_unsupported(tmp_path: Path) -> None:
 
 def test_a_row_group_past_the_footer_is_corrupt(tmp_path: Path) -> None:
     for name, write in WRITERS.items():
-        if name not in ("csv", "json"):
+        if name in ("parquet", "orc", "arrow"):
             (first, *_) = write(tmp_path / f"a.{name}")
             with pytest.raises(CorruptFileError, match="row group 99"):
                 READER.read(replace(first, ordinal=99))

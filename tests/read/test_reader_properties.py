@@ -11,7 +11,16 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.read.files import make_spec, oracle, write_arrow, write_csv, write_json, write_orc, write_parquet
+from tests.read.files import (
+    make_spec,
+    oracle,
+    write_arrow,
+    write_csv,
+    write_json,
+    write_orc,
+    write_parquet,
+    write_stream,
+)
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.reader import count_rows, make_reader
@@ -130,6 +139,7 @@ def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], g
         tasks_of_formats = [
             write_parquet(place / "a.parquet", table, group_rows),
             write_arrow(place / "a.arrow", table, group_rows),
+            write_stream(place / "b.arrow", table, group_rows),
             write_csv(place / "a.csv", table, group_rows),
             write_json(place / "a.jsonl", table, group_rows),
             write_orc(place / "a.orc", table),

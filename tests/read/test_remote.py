@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.read.files import make_spec, write_arrow, write_csv, write_json, write_orc, write_parquet
+from tests.read.files import make_spec, write_arrow, write_csv, write_json, write_orc, write_parquet, write_stream
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store.open import open_store
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError
@@ -67,17 +67,18 @@ TABLE = pa.table(
 PLAIN = TABLE.select(["row", "word"])
 
 
-@pytest.mark.parametrize("name", ["parquet", "orc", "arrow", "csv", "json"])
+@pytest.mark.parametrize("name", ["parquet", "orc", "arrow", "stream", "csv", "json"])
 def test_remote_rows_are_the_local_rows(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"a.{name}"
     tasks = {
         "parquet": lambda: write_parquet(path, TABLE, 100),
         "orc": lambda: write_orc(path, PLAIN),
         "arrow": lambda: write_arrow(path, TABLE, 100),
+        "stream": lambda: write_stream(path, TABLE, 100),
         "csv": lambda: write_csv(path, PLAIN, 100),
         "json": lambda: write_json(path, PLAIN, 100),
     }[name]()
-    schema = TABLE.schema if name in ("parquet", "arrow") else PLAIN.schema
+    schema = TABLE.schema if name in ("parquet", "arrow", "stream") else PLAIN.schema
     reader = make_reader(make_spec(schema))
     for local, remote in zip(tasks, uploaded(tasks), strict=True):
         assert reader.read(remote).equals(reader.read(local))

@@ -1,6 +1,6 @@
-"""One record batch of an Arrow IPC file (Feather version 2), decoded.
+"""One record batch of an Arrow IPC file (Feather version 2) or stream, decoded.
 
-Source: Arrow columnar format, "IPC File Format"; pyarrow.ipc.RecordBatchFileReader.
+Source: Arrow columnar format, "IPC File Format" and "IPC Streaming Format"; pyarrow.ipc.
 """
 
 from collections.abc import Sequence
@@ -8,9 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, no_such_group
+from torch_dataloader_utils._store import Span
+from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
+
+_MAGIC = b"ARROW1"
 
 
 def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
@@ -24,17 +27,52 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
         SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
     """
     task = source.task
-    with source.open(lambda: [source.tail_span(), (task.byte_offset, task.byte_length)]) as file:
-        schema = pa.ipc.open_file(file).schema
+    with source.open(lambda: _spans(source)) as file:
+        file.seek(max(0, task.file_size - len(_MAGIC)))
+        is_file = bytes(file.read(len(_MAGIC))) == _MAGIC
+        file.seek(0)
+        schema = (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).schema
         names = [field.name for field in fields if field.name in schema.names]
         check_unique(task, schema, names)
-        # An empty list would mean all columns; one is enough to count rows.
-        included = [schema.get_field_index(name) for name in names] or [0]
-        options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
-        reader = pa.ipc.open_file(file, options=options)
-        if task.ordinal >= reader.num_record_batches:
-            raise no_such_group(task, reader.num_record_batches)
-        batch = reader.get_batch(task.ordinal)
+        # One column is enough to count rows.
+        wanted = [schema.get_field_index(name) for name in names] or [0][: len(schema)]
+        batch = _of_file(source, file, wanted) if is_file else _of_stream(source, file, schema)
+    check_all_decoded(task, names, batch)
     check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
     batch.validate(full=True)
     return batch if names else rows_only(batch.num_rows)
+
+
+def _of_file(source: TaskSource, file: Any, wanted: list[int]) -> Any:
+    reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
+    if source.task.ordinal >= reader.num_record_batches:
+        raise no_such_group(source.task, reader.num_record_batches)
+    return reader.get_batch(source.task.ordinal)
+
+
+def _of_stream(source: TaskSource, file: Any, schema: Any) -> Any:
+    """A stream has no footer: the task says where its message lies.
+
+    Dictionaries may come, and change, in any message before it; with them the stream is read up to the batch.
+    """
+    task = source.task
+    if not any(map(_has_dictionary, schema.types)):
+        file.seek(task.byte_offset)
+        return pa.ipc.read_record_batch(pa.py_buffer(file.read(task.byte_length)), schema)
+    file.seek(0)
+    for ordinal, batch in enumerate(pa.ipc.open_stream(file)):
+        if ordinal == task.ordinal:
+            return batch
+    raise no_such_group(task, task.ordinal)
+
+
+def _has_dictionary(data_type: Any) -> bool:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_dictionary(data_type.storage_type)
+    children = (data_type.field(i).type for i in range(data_type.num_fields))
+    return pa.types.is_dictionary(data_type) or any(map(_has_dictionary, children))
+
+
+def _spans(source: TaskSource) -> list[Span]:
+    # What else is needed (the schema of a stream, dictionaries) is fetched when the reader asks for it.
+    return [source.tail_span(), (source.task.byte_offset, source.task.byte_length)]

@@ -54,9 +54,9 @@ def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> I
 
 
 def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
-    text = f"{type(error).__name__}: {error}".rstrip(". \n")
+    text = f"{type(error).__name__}: {error}".replace(task.path, redact(task.path)).rstrip(". \n")
     match error:
-        case _ if "decrypt" in text or "encrypt" in text:
+        case _ if "crypt" in text.replace(redact(task.path), ""):
             return UnsupportedFeatureError(
                 f"{where(task)} is encrypted ({text}). Encrypted files are not supported; decrypt them first."
             )
@@ -132,6 +132,19 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
         raise UnsupportedFeatureError(
             f"{where(task)} would decode to at least {decoded_bytes} bytes (the file has {task.file_size}); the limit "
             f"is {budget_bytes}. Read fewer columns, write smaller row groups, or raise max_row_group_bytes."
+        )
+
+
+def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: Any) -> None:
+    """Raises UnsupportedFeatureError if the decoder left out a column that the file has.
+
+    Decoders select by dotted paths and drop without a word what they do not find; it would come out as nulls.
+    """
+    left_out = set(columns).difference(batch.schema.names) if batch.num_rows else None
+    if left_out:
+        raise UnsupportedFeatureError(
+            f"{where(task)}: pyarrow {pa.__version__} does not decode column {min(left_out)}, which the file has. "
+            "Rename it, or leave it out."
         )
 
 

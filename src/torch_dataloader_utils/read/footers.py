@@ -12,8 +12,8 @@ T = TypeVar("T")
 FileKey = tuple[str, str]
 """A file and what pins it: (path, identity)."""
 
-# 64 MiB of encoded footers: 2,500 of 26 KB (50 columns, 4 row groups), or 100 very wide ones.
-CAPACITY_BYTES = 64 << 20
+# Encoded; parsed they take several times that. 16 MiB are 600 footers of 26 KB (50 columns, 4 row groups).
+CAPACITY_BYTES = 16 << 20
 
 
 class FooterCache(Generic[T]):

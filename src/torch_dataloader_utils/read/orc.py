@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import orc
 
-from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, where
+from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -32,12 +31,7 @@ def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
         names = [field.name for field in fields if field.name in schema.names]
         check_unique(task, schema, names)
         batch = stripes.read_stripe(task.ordinal, columns=names or _cheapest(schema))
-    missed = [name for name in names if name not in batch.schema.names]
-    if missed:
-        # A column "a.b" beside a struct "a" with a field "b": ORC readers select by dotted paths.
-        raise UnsupportedFeatureError(
-            f"{where(task)}: column {missed[0]} cannot be told from a field of a struct. Rename one of them."
-        )
+    check_all_decoded(task, names, batch)
     check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
     return batch if names else rows_only(batch.num_rows)
 

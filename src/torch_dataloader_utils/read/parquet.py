@@ -8,14 +8,15 @@ Source: parquet-format, "File Format" and "Column chunks"; pyarrow.parquet.Parqu
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._store.interface import Span
-from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, no_such_group, where
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group, where
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
@@ -71,22 +72,24 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
             have += batch.num_rows
             if stop_row is not None and have >= stop_row:
                 break
-    return contiguous(batches)
+    decoded = contiguous(batches)
+    check_all_decoded(task, columns, decoded)
+    return decoded
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
     metadata = _read_metadata(source)
+    if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
+        raise UnsupportedFeatureError(
+            f"{where(source.task)} keeps its columns in other files (a _metadata file?). Scan those files instead."
+        )
     schema = metadata.schema.to_arrow_schema()
     leaves: dict[str, list[int]] = {name: [] for name in schema.names}
     for index in range(metadata.num_columns):
-        path = metadata.schema.column(index).path
         # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
-        stop = 0
-        while stop < len(path):
-            stop = path.find(".", stop + 1)
-            stop = len(path) if stop < 0 else stop
-            if path[:stop] in leaves:
-                leaves[path[:stop]].append(index)
+        for name in accumulate(metadata.schema.column(index).path.split("."), "{}.{}".format):
+            if name in leaves:
+                leaves[name].append(index)
     footer = Footer(
         metadata=metadata,
         schema=schema,

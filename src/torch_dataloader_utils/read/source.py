@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store.interface import Span, Store
 from torch_dataloader_utils._store.sparse_file import SparseFile
-from torch_dataloader_utils.errors import InternalError, LoaderError
+from torch_dataloader_utils.errors import InternalError, LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
 
 # One read gets all but very wide footers; what pyarrow itself reads.
@@ -78,6 +78,8 @@ class TaskSource:
         """Whether the file, looked up now, is the planned one; True where that cannot be found out."""
         try:
             return self.store.stat(self.task.path).identity == self.task.identity
+        except NoDataError:
+            return False
         except LoaderError:
             return True
 

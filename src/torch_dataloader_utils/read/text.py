@@ -1,14 +1,15 @@
 """One block of whole lines of a CSV or JSON-lines file, decoded.
 
-    a,b⏎1,2⏎3,4⏎5,6⏎      block 0: a,b⏎1,2⏎      block 1: 3,4⏎5,6⏎
+    a,b⏎1,2⏎3,4⏎5,6⏎      a,b⏎ | 1,2⏎3,4⏎ | 5,6⏎      header, block 0, block 1
 
-Blocks are cut by whoever made the task, between rows; block 0 of a CSV file starts with the header line.
-Text has no types: values are parsed as the data set's schema says, never inferred from the block.
+Blocks are cut by whoever made the task, between rows. A CSV block that starts at byte 0 still has the header in
+it. Compressed files are one block. Text has no types: values are parsed as the data set's schema says, never
+inferred from the block.
 """
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,9 @@ from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
 
 _HEADER_BYTES = 64 << 10
-_MAX_HEADER_BYTES = 16 << 20
+_MAX_HEADER_BYTES = 32 << 20
+_PIECE_BYTES = 8 << 20
+_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 _headers: FooterCache[tuple[str, ...]] = FooterCache()
 
@@ -37,9 +40,15 @@ def decode_csv(source: TaskSource, fields: Sequence[Any]) -> Any:
     Raises:
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
     """
-    header = _headers.get(source.key, lambda: _read_header(source))
     data = _block(source)
     if len(data) == 0:
+        return rows_only(0)
+    has_header = source.task.byte_offset == 0
+    if has_header:
+        header = _find_header(source, len(data), lambda length: memoryview(data)[:length])
+    else:
+        header = _headers.get(source.key, lambda: _read_header(source))
+    if not header:
         return rows_only(0)
     names = [field.name for field in fields if field.name in header]
     check_unique(source.task, pa.schema([(name, pa.null()) for name in header]), names)
@@ -47,9 +56,7 @@ def decode_csv(source: TaskSource, fields: Sequence[Any]) -> Any:
     table = pa_csv.read_csv(
         pa.BufferReader(data),
         read_options=pa_csv.ReadOptions(
-            use_threads=False,
-            block_size=len(data) + 1,
-            column_names=None if source.task.ordinal == 0 else list(header),
+            use_threads=False, block_size=len(data) + 1, column_names=None if has_header else list(header)
         ),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
         # Without a column there are no rows to count; bytes are the cheapest to parse.
@@ -81,22 +88,48 @@ def decode_json(source: TaskSource, fields: Sequence[Any]) -> Any:
 
 
 def _block(source: TaskSource) -> Any:
-    task = source.task
-    check_decoded_size(task, task.byte_length, source.max_row_group_bytes)
-    return source.span((task.byte_offset, task.byte_length))
+    """The block's text, decompressed under the memory budget."""
+    task, budget = source.task, source.max_row_group_bytes
+    check_decoded_size(task, task.byte_length, budget)
+    data = source.span((task.byte_offset, task.byte_length))
+    codec = _CODECS.get(task.path.rpartition(".")[2].lower())
+    if codec is None:
+        return data
+    pieces, size = [], 0
+    with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            size += len(piece)
+            check_decoded_size(task, size, budget)
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _read_header(source: TaskSource) -> tuple[tuple[str, ...], int]:
-    length = _HEADER_BYTES
-    while True:
-        head = bytes(source.span((0, min(length, source.task.file_size))))
-        # A header line may hold quoted line ends; it is whole if another row follows, or the file ends.
-        rows = (row for row in csv.reader(io.StringIO(head.decode("utf-8-sig", "replace"), newline="")) if row)
+    """The column names of a file, of which this task is not the first block, and about what they weigh."""
+    size = source.task.file_size
+    names = _find_header(source, size, lambda length: source.span((0, length)))
+    return names, sum(map(len, names))
+
+
+def _find_header(source: TaskSource, size: int, head: Callable[[int], Any]) -> tuple[str, ...]:
+    """The first row of a text of `size` bytes, of which `head(n)` gives the first n; () if all of it is blank."""
+    length = 0
+    while length < min(size, _MAX_HEADER_BYTES):
+        length = min(size, max(_HEADER_BYTES, length * 8))
+        names = _first_row(head(length), is_all=length == size)
+        if names is not None:
+            return names
+    raise CorruptFileError(
+        f"{where(source.task)}: no header line in the first {length} bytes. Is this a CSV file? Write it again."
+    )
+
+
+def _first_row(head: Any, *, is_all: bool) -> tuple[str, ...] | None:
+    # A header may hold quoted line ends: it is whole if another row follows it, or the text ends.
+    lines = io.StringIO(bytes(head).decode("utf-8-sig", "replace"), newline="")
+    rows = (row for row in csv.reader(lines) if row)
+    try:
         header = next(rows, [])
-        if len(head) == source.task.file_size or next(rows, None) is not None:
-            return tuple(header), length
-        if length >= _MAX_HEADER_BYTES:
-            raise CorruptFileError(
-                f"{where(source.task)}: no header line in the first {length} bytes. Is this a CSV file? Write it again."
-            )
-        length = min(length * 16, _MAX_HEADER_BYTES)
+        return tuple(header) if is_all or next(rows, None) is not None else None
+    except csv.Error:
+        return None
