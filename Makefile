@@ -1,18 +1,34 @@
-# One environment for everything: .venv. Set VENV to use another, PYTHON for another interpreter.
+# One environment for everything: .venv. VENV=... uses another, PYTHON=... another interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BENCHMARKS = $(sort $(wildcard benchmarks/*.py))
 
 .PHONY: demo test lint docs bench clean
 .DEFAULT_GOAL := test
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Each set of packages has a stamp, so that the demo does not wait for what only developers need.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test,lint]"
-	touch $@
+	$(INSTALL) --editable .
+	@touch $@
 
-lint: $(VENV)/.ready
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(INSTALL) --editable ".[test,lint]"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) --editable ".[docs]"
+	@touch $@
+
+# Data, plan, two epochs of DDP on two processes, audit. Fails if one row is missing or comes twice.
+demo: $(VENV)/.installed
+	$(BIN)/python -m examples.demo
+
+lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -20,6 +36,16 @@ lint: $(VENV)/.ready
 
 test: lint
 	$(BIN)/pytest -q
+
+# The site in site/. Broken links and references are errors.
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+# Every script of benchmarks/, one after the other; each prints the machine, the versions and all its figures.
+bench: $(VENV)/.installed-test
+	@echo "benchmarks: $(BENCHMARKS)"
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) .demo build dist site
