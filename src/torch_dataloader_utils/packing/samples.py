@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
             "original_seq_len": torch.tensor([original]),
             "padded_seq_len": torch.tensor([stop - start]),
         }
-        for start, stop, original in zip(bounds, bounds[1:], originals, strict=True)
+        for (start, stop), original in zip(pairwise(bounds), originals, strict=True)
         if stop > start
     ]
 

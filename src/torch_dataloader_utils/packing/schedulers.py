@@ -3,10 +3,11 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
 from torch_dataloader_utils.packing.groups import PackingGroups
 from torch_dataloader_utils.packing.plan.check import check_schedule
@@ -22,6 +23,13 @@ from torch_dataloader_utils.packing.samples import REQUIRED_KEYS
 SampleLengths = Sequence[tuple[int, int]]
 
 
+class PolicyOptions(TypedDict, total=False):
+    """The fields of `SchedulePolicy`, as keyword arguments of every scheduler."""
+
+    over_long: Literal["error", "alone", "drop"]
+    missing_packs: Literal["error", "fill"]
+
+
 class BasePackingScheduler(ABC):
     """Decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
 
@@ -31,8 +39,8 @@ class BasePackingScheduler(ABC):
         dp_size: data-parallel ranks.
         microbatch_group_size_per_vp_stage: the number of microbatches becomes a multiple of it; None without
             virtual pipeline stages.
-        over_long: what to do with a sequence that fits no pack, see `SchedulePolicy`.
-        missing_packs: what to do when ranks would have nothing to compute, see `SchedulePolicy`.
+        **policy: what to do with sequences that fit no pack (`over_long`) and with ranks that would have nothing to
+            compute (`missing_packs`), see `SchedulePolicy`.
 
     Raises:
         ConfigError: a size below 1 or an unknown policy.
@@ -47,9 +55,7 @@ class BasePackingScheduler(ABC):
         cp_size: int = 1,
         dp_size: int = 1,
         microbatch_group_size_per_vp_stage: int | None = None,
-        *,
-        over_long: Literal["error", "alone", "drop"] = "error",
-        missing_packs: Literal["error", "fill"] = "error",
+        **policy: Unpack[PolicyOptions],
     ) -> None:
         self.shape = PackingShape(
             max_seqlen_per_dp_cp_rank=max_seqlen_per_dp_cp_rank,
@@ -57,7 +63,7 @@ class BasePackingScheduler(ABC):
             dp_size=dp_size,
             microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
         )
-        self.policy = SchedulePolicy(over_long=over_long, missing_packs=missing_packs)
+        self.policy = SchedulePolicy(**policy)
 
     @abstractmethod
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
@@ -121,9 +127,8 @@ class ComputeBalancedScheduler(BasePackingScheduler):
     """As much compute on every rank of a microbatch; see `compute_balanced_schedule`.
 
     Args:
-        *args: as for `BasePackingScheduler`.
+        max_seqlen_per_dp_cp_rank: as for `BasePackingScheduler`, like all that is not named here.
         cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
-        **options: as for `BasePackingScheduler`.
     """
 
     def __init__(
@@ -134,17 +139,9 @@ class ComputeBalancedScheduler(BasePackingScheduler):
         microbatch_group_size_per_vp_stage: int | None = None,
         *,
         cost: CostModel | None = None,
-        over_long: Literal["error", "alone", "drop"] = "error",
-        missing_packs: Literal["error", "fill"] = "error",
+        **policy: Unpack[PolicyOptions],
     ) -> None:
-        super().__init__(
-            max_seqlen_per_dp_cp_rank,
-            cp_size,
-            dp_size,
-            microbatch_group_size_per_vp_stage,
-            over_long=over_long,
-            missing_packs=missing_packs,
-        )
+        super().__init__(max_seqlen_per_dp_cp_rank, cp_size, dp_size, microbatch_group_size_per_vp_stage, **policy)
         self.cost = cost or CostModel()
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
@@ -153,15 +150,43 @@ class ComputeBalancedScheduler(BasePackingScheduler):
         return compute_balanced_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
 
 
-class HybridContextParallelScheduler(ComputeBalancedScheduler):
-    """Long sequences on many ranks, short ones on one; see `hybrid_schedule`."""
+class HybridContextParallelScheduler(BasePackingScheduler):
+    """Long sequences on many ranks, short ones on one; see `hybrid_schedule`.
+
+    Needs the groups of `create_packing_groups(..., is_hybrid=True)`.
+
+    Args:
+        max_seqlen_per_dp_cp_rank: as for `BasePackingScheduler`, like all that is not named here.
+        cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
+        widen_above: a sequence takes more ranks than it needs once it costs a rank more than this times the mean.
+    """
 
     is_hybrid: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        max_seqlen_per_dp_cp_rank: int,
+        cp_size: int = 1,
+        dp_size: int = 1,
+        microbatch_group_size_per_vp_stage: int | None = None,
+        *,
+        cost: CostModel | None = None,
+        widen_above: float = 1.0,
+        **policy: Unpack[PolicyOptions],
+    ) -> None:
+        super().__init__(max_seqlen_per_dp_cp_rank, cp_size, dp_size, microbatch_group_size_per_vp_stage, **policy)
+        if not widen_above >= 1:
+            raise ConfigError(f"widen_above is {widen_above}; it must be at least 1: no rank can do less than the mean")
+        self.cost = cost or CostModel()
+        self.widen_above = widen_above
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
         """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
-        return hybrid_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
+        schedule = hybrid_schedule(
+            lengths, shape=self.shape, policy=self.policy, cost=self.cost, widen_above=self.widen_above
+        )
+        return schedule.to_groups(ids)
 
 
 scheduler_map: dict[str, type[BasePackingScheduler]] = {

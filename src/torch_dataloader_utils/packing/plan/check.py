@@ -78,6 +78,7 @@ def _check_spans(schedule: Schedule, *, spans: list[int]) -> None:
         pack = int(wrong.argmax())
         raise ConfigError(
             f"{int(schedule.span[pack])} ranks from rank {int(schedule.first_rank[pack])} of microbatch "
-            f"{int(schedule.microbatch[pack])} have the same sequences; a pack has {' or '.join(map(str, spans))} ranks "
-            "and begins at a multiple of that. Give all context-parallel ranks of a data-parallel rank equal lists"
+            f"{int(schedule.microbatch[pack])} have the same sequences; a pack has "
+            f"{' or '.join(map(str, spans))} ranks and begins at a multiple of that. "
+            "Give all context-parallel ranks of a data-parallel rank equal lists"
         )

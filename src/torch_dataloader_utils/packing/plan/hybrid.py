@@ -28,13 +28,17 @@ def span_sizes(num_ranks: int) -> list[int]:
     return spans
 
 
-def hybrid_schedule(lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel) -> Schedule:
+def hybrid_schedule(
+    lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel, widen_above: float = 1.0
+) -> Schedule:
     """Every sequence on as few ranks as hold it, or on more where it alone would keep them all waiting.
 
     `dp_size` × `cp_size` ranks are one pool; a rank holds `max_seqlen_per_dp_cp_rank` tokens. A sequence on s ranks
     is padded to a multiple of 2 × s (nothing on one rank) and costs each of them 1/s. It gets the smallest size of
-    `span_sizes` where it fits and costs a rank no more than the mean of a rank and microbatch. Packs are then
-    built longest first (`place_longest_first`) and laid out by falling span and load (`arrange_packs`).
+    `span_sizes` where it fits and costs a rank at most `widen_above` times the mean of a rank and microbatch (inf: the
+    smallest where it fits, whatever it costs; sharing also costs communication, which `cost` does not know). Packs
+    are then built longest first (`place_longest_first`), so that short sequences also fill up wide packs, and laid
+    out by falling span and load (`arrange_packs`).
 
         lengths 16 3 2 2 1, 4 ranks of 4 tokens, cost = length      [16 on 4 ranks] [3 | 2 | 2 | 1]
 
@@ -48,7 +52,7 @@ def hybrid_schedule(lengths: Ints, *, shape: PackingShape, policy: SchedulePolic
     tokens = [-(-lengths // alignment_of(span)) * alignment_of(span) for span in spans]
     kept = fitting_positions(tokens[-1], capacity=shape.max_seqlen_per_dp_cp_rank * shape.num_ranks, policy=policy)
     costs = cost.of(lengths)
-    lanes = _smallest_lanes(tokens, costs, kept, spans=spans, shape=shape)
+    lanes = _smallest_lanes(tokens, costs, kept, spans=spans, shape=shape, widen_above=widen_above)
     placement = _place(lengths, kept, costs=costs, lanes=lanes, tokens=tokens, spans=spans, shape=shape)
     pack_spans = [spans[lane] for lane in placement.lanes]
     idle = -sum(pack_spans) % (shape.num_ranks * shape.microbatch_multiple)
@@ -66,8 +70,10 @@ def hybrid_schedule(lengths: Ints, *, shape: PackingShape, policy: SchedulePolic
     )
 
 
-def _smallest_lanes(tokens: list[Ints], costs: Ints, kept: Ints, *, spans: list[int], shape: PackingShape) -> Ints:
-    """Per position, the index of the smallest span that holds the sequence and costs no rank more than the mean."""
+def _smallest_lanes(
+    tokens: list[Ints], costs: Ints, kept: Ints, *, spans: list[int], shape: PackingShape, widen_above: float
+) -> Ints:
+    """Per position, the index of the smallest span that holds the sequence and costs a rank no more than allowed."""
     lanes = np.full(len(costs), len(spans) - 1, dtype=np.int64)
     for lane in reversed(range(len(spans))):
         lanes[tokens[lane] <= spans[lane] * shape.max_seqlen_per_dp_cp_rank] = lane
@@ -76,8 +82,7 @@ def _smallest_lanes(tokens: list[Ints], costs: Ints, kept: Ints, *, spans: list[
     slots = num_microbatches * shape.num_ranks
     total = int(costs[kept].sum())
     for lane, span in enumerate(spans[:-1]):
-        # cost / span > total / slots, in whole numbers.
-        lanes[(lanes == lane) & (costs > total * span // slots)] = lane + 1
+        lanes[(lanes == lane) & (costs > widen_above * total * span / slots)] = lane + 1
     return lanes
 
 

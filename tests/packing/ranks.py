@@ -1,0 +1,190 @@
+"""What one process of the distributed test does: every shape and scheduler, then every way to fail."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.packing.sequences import Sequences, samples_of, sequence, share_of
+from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.packing import (
+    PackingConfig,
+    PackingGroups,
+    PlannedPackedLoader,
+    create_packing_groups,
+    get_batch_on_this_rank_for_sequence_packing,
+    pad_sample,
+    scheduler_map,
+    wrap_data_iterator,
+)
+from torch_dataloader_utils.packing.global_batch import stage_has_data
+from torch_dataloader_utils.packing.groups import group_rank, group_size
+from torch_dataloader_utils.packing.wrap import create_scheduler
+
+LENGTHS = [9, 30, 4, 17, 5, 32, 8, 8, 3, 12, 21, 6, 6, 16, 2, 7, 28, 5, 11, 13, 4, 4, 9, 10, 26, 3, 8, 19, 5, 14, 6, 7]
+CAPACITY = 48
+"""Tokens of a pack on all its context-parallel ranks; no sequence is longer."""
+
+SHAPES: dict[int, list[tuple[int, int, int, int]]] = {
+    2: [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)],
+    3: [(3, 1, 1, 1), (1, 1, 1, 3)],
+    4: [(2, 2, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2)],
+    5: [(5, 1, 1, 1)],
+    6: [(3, 2, 1, 1), (2, 1, 1, 3), (1, 3, 2, 1)],
+    7: [(7, 1, 1, 1)],
+    8: [(2, 2, 2, 1), (1, 2, 2, 2), (4, 2, 1, 1), (2, 4, 1, 1), (2, 2, 1, 2), (2, 1, 1, 4)],
+}
+"""Per number of processes: data, context, tensor, pipeline sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one process got from one global batch."""
+
+    coordinates: tuple[int, int, int, int]
+    facts: tuple[int, int, int]
+    batches: list[dict[str, object]]
+    planned_facts: tuple[int, int, int]
+    planned_batches: list[dict[str, object]]
+    planned_reads: list[int]
+
+
+def run_rank(rank: int, folder: Path) -> None:
+    """Joins every group of processes that has this rank, and saves what it got under `folder`."""
+    torch.set_num_threads(1)
+    results: dict[tuple[tuple[int, int, int, int], str], Result] = {}
+    failures: dict[str, str] = {}
+    for world_size, shapes in SHAPES.items():
+        if rank >= world_size:
+            continue
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store{world_size}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=60),
+        )
+        for dp, cp, tp, pp in shapes:
+            groups = create_packing_groups(dp_size=dp, cp_size=cp, tp_size=tp, pp_size=pp, is_hybrid=True)
+            for name in scheduler_map:
+                results[(dp, cp, tp, pp), name] = one_global_batch(groups, name)
+            if (dp, cp, tp, pp) == (2, 2, 1, 2):
+                failures = {fault.__name__: outcome_of(fault, groups) for fault in FAULTS}
+        dist.destroy_process_group()
+    torch.save({"results": results, "failures": failures}, folder / f"rank{rank}.pt")
+
+
+def one_global_batch(groups: PackingGroups, scheduler_name: str) -> Result:
+    """The same global batch by the communicating and by the planned path."""
+    has_virtual_stages = group_size(groups.pp) == 2
+    config = PackingConfig(
+        max_seqlen_per_dp_cp_rank=CAPACITY // group_size(groups.cp),
+        sequence_packing_scheduler=scheduler_name,
+        virtual_pipeline_model_parallel_size=2 if has_virtual_stages else None,
+        microbatch_group_size_per_vp_stage=2 if has_virtual_stages else None,
+    )
+    source = Sequences(LENGTHS)
+    loader = PlannedPackedLoader(
+        source,
+        LENGTHS,
+        create_scheduler(config, groups),
+        global_batch_size=len(LENGTHS),
+        groups=groups,
+        virtual_pipeline_size=config.virtual_pipeline_model_parallel_size,
+    )
+    (planned,) = loader
+    wrapped = wrap_data_iterator(own_samples(groups), config, len(LENGTHS), groups)
+    return Result(
+        coordinates=tuple(group_rank(group) for group in (groups.dp, groups.cp, groups.tp, groups.pp)),
+        facts=wrapped[1:],
+        batches=batches_of(wrapped, groups),
+        planned_facts=planned[1:],
+        planned_batches=batches_of(planned, groups),
+        planned_reads=source.read,
+    )
+
+
+def own_samples(groups: PackingGroups) -> Iterator[dict[str, torch.Tensor]] | None:
+    if not stage_has_data(groups):
+        return None
+    return samples_of(LENGTHS, dp_rank=group_rank(groups.dp), dp_size=group_size(groups.dp))
+
+
+def batches_of(scheduled, groups: PackingGroups) -> list[dict[str, object]]:
+    """All microbatches of this process, as plain values; with virtual stages those of each stage in turn."""
+    iterators = scheduled.data_iterator if isinstance(scheduled.data_iterator, list) else [scheduled.data_iterator]
+    vpp_size = len(iterators) if len(iterators) > 1 else None
+    found = []
+    for stage, iterator in enumerate(iterators):
+        for _ in range(scheduled.num_microbatches):
+            batch = get_batch_on_this_rank_for_sequence_packing(
+                iterator, vpp_size, False, None if vpp_size is None else stage, groups
+            )
+            params = batch.packed_seq_params
+            found.append(
+                {
+                    **{key: None if value is None else value[0] for key, value in fields(batch).items()},
+                    "cu_seqlens": params.cu_seqlens_q,
+                    "cu_seqlens_padded": params.cu_seqlens_q_padded,
+                    "max_seqlen": params.max_seqlen_q,
+                    "local_cp_size": params.local_cp_size,
+                    "cp_group_size": group_size(params.cp_group),
+                }
+            )
+    return found
+
+
+def fields(batch) -> dict[str, torch.Tensor | None]:
+    return {key: getattr(batch, key) for key in ("tokens", "labels", "loss_mask", "position_ids")}
+
+
+def outcome_of(fault: Callable[[PackingGroups], Iterator[dict[str, torch.Tensor]] | None], groups) -> str:
+    """How `wrap_data_iterator` ends on this process when `fault` gives the data."""
+    config = PackingConfig(max_seqlen_per_dp_cp_rank=CAPACITY // 2)
+    data = fault(groups) if stage_has_data(groups) else None
+    try:
+        scheduled = wrap_data_iterator(data, config, len(LENGTHS), groups)
+    except (LoaderError, StopIteration) as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{scheduled.seqlen_sum} tokens"
+
+
+def one_process_cannot_read(groups: PackingGroups):
+    if dist.get_rank() == 1:
+        return iter([{"tokens": torch.ones(3)}])
+    return own_samples(groups)
+
+
+def a_sequence_is_over_long(groups: PackingGroups):
+    return iter([pad_sample(sequence(0, CAPACITY + 1))])
+
+
+def the_data_has_ended(groups: PackingGroups):
+    return iter([])
+
+
+def one_data_rank_has_ended(groups: PackingGroups):
+    return own_samples(groups) if group_rank(groups.dp) == 0 else iter([])
+
+
+def context_ranks_read_different_data(groups: PackingGroups):
+    return iter([pad_sample(sequence(0, 4 + group_rank(groups.cp))), pad_sample(sequence(1, 4))])
+
+
+def stages_read_different_data(groups: PackingGroups):
+    return iter([pad_sample(sequence(0, 4 + group_rank(groups.pp))), pad_sample(sequence(1, 4))])
+
+
+FAULTS = [
+    one_process_cannot_read,
+    a_sequence_is_over_long,
+    the_data_has_ended,
+    one_data_rank_has_ended,
+    context_ranks_read_different_data,
+    stages_read_different_data,
+]
+
+SHARE_OF_RANK_0 = sum(LENGTHS[index] for index in share_of(LENGTHS, dp_rank=0, dp_size=2))

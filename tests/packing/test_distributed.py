@@ -1,0 +1,160 @@
+"""1 to 8 gloo processes over data × context × tensor × pipeline shapes; one launch serves all tests."""
+
+import multiprocessing
+from collections import Counter
+from itertools import chain
+from multiprocessing.connection import wait
+
+import pytest
+import torch
+
+from tests.packing.ranks import CAPACITY, LENGTHS, SHAPES, SHARE_OF_RANK_0, run_rank
+from tests.packing.sequences import sequence
+from torch_dataloader_utils.packing import scheduler_map
+
+NUM_PROCESSES = 8
+CASES = [(shape, name) for shapes in SHAPES.values() for shape in shapes for name in scheduler_map]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Per rank, what its process saved."""
+    folder = tmp_path_factory.mktemp("ranks")
+    # torch is imported once, in the server, and the eight are forked from it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.packing.ranks"])
+    processes = [context.Process(target=run_rank, args=(rank, folder)) for rank in range(NUM_PROCESSES)]
+    try:
+        for process in processes:
+            process.start()
+        running = {process.sentinel for process in processes}
+        while running and not any(process.exitcode for process in processes):
+            ended = wait(running, timeout=100)
+            assert ended, "no process has ended for 100 s"
+            running -= set(ended)
+        assert not running, "a process failed; its traceback is above"
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(NUM_PROCESSES)]
+
+
+def results_of(saved, case):
+    return [each["results"][case] for each in saved if case in each["results"]]
+
+
+def same(left, right) -> bool:
+    return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+
+
+def same_batches(left, right, keys=None) -> bool:
+    return len(left) == len(right) and all(
+        same(a[key], b[key]) for a, b in zip(left, right, strict=True) for key in keys or a
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_all_processes_agree_on_counts_and_statistics(saved, case):
+    results = results_of(saved, case)
+    assert len(results) == torch.tensor(case[0]).prod()
+    assert len({result.facts for result in results}) == 1
+    assert results[0].facts[1:] == (sum(LENGTHS), sum(length**2 for length in LENGTHS))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_token_is_computed_once(saved, case):
+    results = results_of(saved, case)
+    pp_size = case[0][3]
+    for stage, key in ((0, "tokens"), (pp_size - 1, "labels")):
+        expected = Counter(
+            value for index, length in enumerate(LENGTHS) for value in sequence(index, length)[key].tolist()
+        )
+        found = Counter(
+            value
+            for result in results
+            if result.coordinates[2:] == (0, stage)
+            for batch in result.batches
+            if batch[key] is not None
+            for value in batch[key].tolist()
+        )
+        # Zero is both padding and the very first token.
+        del expected[0], found[0]
+        assert found == expected
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_planned_path_gives_identical_microbatches_and_reads_only_its_own(saved, case):
+    results = results_of(saved, case)
+    for result in results:
+        assert result.planned_facts == result.facts
+        assert same_batches(result.planned_batches, result.batches)
+        reads = {
+            value // 1000
+            for batch in result.batches
+            if batch["tokens"] is not None
+            for value in batch["tokens"].tolist()
+        }
+        if result.coordinates[2:] == (0, 0):
+            assert len(result.planned_reads) == len(set(result.planned_reads))
+            assert reads <= {0, *result.planned_reads}
+        if result.coordinates[2] != 0:
+            assert result.planned_reads == []
+    if case[0][1] == 1 and not case[1].startswith("hybrid"):
+        readers = [result.planned_reads for result in results if result.coordinates[2:] == (0, 0)]
+        assert sorted(chain(*readers)) == list(range(len(LENGTHS)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_rank_gets_more_than_it_holds(saved, case):
+    for result in results_of(saved, case):
+        for batch in result.batches:
+            sizes = [batch[key].numel() for key in ("tokens", "labels") if batch[key] is not None]
+            assert all(size <= CAPACITY // case[0][1] for size in sizes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tensor_ranks_and_stages_agree(saved, case):
+    metadata = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size")
+    by_place = {result.coordinates: result for result in results_of(saved, case)}
+    for (dp, cp, tp, pp), result in by_place.items():
+        assert same_batches(result.batches, by_place[dp, cp, 0, pp].batches)
+        assert same_batches(result.batches, by_place[dp, cp, tp, 0].batches, metadata)
+        if 0 < pp < case[0][3] - 1:
+            assert all(batch["tokens"] is None and batch["labels"] is None for batch in result.batches)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_context_ranks_of_a_data_rank_share_their_packs(saved, case):
+    by_place = {result.coordinates: result for result in results_of(saved, case)}
+    for (dp, _, tp, pp), result in by_place.items():
+        if case[1].startswith("hybrid"):
+            assert all(batch["cp_group_size"] == batch["local_cp_size"] for batch in result.batches)
+        else:
+            assert same_batches(result.batches, by_place[dp, 0, tp, pp].batches, ("cu_seqlens", "cu_seqlens_padded"))
+
+
+def test_hybrid_packs_have_different_sizes(saved):
+    results = results_of(saved, ((4, 2, 1, 1), "hybrid_context_parallel"))
+    assert len({batch["local_cp_size"] for result in results for batch in result.batches}) > 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "own", "others"),
+    [
+        ("one_process_cannot_read", "ConfigError: item 0 of the data iterator misses", "DataError"),
+        ("a_sequence_is_over_long", "ConfigError: 2 of 2 sequences are longer", "ConfigError"),
+        ("the_data_has_ended", "StopIteration", "StopIteration"),
+        ("one_data_rank_has_ended", f"{SHARE_OF_RANK_0} tokens", f"{SHARE_OF_RANK_0} tokens"),
+        ("context_ranks_read_different_data", "DataError: the context-parallel ranks", "DataError"),
+    ],
+)
+def test_a_fault_ends_every_process(saved, fault, own, others):
+    outcomes = [each["failures"][fault] for each in saved]
+    assert outcomes[1].startswith(own)
+    assert all(outcome.startswith(others) for rank, outcome in enumerate(outcomes) if rank != 1)
+
+
+def test_stages_that_read_different_data_are_told(saved):
+    outcomes = [each["failures"]["stages_read_different_data"] for each in saved]
+    assert all("of other lengths than stage 0" in outcome for outcome in outcomes[4:])
