@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.shape.memory import Gatherer, gather_lists, join, join_lists, new_tensor
+from torch_dataloader_utils.shape.memory import Gatherer, join, join_lists, new_tensor, take_lists
 from torch_dataloader_utils.shape.ragged import Ragged
 
 
@@ -138,7 +138,7 @@ class Lists:
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
         """The rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
-        return cls(*gather_lists(joined.values, joined.offsets, gatherer.order))
+        return cls(*take_lists(joined.values, joined.offsets, gatherer.order))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -92,8 +92,9 @@ class Ragged:
         shape = (len(self), width, *values.shape[1:])
         padded = torch.full(shape, padding_value, dtype=self.values.dtype, device=values.device)
         column, kept = torch.arange(width, device=values.device), lengths.clamp(max=width)[:, None]
+        filled = column < kept if side == "right" else column >= width - kept
         # Row by row, the places to fill are in the order of the values.
-        signed(padded)[column < kept if side == "right" else column >= width - kept] = values
+        signed(padded).masked_scatter_(filled.view(*filled.shape, *(1 for _ in shape[2:])), values)
         return padded
 
     def to_nested(self) -> Tensor:
