@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, RowCountError
@@ -82,18 +82,25 @@ class ShardReader(Generic[ItemT]):
         """
         total = self.layout.total
         if self.layout.tail is Tail.PAD and self._head is None:
-            self._head = list(islice(items, self.layout.num_shards * self.layout.run_items))
-            items = chain(self._head, items)
-        limit = None if total is None else self.layout.num_runs(total)
+            items = self._remember_head(items)
         for run, offset in self._runs():
-            if limit is not None and run >= limit:
+            start, stop = self.layout.run_bounds(run)
+            if start + offset >= stop:
                 return
-            if total is not None and self.layout.run_bounds(run)[0] + offset >= total:
+            if total is not None and start + offset >= total:
                 break
             yield from self._give_held(items, run, offset) if self._is_holding else self._give(items, run, offset)
             if self._has_ended:
                 break
-        yield from self._give_padding()
+        yield from self._give_padding(items)
+
+    def _remember_head(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
+        """The same items; the first group is kept. One by one, so that the source never runs ahead of `position`."""
+        self._head = head = []
+        for item in islice(items, self.layout.num_shards * self.layout.run_items):
+            head.append(item)
+            yield item
+        yield from items
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """(run, items of it already given), again and again: what to give next follows from `yielded` alone."""
@@ -112,11 +119,8 @@ class ShardReader(Generic[ItemT]):
                 self.yielded += 1
                 yield item
         self._has_ended = self.position < stop
-        if self._has_ended and self.layout.total is not None:
-            raise RowCountError(
-                f"The data set ended after {self.position} items, {self.layout.total} were declared. Give the right "
-                "length, or shard without contiguous=True."
-            )
+        if self._has_ended:
+            self._check_total()
 
     def _give_held(self, items: Iterator[ItemT], run: int, offset: int) -> Iterator[ItemT]:
         start, stop = self.layout.run_bounds(run)
@@ -134,12 +138,15 @@ class ShardReader(Generic[ItemT]):
             self.yielded += 1
             yield item
 
-    def _give_padding(self) -> Iterator[ItemT]:
+    def _give_padding(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
         total = self.position if self.layout.total is None else self.layout.total
         if self.layout.tail is not Tail.PAD or total == 0:
             return
-        head = self._head or []
         size = head_items(self.layout, total)
+        # A span that is padding throughout has read nothing yet.
+        if not self._skip_to(items, max(self.position, size)):
+            self._check_total()
+        head = self._head or []
         for run, offset in self._runs():
             if run >= self.layout.num_runs(total):
                 return
@@ -147,6 +154,13 @@ class ShardReader(Generic[ItemT]):
             for position in range(start + offset, stop):
                 self.yielded += 1
                 yield head[(position - total) % size]
+
+    def _check_total(self) -> None:
+        if self.layout.total is not None:
+            raise RowCountError(
+                f"The data set ended after {self.position} items, {self.layout.total} were declared. Give the right "
+                "length, or shard without contiguous=True."
+            )
 
     def _skip_to(self, items: Iterator[ItemT], target: int) -> bool:
         """Drops items until `position` is `target`; False when the stream ends before."""

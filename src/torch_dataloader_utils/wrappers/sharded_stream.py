@@ -16,7 +16,7 @@ from torch_dataloader_utils.wrappers.stream_source import StreamSource
 ItemT = TypeVar("ItemT")
 
 _STATE_VERSION = 1
-_STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "source", "start"}
+_STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "source"}
 
 
 class ShardedStream(IterableDataset[ItemT]):
@@ -42,20 +42,20 @@ class ShardedStream(IterableDataset[ItemT]):
         """Wraps a source.
 
         Args:
-            source: can be iterated again and again, or a function that gives something to iterate.
+            source: every `iter` starts a new pass (the first one after `load_state_dict` goes on from the state), or
+                a function that gives something to iterate.
             layout: which items are ours.
             source_splits_workers: whether the source already gives each DataLoader worker its own part.
         """
         # A shard of a shard: the outer one deals to the workers, so the inner one must not.
         self._source = StreamSource(source.all_workers if isinstance(source, ShardedStream) else source)
         self._layout = layout
-        self._source_splits_workers = source_splits_workers or (
+        self._source_splits_workers: bool = source_splits_workers or (
             isinstance(source, ShardedStream) and source._source_splits_workers
         )
         self._epoch = SharedEpoch()
         self._pending: dict[str, Any] | None = None
         self._reader: ShardReader[ItemT] | None = None
-        self._start_state: Any = None
         self._reading_epoch = 0
         self._is_finished = False
 
@@ -123,7 +123,6 @@ class ShardedStream(IterableDataset[ItemT]):
             "yielded": yielded,
             "position": position,
             "source": source,
-            "start": None if reader is None else self._start_state,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -153,9 +152,7 @@ class ShardedStream(IterableDataset[ItemT]):
 
     def _start(self) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
         reader: ShardReader[ItemT] = ShardReader(self._layout, worker=self._worker(), hold=self._source.state_dict)
-        items = self._source.open()
-        self._start_state = self._source.state_dict() if self._layout.tail is Tail.PAD else None
-        return reader, items
+        return reader, self._source.open()
 
     def _resume(self, state: dict[str, Any]) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
         worker = self._worker()
@@ -164,10 +161,10 @@ class ShardedStream(IterableDataset[ItemT]):
                 f"The state is of worker {state['worker'][0]} of {state['worker'][1]}, this is worker {worker[0]} of "
                 f"{worker[1]}. Load it with the number of workers it was saved with."
             )
-        head, self._start_state = None, state["start"]
+        head = None
         if self._layout.tail is Tail.PAD:
             # Padding repeats the start of the stream, which the state does not carry: read that one group again.
-            head = list(islice(self._source.open(state["start"]), self._layout.num_shards * self._layout.run_items))
+            head = list(islice(self._source.open(), self._layout.num_shards * self._layout.run_items))
         reader = ShardReader(
             self._layout,
             worker=worker,
@@ -176,4 +173,4 @@ class ShardedStream(IterableDataset[ItemT]):
             head=head,
             hold=self._source.state_dict,
         )
-        return reader, self._source.open(state["source"])
+        return reader, self._source.resume(state["source"])

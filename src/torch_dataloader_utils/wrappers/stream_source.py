@@ -53,6 +53,13 @@ class StreamSource(Generic[ItemT]):
             self._items.load_state_dict(state)
         return self._items
 
+    def resume(self, state: Any) -> Iterator[ItemT]:
+        """A pass from a state, opened when its first item is asked for.
+
+        A source keeps a loaded state until it is read; one that is never read would start its next pass there.
+        """
+        yield from self.open(state)
+
     def state_dict(self) -> Any:
         """Where the last pass stands; None if the source cannot say."""
         for candidate in (self._items, self._source):
