@@ -10,6 +10,7 @@ from pathlib import Path
 from examples.demo.audit import AuditError, audit
 from examples.demo.data import write_trips
 from examples.demo.train import EPOCHS, make_loader
+
 from torch_dataloader_utils import StructuredDataset
 
 RANKS = 2

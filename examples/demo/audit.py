@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def audit(received: Path, *, num_rows: int, num_ranks: int, num_epochs: int) -> 
         shares = " + ".join(f"{len(rank['row_ids']):,}" for rank in ranks)
         lines.append(f"epoch {epoch}: {shares} = {num_rows:,} rows, each once; {steps} steps on every rank")
     losses = [ranks[0]["loss"] for ranks in epochs]
-    if not all(later < earlier for earlier, later in zip(losses, losses[1:], strict=False)):
+    if not all(later < earlier for earlier, later in pairwise(losses)):
         raise AuditError(f"the loss did not fall: {losses}")
     lines.append("loss: " + " -> ".join(f"{loss:.3f}" for loss in losses))
     orders = {tuple(ranks[0]["row_ids"]) for ranks in epochs}
