@@ -5,16 +5,18 @@ import struct
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Buffer, FileEntry, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.prune import judge_groups
+from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.schemas import leaf_counts
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
+_PARQUET = ds.ParquetFileFormat()
 _log = logging.getLogger(__name__)
 
 TAIL_BYTES = 64 << 10
@@ -24,7 +26,7 @@ TAIL_BYTES = 64 << 10
 def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """The row groups that the footer lists, with the filter judged by their statistics.
 
-    projected_bytes is uncompressed. Offsets and lengths cover the first, the last and all projected columns.
+    projected_bytes is uncompressed.
 
     Raises:
         CorruptFileError: no footer, or counts that do not add up.
@@ -33,14 +35,14 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
     tail = read_footer(store, item.entry)
     path = item.entry.path
     with decoding(path, "Parquet footer"):
-        metadata = pq.read_metadata(pa.BufferReader(tail.data))
-        schema = metadata.schema.to_arrow_schema()
+        # A fragment rather than pq.read_metadata: one parse serves statistics too, and all of it is free of the GIL.
+        fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(item.partition))
+        metadata, schema = fragment.metadata, fragment.physical_schema
         rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
-    verdict = None
-    if request.row_filter is not None:
-        with decoding(path, "Parquet footer"):
-            verdict = judge_groups(tail.data, schema, item.partition, request.row_filter, request.filter_columns)
+        verdict = None
+        if request.row_filter is not None:
+            verdict = judge_groups(fragment, item.partition, request.row_filter, request.filter_columns)
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
 
 
@@ -78,23 +80,24 @@ def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tupl
 
 
 def group_rows(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
-    """int64 [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`)."""
-    outer = {0, metadata.num_columns - 1} if metadata.num_columns else set()
+    """int64 [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
+
+    The bytes of a group run from the start of its first column chunk to the end of its last one, as written.
+    """
+    last = metadata.num_columns - 1
     rows = np.zeros((metadata.num_row_groups, 4), dtype=np.int64)
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
-        starts, stops, projected_bytes = [], [], 0
-        for leaf in outer.union(leaves):
-            chunk = group.column(leaf)
-            start = _chunk_start(chunk)
-            starts.append(start)
-            stops.append(start + chunk.total_compressed_size)
+        start = stop = 0
+        if last >= 0:
+            chunks = (group.column(0), group.column(last))
+            start = min(map(_chunk_start, chunks))
+            stop = max(_chunk_start(chunk) + chunk.total_compressed_size for chunk in chunks)
         if len(leaves) == metadata.num_columns:
             projected_bytes = group.total_byte_size
         else:
             projected_bytes = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
-        start = min(starts, default=0)
-        rows[index] = (group.num_rows, projected_bytes, start, max(stops, default=0) - start)
+        rows[index] = (group.num_rows, projected_bytes, start, stop - start)
     return rows
 
 

@@ -5,7 +5,7 @@ from typing import assert_never
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
-from torch_dataloader_utils.discover.checks import check_scan
+from torch_dataloader_utils.discover.checks import check_names
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc
@@ -35,9 +35,9 @@ def file_format_of(name: str) -> FileFormat:
 
 
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
-    """What the metadata of one file says, checked; it may run in any thread or process."""
+    """What the metadata of one file says; it may run in any thread or process."""
     scan = _scan(store, request, item)
-    check_scan(item.entry.path, scan)
+    check_names(item.entry.path, scan.schema)
     return scan
 
 

@@ -13,7 +13,6 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
-from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.discover.file_scan import Verdict
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
@@ -68,41 +67,42 @@ def judge_partitions(
 
 
 def judge_groups(
-    tail: Buffer,
-    schema: pa.Schema,
+    fragment: ds.ParquetFileFragment,
     partition: Sequence[tuple[pa.Field, Any]],
     row_filter: pc.Expression,
     used: Sequence[str],
 ) -> Int64s:
-    """One Verdict a row group of a Parquet file, from the statistics in its footer.
+    """One Verdict a row group of a Parquet file, from the statistics in its footer and the file's partition values.
 
     Arrow's own pruning decides, where it is right. It takes a guarantee "1 <= x <= 5" to hold for NaN, which no
     statistics count, and so prunes NaN rows under `x != 1`; a filter on floats that could be true for NaN proves
     nothing here. IN is claimed only for columns of integers, bools and times with a null count of zero: strings
     may have shortened statistics.
     """
-    own = {name: schema.field(name).type for name in used if name in schema.names}
     partition_names = {field.name for field, _ in partition}
-    own = {name: kind for name, kind in own.items() if name not in partition_names}
-    fragment = _PARQUET.make_fragment(
-        pa.BufferReader(tail), partition_expression=_guarantee(*zip(*partition, strict=True)) if partition else None
-    )
-    bound = pa.schema(
-        [field for field in schema if field.name not in partition_names] + [field for field, _ in partition]
-    )
+    own = [field for field in fragment.physical_schema if field.name not in partition_names]
+    bound = pa.schema(own + [field for field, _ in partition])
+    read = {field.name: field.type for field in own if field.name in used}
     num_groups = fragment.metadata.num_row_groups
     verdicts = np.full(num_groups, Verdict.MAYBE, dtype=np.int64)
-    if any(_holds_floats(kind) for kind in own.values()) and _may_be_true_for_nan(row_filter):
+    if any(_holds_floats(kind) for kind in read.values()) and _may_be_true_for_nan(row_filter):
         return verdicts
     possible = _surviving(fragment, row_filter, bound)
-    if all(_has_exact_statistics(kind) for kind in own.values()):
-        false_possible = set(_surviving(fragment, ~row_filter, bound))
-        nulls_known = _groups_without_nulls(fragment, own)
-        partition_is_known = all(value is not None for field, value in partition if field.name in used)
-        certain = [i for i in possible if partition_is_known and i in nulls_known and i not in false_possible]
-        verdicts[certain] = Verdict.IN
+    no_null_partition = all(value is not None for field, value in partition if field.name in used)
+    if no_null_partition and all(_has_exact_statistics(kind) for kind in read.values()):
+        false_possible = _surviving(fragment, ~row_filter, bound)
+        verdicts[sorted(_groups_without_nulls(fragment, read).difference(false_possible))] = Verdict.IN
     verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
     return verdicts
+
+
+def guarantee(values: Sequence[tuple[pa.Field, Any]]) -> pc.Expression | None:
+    """What these partition values say of every row, as an expression; None for no values."""
+    terms = [
+        pc.field(field.name).is_null() if value is None else pc.field(field.name) == pa.scalar(value, field.type)
+        for field, value in values
+    ]
+    return reduce(and_, terms) if terms else None
 
 
 def _exact(row_filter: pc.Expression, fields: Sequence[pa.Field], values: Sequence[Sequence[Any]]) -> Int64s:
@@ -119,21 +119,13 @@ def _by_guarantee(
     # The fragments stand for partitions; their paths are row numbers and are never opened.
     nowhere = pafs.LocalFileSystem()
     fragments = [
-        _PARQUET.make_fragment(str(i), nowhere, partition_expression=_guarantee(fields, row))
+        _PARQUET.make_fragment(str(i), nowhere, partition_expression=guarantee(list(zip(fields, row, strict=True))))
         for i, row in enumerate(zip(*values, strict=True))
     ]
     survivors = ds.FileSystemDataset(fragments, schema, _PARQUET, nowhere).get_fragments(filter=row_filter)
     verdicts = np.full(len(fragments), Verdict.OUT, dtype=np.int64)
     verdicts[[int(fragment.path) for fragment in survivors]] = Verdict.MAYBE
     return verdicts
-
-
-def _guarantee(fields: Sequence[pa.Field], values: Sequence[Any]) -> pc.Expression:
-    terms = [
-        pc.field(field.name).is_null() if value is None else pc.field(field.name) == pa.scalar(value, field.type)
-        for field, value in zip(fields, values, strict=True)
-    ]
-    return reduce(and_, terms)
 
 
 def _surviving(fragment: ds.ParquetFileFragment, row_filter: pc.Expression, schema: pa.Schema) -> list[int]:

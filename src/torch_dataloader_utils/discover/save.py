@@ -43,7 +43,7 @@ def save_inventory(
         raise UnsupportedFeatureError(
             "an inventory of files with deletes or field ids is not saved; scan the table again"
         )
-    secret = next((name for name in inventory.files.paths if "://" in name and has_credentials(name)), None)
+    secret = _first_with_credentials(inventory.files.paths)
     if secret is not None:
         raise ConfigError(f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away")
     table = _to_table(inventory)
@@ -53,7 +53,7 @@ def save_inventory(
     else:
         options = storage_options.reveal() if isinstance(storage_options, Secret) else storage_options
         with fsspec.open(target, "wb", **(options or {})) as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", use_dictionary=False)
 
 
 def load_inventory(
@@ -75,6 +75,14 @@ def load_inventory(
         inventory = _from_table(table, about)
     _check(inventory, target)
     return inventory
+
+
+def _first_with_credentials(paths: StringColumn) -> str | None:
+    # Credentials need one of these bytes; few inventories have one in any of a million paths.
+    text = paths.data.tobytes()
+    if b"://" not in text or (b"@" not in text and b"?" not in text):
+        return None
+    return next(filter(has_credentials, paths), None)
 
 
 def _to_table(inventory: Inventory) -> pa.Table:
@@ -102,7 +110,6 @@ def _to_table(inventory: Inventory) -> pa.Table:
 
 
 def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
-    table = table.combine_chunks()
     files = FileTable(
         paths=_string_column(table["path"]),
         sizes=_numbers(table["size"]),
@@ -159,7 +166,7 @@ def _write_local(table: pa.Table, target: Path) -> None:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                pq.write_table(table, file, compression="zstd")
+                pq.write_table(table, file, compression="zstd", use_dictionary=False)
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(target)
@@ -209,8 +216,9 @@ def _numbers(column: pa.ChunkedArray) -> Any:
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
 
 
 def _text(data: bytes) -> str:

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupT
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import FileStat, Secret, Store
 from torch_dataloader_utils.discover.assemble import assemble_groups
+from torch_dataloader_utils.discover.checks import check_places
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import parse_partitions, partition_values, type_partitions
@@ -151,17 +152,23 @@ def _scan_all(
 ) -> tuple[list[FileStat], GroupTable]:
     chosen = np.flatnonzero(file_verdicts != Verdict.OUT).tolist()
     stats = [entry.stat for entry in files.entries]
-    groups: list[Int64s] = []
-    verdicts: list[Int64s] = []
+    paths = [entry.path for entry in files.entries]
+    groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
+    verdicts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
+    counts = np.zeros(len(paths), dtype=np.int64)
     with ExitStack() as stack:
         scans = _scans(store, files, request, frame, chosen, executor, stack)
         for file, scan in zip(chosen, scans, strict=True):
-            check_same_schema(frame.file_schema, files.entries[0].path, scan.schema, files.entries[file].path)
+            check_same_schema(frame.file_schema, paths[0], scan.schema, paths[file])
             stats[file] = FileStat(size=scan.size, identity=scan.identity)
+            counts[file] = len(scan.groups)
             groups.append(scan.groups)
             judged = scan.verdict
             verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
-    return stats, assemble_groups(chosen, groups, verdicts)
+    file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+    rows = np.concatenate(groups)
+    check_places(paths, np.array([stat.size for stat in stats], dtype=np.int64), file_of_group, rows)
+    return stats, assemble_groups(file_of_group, rows, np.concatenate(verdicts))
 
 
 def _scans(
