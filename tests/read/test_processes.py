@@ -13,7 +13,7 @@ import pytest
 
 from tests.read.files import make_spec, write_parquet
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._store.secret import Secret
+from torch_dataloader_utils._store import Secret
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.reader import Reader, make_reader
 

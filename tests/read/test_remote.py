@@ -1,7 +1,7 @@
 """Remote files: the bytes that are needed, pinned to the planned file, in any format."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.read.files import make_spec, write_arrow, write_csv, write_json, write_orc, write_parquet, write_stream
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._store.open import open_store
+from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError
 from torch_dataloader_utils.read.reader import make_reader
 
@@ -37,7 +37,13 @@ class CountedFileSystem(MemoryFileSystem):
         with self.lock:
             self.spans += list(zip(starts, ends, strict=True))
         result: list[bytes] = super().cat_ranges(paths, starts, ends, **options)
+        if len(self.spans) > 1:
+            type(self).on_read()
         return result
+
+    @staticmethod
+    def on_read() -> None:
+        """What happens to the store after the second read and each later one."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +51,9 @@ def counted() -> Iterator[type[CountedFileSystem]]:
     fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
     CountedFileSystem.store.clear()
     CountedFileSystem.spans.clear()
+    do_nothing = CountedFileSystem.on_read
     yield CountedFileSystem
+    CountedFileSystem.on_read = staticmethod(do_nothing)
     CountedFileSystem.store.clear()
 
 
@@ -143,3 +151,21 @@ def test_column_chunks_outside_the_file_are_refused_before_they_are_asked_for(tm
     (task,) = uploaded([local])
     with pytest.raises(CorruptFileError, match=r"said to lie at bytes"):
         make_reader(make_spec(PLAIN.schema)).read(task)
+
+
+@pytest.mark.parametrize("write", [write_orc, lambda path, table: write_arrow(path, table, 1000)])
+def test_a_small_file_is_one_request(tmp_path: Path, write: Callable[..., list[RowGroupTask]]) -> None:
+    (task,) = uploaded(write(tmp_path / "a", PLAIN))
+    make_reader(make_spec(PLAIN.schema)).read(task)
+    assert CountedFileSystem.spans == [(0, task.file_size)]
+
+
+def test_a_file_that_changes_between_two_reads_of_a_row_group_is_changed(tmp_path: Path) -> None:
+    words = [f"{'w' * 1000}{i}" for i in range(500)]
+    table = pa.table({"kind": pa.array(words).dictionary_encode()})
+    (task, *_) = uploaded(write_arrow(tmp_path / "a.arrow", table, 100))
+    task = replace(task, byte_offset=task.file_size - 1000, byte_length=1000)
+    key = CountedFileSystem._strip_protocol(task.path)
+    CountedFileSystem.on_read = staticmethod(lambda: CountedFileSystem().pipe_file(key, bytes(task.file_size)))
+    with pytest.raises(FileChangedError, match="plan the data set again"):
+        make_reader(make_spec(table.schema)).read(task)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, RowGroupTask
-from torch_dataloader_utils._store.faults import redact
+from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     CorruptFileError,
     FileChangedError,

@@ -66,7 +66,7 @@ def is_harmless(seen: Any, wanted: Any) -> bool:
     if isinstance(seen, pa.BaseExtensionType) or isinstance(wanted, pa.BaseExtensionType):
         return is_harmless(getattr(seen, "storage_type", seen), getattr(wanted, "storage_type", wanted))
     if types.is_dictionary(seen) or types.is_dictionary(wanted):
-        return is_harmless(getattr(seen, "value_type", seen), getattr(wanted, "value_type", wanted))
+        return is_harmless(_decoded_type(seen), _decoded_type(wanted))
     if types.is_list(wanted) or types.is_large_list(wanted) or types.is_fixed_size_list(wanted):
         return _is_list(seen) and is_harmless(seen.value_type, wanted.value_type)
     if types.is_struct(wanted):
@@ -78,6 +78,10 @@ def is_harmless(seen: Any, wanted: Any) -> bool:
             and is_harmless(seen.item_type, wanted.item_type)
         )
     return _scalars_fit(seen, wanted)
+
+
+def _decoded_type(data_type: Any) -> Any:
+    return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
 def _scalars_fit(seen: Any, wanted: Any) -> bool:

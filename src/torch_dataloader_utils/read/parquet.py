@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._store.interface import Span
+from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group, where
 from torch_dataloader_utils.read.contiguous import contiguous

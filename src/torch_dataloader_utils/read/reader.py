@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._store.interface import Store
-from torch_dataloader_utils._store.open import open_store
+from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.read.arrow import decode_arrow
 from torch_dataloader_utils.read.checks import (

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._store.interface import Span, Store
-from torch_dataloader_utils._store.sparse_file import SparseFile
+from torch_dataloader_utils._store import Span, SparseFile, Store
 from torch_dataloader_utils.errors import InternalError, LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
 
@@ -57,7 +56,7 @@ class TaskSource:
         are never mixed.
         """
         if not self.store.is_local:
-            wanted = list(spans())
+            wanted = _merged(spans())
             data = self.store.ranges(self.task.path, wanted, self.task.identity)
             sparse = SparseFile(wanted, data, self.task.file_size)
             with pa.PythonFile(_FetchingFile(sparse, self.span), mode="r") as file:
@@ -82,6 +81,23 @@ class TaskSource:
             return False
         except LoaderError:
             return True
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """The same bytes as spans that do not overlap; those of a small file's tail and row group often do.
+
+    Spans that only touch stay apart, so that the store may fetch them in parallel.
+
+    [(10, 10), (0, 15), (20, 5)]      [(0, 20), (20, 5)]
+    """
+    merged: list[Span] = []
+    for start, length in sorted(spans):
+        stop = start + length
+        if merged and start < sum(merged[-1]):
+            start, last = merged.pop()
+            stop = max(stop, start + last)
+        merged.append((start, stop - start))
+    return merged
 
 
 class _FetchingFile:

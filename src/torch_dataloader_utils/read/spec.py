@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils._store.secret import Secret
+from torch_dataloader_utils._store import Secret
 
 # The largest that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
 MAX_ROW_GROUP_BYTES = (2 << 30) - 1
