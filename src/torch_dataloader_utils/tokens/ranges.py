@@ -67,7 +67,7 @@ def identify_local(path: str) -> FileIdentity:
     """
     try:
         status = local_path(path).stat()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NoDataError(f"There is no file {path}. Give the prefix without .bin or .idx.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be looked at: {error}.") from error

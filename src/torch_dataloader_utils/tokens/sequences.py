@@ -64,11 +64,13 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
         raise CorruptFileError(f"{path} holds a {type(content).__name__}, not an object of prefixes.")
     extras = content.pop(_EXTRAS, {"version": _VERSION, "corpora": {}})
     try:
-        if extras["version"] != _VERSION:
-            raise ConfigError(f"{path} has version {extras['version']}; this release reads version {_VERSION}.")
-        return {prefix: _decode(counts, extras["corpora"].get(prefix)) for prefix, counts in content.items()}
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        version, known = extras["version"], extras["corpora"]
+        corpora = {prefix: _decode(counts, known.get(prefix)) for prefix, counts in content.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CorruptFileError(f"{path} is not a sequences file ({error!r}). Write it again.") from error
+    if version != _VERSION:
+        raise ConfigError(f"{path} has version {version}; this release reads version {_VERSION}.")
+    return corpora
 
 
 def select_facts(corpora: Mapping[str, CorpusFacts] | None, path_prefix: str) -> CorpusFacts | None:

@@ -1,0 +1,161 @@
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tokens.corpora import EXAMPLE, write_corpus
+from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError
+from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, find_corpora, merge_corpora
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> str:
+    return write_corpus(tmp_path / "example", EXAMPLE)
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_merging_a_corpus_with_itself_moves_boundaries_and_pointers(tmp_path: Path, example: str) -> None:
+    merge_corpora([example, example], str(tmp_path / "merged"))
+    merged = IndexedDataset(str(tmp_path / "merged"))
+    assert merged.document_indices.tolist() == [0, 2, 3, 5, 6]
+    assert merged.index.sequence_pointers.tolist() == [0, 6, 10, 18, 24, 28]
+    assert [sequence.tolist() for sequence in merged[3:]] == [[1, 2, 3], [4, 5], [9, 8, 7, 6]]
+
+
+def test_modes_are_merged(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "modal", EXAMPLE, modes=[1, 0, 2])
+    merge_corpora([prefix, prefix], str(tmp_path / "merged"), multimodal=True)
+    modes = IndexedDataset(str(tmp_path / "merged"), multimodal=True).sequence_modes
+    assert modes is not None
+    assert modes.tolist() == [1, 0, 2, 1, 0, 2]
+
+
+def test_merge_refuses_other_dtypes_and_leaves_nothing(tmp_path: Path, example: str) -> None:
+    other = write_corpus(tmp_path / "other", EXAMPLE, dtype=np.int32)
+    before = _names(tmp_path)
+    with pytest.raises(SchemaError, match="int32"):
+        merge_corpora([example, other], str(tmp_path / "merged"))
+    with pytest.raises(ConfigError, match="no corpus"):
+        merge_corpora([], str(tmp_path / "merged"))
+    assert _names(tmp_path) == before
+
+
+def test_corpora_of_a_directory_are_found_by_name(tmp_path: Path) -> None:
+    for name in ("b", "a.1", "a"):
+        write_corpus(tmp_path / name, EXAMPLE)
+    assert find_corpora(tmp_path) == [str(tmp_path / name) for name in ("a", "a.1", "b")]
+    (tmp_path / "c.idx").touch()
+    with pytest.raises(ConfigError, match="only one of its two files"):
+        find_corpora(tmp_path)
+
+
+def test_documents_come_from_list_buffers_with_end_tokens(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "c")
+    with IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32) as builder:
+        builder.add_documents([0, 1, 2, 3, 4], [1, 4, 4, 5], eod=9)
+        builder.add_documents([], [0])
+        builder.add_item(torch.tensor([[7, 8]]))
+        builder.end_document()
+        assert (builder.document_count, builder.sequence_count, builder.token_count) == (4, 4, 9)
+        builder.finalize(f"{prefix}.idx")
+    dataset = IndexedDataset(prefix)
+    assert [sequence.tolist() for sequence in dataset] == [[1, 2, 3, 9], [9], [4, 9], [7, 8]]
+    assert dataset.document_indices.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "error"),
+    [
+        (np.uint16, [65_536], DataError),
+        (np.uint16, [-1], DataError),
+        (np.int8, [128], DataError),
+        (np.int32, np.array([2**31], dtype=np.uint64), DataError),
+        (np.int32, [1.5], SchemaError),
+        (np.float32, ["a"], SchemaError),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused_not_wrapped(
+    tmp_path: Path, dtype: type, tokens: Any, error: type[Exception]
+) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=dtype) as builder, pytest.raises(error):
+        builder.add_item(tokens)
+    assert _names(tmp_path) == set()
+
+
+def test_wrong_lengths_and_open_documents_are_refused(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin", multimodal=True) as builder:
+        with pytest.raises(ConfigError, match="add up to 3, it has 2"):
+            builder.add_document([1, 2], [1, 2])
+        with pytest.raises(ConfigError, match="2 sequences need as many modes"):
+            builder.add_document([1, 2], [1, 1], modes=[1])
+        with pytest.raises(ConfigError, match="must rise"):
+            builder.add_documents([1, 2], [0, 2, 1])
+        with pytest.raises(ConfigError, match="must rise"):
+            builder.add_documents([1, 2], [0, 3])
+        builder.add_item([1])
+        with pytest.raises(ConfigError, match="not ended"):
+            builder.finalize(tmp_path / "c.idx")
+    assert _names(tmp_path) == set()
+
+
+def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin") as builder:
+        builder.add_document([1, 2], [2])
+        assert not [name for name in _names(tmp_path) if not name.startswith(".")]
+        builder.finalize(tmp_path / "c.idx")
+        assert _names(tmp_path) == {"c.bin", "c.idx"}
+    assert _names(tmp_path) == {"c.bin", "c.idx"}
+
+
+class _PowerCut(BaseException):
+    """Not an Exception: nothing may catch it and go on."""
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_a_crash_at_any_step_leaves_the_old_corpus_the_new_one_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    prefix = write_corpus(tmp_path / "c", [[[1]]])
+    left = [call]
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if left[0] == 0:
+                raise _PowerCut
+            left[0] -= 1
+            return function(*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", counted(os.fsync))
+        patched.setattr(Path, "replace", counted(Path.replace))
+        patched.setattr(Path, "unlink", counted(Path.unlink))
+        with contextlib.suppress(_PowerCut):
+            write_corpus(tmp_path / "c", [[[2, 3]]])
+    try:
+        assert IndexedDataset(prefix)[0].tolist() in ([1], [2, 3])
+    except NoDataError:
+        assert not Path(f"{prefix}.idx").exists()
+
+
+def test_pending_files_of_dead_writers_are_swept(tmp_path: Path) -> None:
+    old, young = tmp_path / ".c.bin.dead.pending", tmp_path / ".c.bin.new.pending"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (0, 0))
+    with IndexedDatasetBuilder(tmp_path / "c.bin") as builder:
+        os.utime(next(path for path in tmp_path.iterdir() if path not in (old, young)), (0, 0))
+        builder.add_document([1], [1])
+        with IndexedDatasetBuilder(tmp_path / "c.bin"):
+            pass
+        builder.finalize(tmp_path / "c.idx")
+    assert _names(tmp_path) == {"c.bin", "c.idx", young.name}

@@ -1,0 +1,154 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tests.tokens.corpora import write_lengths
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.tokens import (
+    BlendedDataset,
+    BlendedMegatronDatasetBuilder,
+    GPTDataset,
+    GPTDatasetConfig,
+    Split,
+)
+from torch_dataloader_utils.tokens.config import IndexBuilder
+from torch_dataloader_utils.tokens.rank_turns import take_turns
+
+
+def _build(sizes: list[int | None], **options: Any) -> list[Any]:
+    config = GPTDatasetConfig(random_seed=1234, sequence_length=8, create_attention_mask=False, **options)
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> list[str]:
+    return [write_lengths(tmp_path / f"c{i}", [10 + (i * 7 + k * 3) % 11 for k in range(30 + i)]) for i in range(3)]
+
+
+def test_sizes_of_a_weighted_blend_are_the_originals(corpora: list[str]) -> None:
+    train, valid, test = _build([100, None, None], blend_per_split=[(corpora, [0.7, 0.2, 0.1]), None, None])
+    assert (valid, test) == (None, None)
+    # Float noise makes 21 and 11 of 20 and 10.
+    assert [dataset.num_samples for dataset in train.datasets] == [71, 22, 12]
+    assert len(train) == 102
+    assert sum(train.weights) == pytest.approx(1.0)
+
+
+def test_one_blend_is_divided_into_splits(corpora: list[str]) -> None:
+    train, valid, test = _build([None, None, None], blend=(corpora, None), split="80,20,0")
+    assert test is None
+    assert [len(part) for part in (train, valid)] == [
+        sum(len(each) for each in part.datasets) for part in (train, valid)
+    ]
+    for left, right in zip(train.datasets, valid.datasets, strict=True):
+        assert left.indices.stop == right.indices.start
+        assert (left.index_split, right.index_split) == (Split.train, Split.valid)
+    seen = {
+        (sample["dataset_id"], tuple(sample["tokens"].tolist())) for sample in (train[i] for i in range(len(train)))
+    }
+    assert len(seen) == len(train)
+
+
+def test_a_size_without_weights_is_capped_and_proportional(corpora: list[str]) -> None:
+    train, _, _ = _build([20, None, None], blend=(corpora, None), split="1")
+    assert (len(train), sum(train.weights)) == (20, pytest.approx(1.0))
+    everything, _, _ = _build([10**6, None, None], blend=(corpora, None), split="1")
+    assert len(everything) == sum(len(dataset) for dataset in everything.datasets)
+
+
+def test_a_single_corpus_is_not_blended(corpora: list[str]) -> None:
+    train, _, _ = _build([None, None, None], blend=(corpora[:1], [3.0]), split="1")
+    assert isinstance(train, GPTDataset)
+
+
+def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a size"):
+        _build([None, 1, 1], blend=(corpora, [1.0, 1.0, 1.0]), split="1")
+    with pytest.raises(ConfigError, match="nothing to build"):
+        _build([1, 1, 1])
+    with pytest.raises(ConfigError, match="three numbers"):
+        _build([1, 1], blend=(corpora, None), split="1")
+    short = write_lengths(tmp_path / "short", [3])
+    with pytest.raises(ConfigError, match="Data set 1 of the blend has the weight 0"):
+        _build([None] * 3, blend=([corpora[0], short], None), split="1")
+
+
+def test_blends_take_no_more_than_there_is(corpora: list[str]) -> None:
+    train, _, _ = _build([None, None, None], blend=(corpora, None), split="1")
+    config = train.config
+    with pytest.raises(ConfigError, match="takes 60 samples from data set 0"):
+        BlendedDataset(train.datasets[:1], [1.0], 60, config)
+    with pytest.raises(ConfigError, match="one weight per data set"):
+        BlendedDataset(train.datasets, [1.0], 60, config)
+    with pytest.raises(ConfigError, match="not whole"):
+        BlendedDataset(train.datasets[:1], [1.5], None, config)
+    with pytest.raises(IndexError, match="samples"):
+        train[len(train)]
+    assert train[None]["loss_mask"].sum() == 0
+
+
+def test_threads_and_a_second_run_give_the_same_data(corpora: list[str], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"blend": (corpora, [1.0, 2.0, 3.0]), "split": "90,10,0"}
+    first, _, _ = _build([50, 5, 0], path_to_cache=tmp_path / "cache", num_dataset_builder_threads=3, **options)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    assert len(files) == 8
+    again, _, _ = _build([50, 5, 0], path_to_cache=tmp_path / "cache", **options)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == files
+    assert again.dataset_index.tolist() == first.dataset_index.tolist()
+    per_split = _build(
+        [50, None, None],
+        path_to_cache=tmp_path / "cache2",
+        blend_per_split=[(corpora, [1.0, 2.0, 3.0]), None, None],
+    )[0]
+    trusting = _build(
+        [50, None, None],
+        path_to_cache=tmp_path / "cache2",
+        fast_cache_load=True,
+        defer_npy_index_mmap=True,
+        blend_per_split=[(corpora, [1.0, 2.0, 3.0]), None, None],
+    )[0]
+    assert len(trusting) == len(per_split)
+    assert trusting[7]["tokens"].tolist() == per_split[7]["tokens"].tolist()
+
+
+def test_ranks_that_need_no_data_get_none(corpora: list[str]) -> None:
+    config = GPTDatasetConfig(random_seed=1, sequence_length=8, blend=(corpora, None), split="1")
+    assert BlendedMegatronDatasetBuilder(GPTDataset, [None] * 3, lambda: False, config).build() == [None] * 3
+
+
+BUILDERS: tuple[IndexBuilder, ...] = ("job", "node", "lock")
+
+
+def _run_rank(rank: int, corpora: list[str], directory: Path) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/group", rank=rank, world_size=2)
+    try:
+        for builder in BUILDERS:
+            options = {"path_to_cache": directory / builder, "index_builder": builder}
+            train, _, _ = _build([60, None, None], blend_per_split=[(corpora, [1.0, 2.0, 3.0]), None, None], **options)
+            torch.save(torch.tensor(train.dataset_index), directory / f"{builder}-{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_build_once_and_agree(corpora: list[str], tmp_path: Path) -> None:
+    mp.start_processes(_run_rank, (corpora, tmp_path), nprocs=2, start_method="spawn")
+    indices = [torch.load(tmp_path / f"{builder}-{rank}.pt") for builder in BUILDERS for rank in range(2)]
+    assert all(torch.equal(indices[0], index) for index in indices)
+    for builder in BUILDERS:
+        assert len(list((tmp_path / builder).iterdir())) == 4
+
+
+def test_a_builder_that_fails_does_not_leave_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    barriers = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "barrier", lambda: barriers.append(1))
+    with pytest.raises(ZeroDivisionError), take_turns("job"):
+        raise ZeroDivisionError
+    assert barriers == [1]

@@ -1,0 +1,212 @@
+import gc
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tokens.corpora import EXAMPLE, write_corpus
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    CorruptFileError,
+    FileChangedError,
+    NoDataError,
+    StoreError,
+    UnsupportedFeatureError,
+)
+from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, describe_corpus
+from torch_dataloader_utils.tokens.dtypes import DTYPES
+from torch_dataloader_utils.tokens.ranges import FileIdentity, FsspecStore
+
+
+class CountingStore(FsspecStore):
+    """Notes the ranges that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        self.reads.append((path.rsplit(".", 1)[1], list(ranges)))
+        return super().read_ranges(path, ranges)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> str:
+    return write_corpus(tmp_path / "example", EXAMPLE)
+
+
+@pytest.fixture
+def remote_example(example: str, request: pytest.FixtureRequest) -> str:
+    filesystem = fsspec.filesystem("memory")
+    prefix = f"/{request.node.name}/example"
+    for suffix in ("idx", "bin"):
+        filesystem.pipe(f"{prefix}.{suffix}", Path(f"{example}.{suffix}").read_bytes())
+    return f"memory:/{prefix}"
+
+
+@pytest.fixture(params=["mapped", "plain", "remote"])
+def dataset(request: pytest.FixtureRequest, example: str, remote_example: str) -> IndexedDataset:
+    prefix = remote_example if request.param == "remote" else example
+    return IndexedDataset(prefix, mmap=request.param == "mapped")
+
+
+def test_items_slices_and_parts_agree_in_all_readers(dataset: IndexedDataset) -> None:
+    assert len(dataset) == 3
+    assert [sequence.tolist() for sequence in dataset] == [[1, 2, 3], [4, 5], [9, 8, 7, 6]]
+    assert dataset[-1].tolist() == [9, 8, 7, 6]
+    assert [sequence.tolist() for sequence in dataset[1:]] == [[4, 5], [9, 8, 7, 6]]
+    assert dataset[2:1] == []
+    assert dataset.get(2, 1, 2).tolist() == [8, 7]
+    assert dataset.get(2, offset=4).tolist() == []
+    assert dataset.sequence_lengths.tolist() == [3, 2, 4]
+    assert dataset.document_indices.tolist() == [0, 2, 3]
+    assert dataset.sequence_modes is None
+    assert (dataset.dtype, dataset.token_count) == (np.dtype("uint16"), 9)
+
+
+def test_wrong_requests_are_errors_and_never_other_tokens(dataset: IndexedDataset) -> None:
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            dataset[index]
+    for offset, length in ((0, 4), (3, 1), (-1, 1), (4, None), (2, -1)):
+        with pytest.raises(ConfigError, match="sequence 0 has 3 tokens"):
+            dataset.get(0, offset, length)
+    with pytest.raises(UnsupportedFeatureError, match="step 2"):
+        dataset[::2]
+
+
+def test_modes_come_with_the_tokens(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "modal", EXAMPLE, modes=[1, 0, 2])
+    dataset = IndexedDataset(prefix, multimodal=True)
+    tokens, mode = dataset[2]
+    assert (tokens.tolist(), mode) == ([9, 8, 7, 6], 2)
+    sequences, modes = dataset[0:2]
+    assert ([sequence.tolist() for sequence in sequences], modes.tolist()) == ([[1, 2, 3], [4, 5]], [1, 0])
+    assert IndexedDataset(prefix)[0].tolist() == [1, 2, 3]
+
+
+def test_views_outlive_the_data_set(example: str) -> None:
+    dataset = IndexedDataset(example)
+    view, lengths = dataset[2], dataset.sequence_lengths
+    del dataset
+    gc.collect()
+    assert view.tolist() == [9, 8, 7, 6]
+    assert lengths.tolist() == [3, 2, 4]
+    assert not view.flags.writeable
+
+
+def test_remote_corpus_opens_with_its_header_only(remote_example: str) -> None:
+    store = CountingStore()
+    dataset = IndexedDataset(remote_example, store=store)
+    assert (len(dataset), dataset.dtype.name, dataset.token_count) == (3, "uint16", 9)
+    assert store.reads == [("idx", [(0, 34)])]
+    dataset.get_parts([(0, 1, 1), (2, 0, 2)])
+    assert store.reads[1:] == [("idx", [(34, 46), (46, 70), (70, 94)]), ("bin", [(2, 4), (10, 14)])]
+
+
+def test_remote_index_is_checked_when_it_is_first_used(remote_example: str) -> None:
+    filesystem = fsspec.filesystem("memory")
+    path = remote_example.removeprefix("memory:/") + ".bin"
+    filesystem.pipe(path, filesystem.cat(path)[:-2])
+    dataset = IndexedDataset(remote_example)
+    with pytest.raises(CorruptFileError, match=r"describes at least 18 bytes of tokens, its \.bin has 16"):
+        dataset[0]
+
+
+def test_remote_read_that_is_too_short_is_an_error(remote_example: str) -> None:
+    class ShortStore(FsspecStore):
+        def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+            return [part[:-1] if path.endswith(".bin") else part for part in super().read_ranges(path, ranges)]
+
+    with pytest.raises(CorruptFileError, match="gave 5 bytes"):
+        IndexedDataset(remote_example, store=ShortStore())[0]
+
+
+def test_plain_file_that_shrinks_is_an_error(example: str) -> None:
+    dataset = IndexedDataset(example, mmap=False)
+    with Path(f"{example}.bin").open("r+b") as file:
+        file.truncate(12)
+    with pytest.raises(CorruptFileError, match="ends at byte 12"):
+        dataset[2]
+
+
+def test_missing_files_are_named(tmp_path: Path, example: str) -> None:
+    with pytest.raises(NoDataError, match=r"nothing\.idx"):
+        IndexedDataset(str(tmp_path / "nothing"))
+    with pytest.raises(NoDataError, match=r"nothing\.idx"):
+        IndexedDataset("memory://nothing")
+    assert not IndexedDataset.exists("memory://nothing")
+    assert IndexedDataset.exists(example)
+    Path(f"{example}.bin").unlink()
+    assert not IndexedDataset.exists(example)
+
+
+def test_failing_store_is_a_store_error(remote_example: str) -> None:
+    class FailingStore(FsspecStore):
+        def _open(self, path: str) -> tuple[object, str]:
+            filesystem, key = super()._open(path)
+
+            class Failing:
+                info = filesystem.info
+
+                def cat_ranges(self, *args: object, **kwargs: object) -> list[bytes]:
+                    raise ConnectionResetError("reset by peer")
+
+            return Failing(), key
+
+    with pytest.raises(StoreError, match="reset by peer"):
+        IndexedDataset(remote_example, store=FailingStore())
+
+
+def test_pickle_opens_the_same_files_again_or_refuses(dataset: IndexedDataset) -> None:
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert [sequence.tolist() for sequence in copy] == [[1, 2, 3], [4, 5], [9, 8, 7, 6]]
+
+
+def test_pickle_refuses_files_that_changed(tmp_path: Path, example: str) -> None:
+    pickled = pickle.dumps(IndexedDataset(example))
+    write_corpus(tmp_path / "example", [[[7]]])
+    with pytest.raises(FileChangedError, match="changed since"):
+        pickle.loads(pickled)
+
+
+def test_known_counts_open_nothing_and_are_held_to(tmp_path: Path, example: str) -> None:
+    facts = describe_corpus(example)
+    Path(f"{example}.idx").rename(tmp_path / "away")
+    dataset = IndexedDataset(example, facts=facts)
+    assert (len(dataset), dataset.token_count, dataset.identities) == (3, 9, facts.identities)
+    (tmp_path / "away").rename(f"{example}.idx")
+    assert dataset[0].tolist() == [1, 2, 3]
+    write_corpus(tmp_path / "example", [[[7]]])
+    with pytest.raises(FileChangedError, match="sequences file"):
+        _ = IndexedDataset(example, facts=facts)[0]
+
+
+def test_store_options_are_never_shown() -> None:
+    assert "canary" not in repr(FsspecStore({"secret": "canary"}))
+    assert FileIdentity(size_bytes=1, tag="a") != FileIdentity(size_bytes=1, tag="b")
+
+
+_DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_size=4), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(documents=_DOCUMENTS, code=st.sampled_from(sorted(DTYPES)), mmap=st.booleans())
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]], code: int, mmap: bool
+) -> None:
+    prefix = str(tmp_path_factory.mktemp("corpus") / "c")
+    with IndexedDatasetBuilder(f"{prefix}.bin", dtype=DTYPES[code]) as builder:
+        for document in documents:
+            builder.add_document([token for part in document for token in part], [len(part) for part in document])
+        builder.finalize(f"{prefix}.idx")
+    dataset = IndexedDataset(prefix, mmap=mmap)
+    assert [part.tolist() for part in dataset] == [part for document in documents for part in document]
+    assert np.diff(dataset.document_indices).tolist() == [len(document) for document in documents]
+    assert [part.tolist() for part in dataset[:]] == [part.tolist() for part in dataset]
+    assert dataset.dtype == DTYPES[code]

@@ -1,0 +1,36 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tokens.corpora import EXAMPLE, write_corpus
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError
+from torch_dataloader_utils.tokens import CorpusFacts, describe_corpus, read_sequences, write_sequences
+
+
+def test_one_file_serves_both_sides(tmp_path: Path) -> None:
+    prefixes = [write_corpus(tmp_path / name, EXAMPLE) for name in ("b", "a")]
+    write_sequences(prefixes, tmp_path / "s.json")
+    content = json.loads((tmp_path / "s.json").read_bytes())
+    assert [content[prefix] for prefix in prefixes] == [[3, 3], [3, 3]]
+    facts = read_sequences(tmp_path / "s.json")
+    assert facts == {prefix: describe_corpus(prefix) for prefix in prefixes}
+    assert facts[prefixes[0]].token_count == 9
+
+
+def test_a_file_of_the_other_side_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"/data/c": [3, 3]}')
+    assert read_sequences(tmp_path / "s.json") == {"/data/c": CorpusFacts(sequence_count=3, document_count=3)}
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', '{"a": [1]}', '{"a": [1, -1]}', '{"a": ["x", 1]}'])
+def test_what_is_no_sequences_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "s.json").write_text(content)
+    with pytest.raises(CorruptFileError):
+        read_sequences(tmp_path / "s.json")
+
+
+def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"torch_dataloader_utils": {"version": 2, "corpora": {}}}')
+    with pytest.raises(ConfigError, match="version 2"):
+        read_sequences(tmp_path / "s.json")
