@@ -64,6 +64,16 @@ def test_state_does_not_grow_with_the_position():
     assert max(sizes) < 300
 
 
+def test_a_state_taken_before_the_resumed_source_was_read_is_right():
+    source = StatefulStream(4)
+    shard = streaming_shard(source, 1, 0, batch_size=2, drop_last=True)
+    _, state = take(shard, 2)
+    shard.load_state_dict(state)
+    part, state = take(shard, 1)
+    shard.load_state_dict(state)
+    assert part + list(shard) == [2, 3]
+
+
 def test_loading_in_the_same_process_goes_back():
     shard = streaming_shard(StatefulStream(12), 2, 0, batch_size=2)
     first, state = take(shard, 3)

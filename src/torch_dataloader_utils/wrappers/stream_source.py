@@ -22,6 +22,7 @@ class StreamSource(Generic[ItemT]):
         """Wraps a source."""
         self._source = source
         self._items: Iterator[ItemT] = iter(())
+        self._unopened_state: Any = None
 
     def __len__(self) -> int:
         """As the source; TypeError if it has no length."""
@@ -42,7 +43,7 @@ class StreamSource(Generic[ItemT]):
 
     def open(self, state: Any = None) -> Iterator[ItemT]:
         """A new pass, from a state that `state_dict` gave, or from the start."""
-        state = copy.deepcopy(state)
+        state, self._unopened_state = copy.deepcopy(state), None
         is_own_iterator = isinstance(self._source, Iterator)
         if state is not None and isinstance(self._source, Stateful) and not is_own_iterator:
             self._source.load_state_dict(state)
@@ -58,11 +59,17 @@ class StreamSource(Generic[ItemT]):
 
         A source keeps a loaded state until it is read; one that is never read would start its next pass there.
         """
-        yield from self.open(state)
+        self._unopened_state = state
+        return self._open_later(state)
 
     def state_dict(self) -> Any:
         """Where the last pass stands; None if the source cannot say."""
+        if self._unopened_state is not None:
+            return copy.deepcopy(self._unopened_state)
         for candidate in (self._items, self._source):
             if isinstance(candidate, Stateful):
                 return copy.deepcopy(candidate.state_dict())
         return None
+
+    def _open_later(self, state: Any) -> Iterator[ItemT]:
+        yield from self.open(state)
