@@ -38,6 +38,10 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         # A fragment rather than pq.read_metadata: one parse serves statistics too, and all of it is free of the GIL.
         fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(item.partition))
         metadata, schema = fragment.metadata, fragment.physical_schema
+        if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
+            raise UnsupportedFeatureError(
+                f"{redact(path)}: its column chunks lie in other files. Name the data files themselves."
+            )
         rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None

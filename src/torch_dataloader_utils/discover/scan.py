@@ -1,7 +1,7 @@
 """From a path to an inventory: the discovery stage, step by step."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from torch_dataloader_utils.discover.schemas import (
     check_same_schema,
     dataset_schema,
 )
+from torch_dataloader_utils.discover.sidecar import scan_sidecar
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def scan_files(
     schema: pa.Schema | None = None,
     text: TextOptions | None = None,
     executor: Executor | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Inventory:
     """The inventory of the files at `path`, from metadata alone.
 
@@ -67,6 +69,7 @@ def scan_files(
         schema: of text files, which carry none; otherwise inferred from the first one.
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
+        on_progress: called here after each file with (files done, files to scan).
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -87,7 +90,11 @@ def scan_files(
     store, files = find_files(path, storage_options)
     frame = _frame(store, files, request, partitioning, schema)
     request, verdicts = _with_filter(request, frame, filters, len(files.entries))
-    stats, groups = _scan_all(store, files, request, frame, verdicts, executor)
+    chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
+    with ExitStack() as stack:
+        scans = _scans(store, files, request, frame, chosen, executor, stack)
+        watched = _watched(scans, len(chosen), on_progress) if on_progress else scans
+        stats, groups = _collect(files, frame, chosen, watched, verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(files, stats, file_format, frame.partitions),
@@ -101,30 +108,37 @@ def scan_files(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Frame:
-    """What the first file and the paths say of the whole: the schema that the others must have."""
+    """What the first file and the paths say of the whole; scans by file that need no other read."""
 
     file_schema: pa.Schema
     schema: pa.Schema
     partitions: tuple[PartitionColumn, ...]
     fields: tuple[pa.Field, ...]
-    first_scan: FileScan
+    ready: Mapping[int, FileScan]
 
 
 def _frame(
     store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None, text_schema: pa.Schema | None
 ) -> _Frame:
     first = files.entries[0]
-    first_scan = scan_file(store, replace(request, count_rows=False, text_schema=text_schema), ScanItem(entry=first))
-    check_distinct_names(first_scan.schema, first.path)
+    scans = None
+    if files.sidecar is not None and request.file_format is FileFormat.PARQUET:
+        scans = scan_sidecar(store, files.sidecar, files.root, files.entries, request)
+    if scans is None:
+        # Only its schema is wanted yet, so that text is not counted here.
+        probe = replace(request, count_rows=False, text_schema=text_schema)
+        scans = [scan_file(store, probe, ScanItem(entry=first))]
+    file_schema = scans[0].schema
+    check_distinct_names(file_schema, first.path)
     partitions: tuple[PartitionColumn, ...] = ()
     fields: tuple[pa.Field, ...] = ()
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
-        partitions, fields = type_partitions(texts, first_scan.schema, first.path)
-    schema = dataset_schema(first_scan.schema, fields)
+        partitions, fields = type_partitions(texts, file_schema, first.path)
+    schema = dataset_schema(file_schema, fields)
     check_columns(request.columns or (), schema, "columns")
     return _Frame(
-        file_schema=first_scan.schema, schema=schema, partitions=partitions, fields=fields, first_scan=first_scan
+        file_schema=file_schema, schema=schema, partitions=partitions, fields=fields, ready=dict(enumerate(scans))
     )
 
 
@@ -142,33 +156,32 @@ def _with_filter(
     return replace(request, row_filter=filters, filter_columns=used), verdicts
 
 
-def _scan_all(
-    store: Store,
-    files: DataFiles,
-    request: ScanRequest,
-    frame: _Frame,
-    file_verdicts: Int64s,
-    executor: Executor | None,
+def _collect(
+    files: DataFiles, frame: _Frame, chosen: Sequence[int], scans: Iterable[FileScan], file_verdicts: Int64s
 ) -> tuple[list[FileStat], GroupTable]:
-    chosen = np.flatnonzero(file_verdicts != Verdict.OUT).tolist()
+    """The stats of all files and the row groups of the chosen ones, as their scans come in."""
     stats = [entry.stat for entry in files.entries]
     paths = [entry.path for entry in files.entries]
     groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
     verdicts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
     counts = np.zeros(len(paths), dtype=np.int64)
-    with ExitStack() as stack:
-        scans = _scans(store, files, request, frame, chosen, executor, stack)
-        for file, scan in zip(chosen, scans, strict=True):
-            check_same_schema(frame.file_schema, paths[0], scan.schema, paths[file])
-            stats[file] = FileStat(size=scan.size, identity=scan.identity)
-            counts[file] = len(scan.groups)
-            groups.append(scan.groups)
-            judged = scan.verdict
-            verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
+    for file, scan in zip(chosen, scans, strict=True):
+        check_same_schema(frame.file_schema, paths[0], scan.schema, paths[file])
+        stats[file] = FileStat(size=scan.size, identity=scan.identity)
+        counts[file] = len(scan.groups)
+        groups.append(scan.groups)
+        judged = scan.verdict
+        verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     rows = np.concatenate(groups)
     check_places(paths, np.array([stat.size for stat in stats], dtype=np.int64), file_of_group, rows)
     return stats, assemble_groups(file_of_group, rows, np.concatenate(verdicts))
+
+
+def _watched(scans: Iterable[FileScan], total: int, on_progress: Callable[[int, int], None]) -> Iterator[FileScan]:
+    for done, scan in enumerate(scans, start=1):
+        yield scan
+        on_progress(done, total)
 
 
 def _scans(
@@ -180,19 +193,20 @@ def _scans(
     executor: Executor | None,
     stack: ExitStack,
 ) -> Iterator[FileScan]:
-    is_done = request.row_filter is None and request.file_format not in (FileFormat.CSV, FileFormat.JSON)
-    if is_done and chosen[:1] == [0]:
-        yield frame.first_scan
-        chosen = chosen[1:]
+    needs_more = request.row_filter is not None or request.file_format in (FileFormat.CSV, FileFormat.JSON)
+    ready = {} if needs_more else frame.ready
+    missing = [file for file in chosen if file not in ready]
     items = (
         ScanItem(entry=files.entries[file], partition=partition_values(frame.partitions, frame.fields, file))
-        for file in chosen
+        for file in missing
     )
     threads = _LOCAL_THREADS if store.is_local else _REMOTE_THREADS
-    if executor is None and len(chosen) > 1:
+    if executor is None and len(missing) > 1:
         executor = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan"))
     function = partial(scan_file, store, request)
-    yield from map(function, items) if executor is None else map_in_order(function, items, executor, 4 * threads)
+    scans = map(function, items) if executor is None else map_in_order(function, items, executor, 4 * threads)
+    for file in chosen:
+        yield ready[file] if file in ready else next(scans)
 
 
 def _file_table(

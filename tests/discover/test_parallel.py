@@ -1,0 +1,65 @@
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.discover.datasets import write_parquet
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover.parallel import map_in_order
+from torch_dataloader_utils.errors import CorruptFileError
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Knows how many results nobody has taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.submitted = 0
+
+    def submit(self, *args, **kwargs):
+        self.submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+def test_results_come_in_order_and_few_are_pending():
+    with CountingExecutor() as executor:
+        for taken, result in enumerate(map_in_order(lambda i: i * i, range(100), executor, 5)):
+            assert result == taken * taken
+            assert executor.submitted <= taken + 5
+
+
+def test_an_error_leaves_at_its_place_and_the_rest_is_not_begun():
+    with CountingExecutor() as executor:
+        results = map_in_order(lambda i: 1 // (3 - i), range(100), executor, 5)
+        assert [next(results) for _ in range(3)] == [0, 0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+        assert executor.submitted < 15
+
+
+def test_a_pool_of_processes_scans_files_too(tmp_path):
+    for index in range(5):
+        write_parquet(tmp_path / f"k={index % 2}" / f"{index}.parquet", index, [3, 9])
+    options = {"partitioning": "hive", "filters": (pc.field("row") >= 3) & (pc.field("k") == 1)}
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        inventory = scan_files(tmp_path, executor=pool, **options)
+    assert inventory.fingerprint() == scan_files(tmp_path, **options).fingerprint()
+    assert inventory.num_rows == 18
+
+
+def test_the_first_damaged_file_in_path_order_is_named(tmp_path):
+    for index in range(30):
+        write_parquet(tmp_path / f"{index:02}", index, [2])
+    for name in ("07", "19"):
+        (tmp_path / name).write_bytes(b"no parquet here")
+    with pytest.raises(CorruptFileError, match="/07: "):
+        scan_files(tmp_path)
+
+
+def test_progress_is_told_for_each_file_that_is_scanned(tmp_path):
+    for index in range(4):
+        write_parquet(tmp_path / f"k={index}" / "a", index, [2])
+    told = []
+    scan_files(tmp_path, partitioning="hive", filters=pc.field("k") > 0, on_progress=lambda *args: told.append(args))
+    assert told == [(1, 3), (2, 3), (3, 3)]

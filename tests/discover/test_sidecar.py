@@ -1,0 +1,78 @@
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.discover.datasets import SCHEMA, write_parquet
+from torch_dataloader_utils._store import LocalStore
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.errors import UnsupportedFeatureError
+
+NAMES = ["b/1.parquet", "a.parquet", "b/0.parquet"]
+
+
+@pytest.fixture
+def root(tmp_path):
+    collected = []
+    for index, name in enumerate(NAMES):
+        write_parquet(tmp_path / name, index, [3, 4, 5 + index])
+        metadata = pq.read_metadata(tmp_path / name)
+        metadata.set_file_path(name)
+        collected.append(metadata)
+    pq.write_metadata(SCHEMA, tmp_path / "_metadata", collected)
+    return tmp_path
+
+
+def tails_read(monkeypatch):
+    """The files whose tails a scan reads; the store itself stays the real one."""
+    read = []
+    real = LocalStore.tail
+
+    def tail(self, path, *args):
+        read.append(path.rpartition("/")[2])
+        return real(self, path, *args)
+
+    monkeypatch.setattr(LocalStore, "tail", tail)
+    return read
+
+
+def same(a, b):
+    return a.fingerprint() == b.fingerprint() and all(
+        (getattr(a.groups, name) == getattr(b.groups, name)).all() for name in a.groups.__slots__
+    )
+
+
+def test_one_read_serves_all_footers_and_gives_the_same_inventory(root, monkeypatch):
+    read = tails_read(monkeypatch)
+    by_sidecar = scan_files(root, columns=["row"])
+    assert read == ["_metadata"]
+    (root / "_metadata").unlink()
+    assert same(by_sidecar, scan_files(root, columns=["row"]))
+
+
+def test_a_filter_reads_the_footers_themselves(root, monkeypatch):
+    read = tails_read(monkeypatch)
+    inventory = scan_files(root, filters=pc.field("row") >= 3)
+    assert sorted(read) == ["0.parquet", "1.parquet", "_metadata", "a.parquet"]
+    assert inventory.groups.ordinal.tolist() == [1, 2] * 3
+
+
+@pytest.mark.parametrize("how", ["a file more", "a file less", "a shorter file", "no Parquet"])
+def test_a_stale_or_damaged_sidecar_is_not_believed(root, how, caplog):
+    match how:
+        case "a file more":
+            write_parquet(root / "c.parquet", 3, [7])
+        case "a file less":
+            (root / "a.parquet").unlink()
+        case "a shorter file":
+            write_parquet(root / "a.parquet", 1, [1])
+        case _:
+            (root / "_metadata").write_bytes(b"nothing")
+    inventory = scan_files(root)
+    assert "is not used" in caplog.text
+    (root / "_metadata").unlink()
+    assert same(inventory, scan_files(root))
+
+
+def test_a_sidecar_named_as_data_is_refused(root):
+    with pytest.raises(UnsupportedFeatureError, match="Name the data files themselves"):
+        scan_files(root / "_metadata")
