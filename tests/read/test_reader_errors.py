@@ -81,6 +81,14 @@ def test_a_touched_file_is_changed_though_its_footer_is_known(tasks: list[RowGro
         READER.read(tasks[0])
 
 
+def test_a_replaced_file_is_changed_before_anything_is_said_of_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    last = write_arrow(path, TABLE, 40)[-1]
+    write_arrow(path, TABLE.slice(0, 40), 40)
+    with pytest.raises(FileChangedError, match="not the file that was planned"):
+        READER.read(last)
+
+
 def test_a_file_that_is_gone_has_changed(tasks: list[RowGroupTask]) -> None:
     Path(tasks[0].path).unlink()
     with pytest.raises(FileChangedError, match=r"is gone.*Plan the data set again"):

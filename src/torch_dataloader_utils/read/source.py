@@ -52,8 +52,8 @@ class TaskSource:
 
         A local file is read where it lies (`spans` is not called), by positioned reads: as fast as a memory map
         (14.8 and 14.7 ms for a row group of 51 columns), and a file that is cut short under a map kills the
-        process with SIGBUS. It is looked up after it was opened and after it was read, so that rows of two versions
-        are never mixed.
+        process with SIGBUS. It is looked up after it was opened, so that nothing is said of the content of another
+        file, and after it was read, so that rows of two versions are never mixed.
         """
         if not self.store.is_local:
             wanted = _merged(spans())
