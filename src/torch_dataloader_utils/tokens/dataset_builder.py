@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
 from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
@@ -54,8 +54,10 @@ class BlendedMegatronDatasetBuilder:
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         for split in Split:
-            blend, _ = self._select_blend(split)
-            if blend is not None and blend[1] is not None and len(blend[0]) > 1 and sizes[split.value] is None:
+            blend, bookends = self._select_blend(split)
+            if blend is None or bookends is None or blend[1] is None or len(blend[0]) == 1:
+                continue
+            if sizes[split.value] is None:
                 raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
 
     def build(self) -> list[TopLevelDataset | None]:
@@ -85,7 +87,7 @@ class BlendedMegatronDatasetBuilder:
         if weights is None:
             return self._blend_by_length(self._build_corpora(prefixes, bookends, [None] * len(prefixes), split), size)
         if size is None:
-            raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
+            raise InternalError(f"The weighted blend for {split.name} got past the check of its size.")
         shares = normalize_weights(weights)
         targets = [math.ceil(size * share) for share in shares]
         built = [math.ceil(target * (1 + self.config.mid_level_dataset_surplus)) for target in targets]

@@ -1,0 +1,263 @@
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    NoDataError,
+    NullValueError,
+    SchemaError,
+)
+from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, TokenizerFile, build_corpus
+from torch_dataloader_utils.tokens.corpus_plan import Part, SourceFile, divide_parts
+from torch_dataloader_utils.tokens.ranges import FileIdentity
+
+Lists = list[list[int] | None]
+
+
+def _write(path: Path, documents: Sequence[Any], *, kind: pa.DataType | None = None, rows: int = 3) -> Path:
+    table = pa.table({"id": list(range(len(documents))), "tokens": pa.array(documents, kind or pa.list_(pa.int32()))})
+    if path.suffix == ".orc":
+        orc.write_table(table, path)
+    else:
+        pq.write_table(table, path, row_group_size=rows)
+    return path
+
+
+def _documents(prefix: str) -> list[list[int]]:
+    return [sequence.tolist() for sequence in IndexedDataset(prefix)]
+
+
+def _numbers(start: int, count: int) -> list[list[int]]:
+    return [[start + i] * (1 + i % 4) for i in range(count)]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        _write(tmp_path / "data" / f"{number}.parquet", _numbers(100 * number, 7 + number))
+    (tmp_path / "data" / "_SUCCESS").touch()
+    return tmp_path / "data"
+
+
+ALL = [document for number in range(3) for document in _numbers(100 * number, 7 + number)]
+
+
+def test_rows_become_documents_in_order(directory: Path, tmp_path: Path) -> None:
+    report = build_corpus(directory, tmp_path / "out", column="tokens", eod=9, vocabulary_size=1000, part_bytes=1)
+    out = str(tmp_path / "out")
+    assert _documents(out) == [[*document, 9] for document in ALL]
+    assert IndexedDataset(out).dtype.name == "uint16"
+    assert report == CorpusReport(
+        prefixes=(out,),
+        document_count=len(ALL),
+        token_count=sum(map(len, ALL)) + len(ALL),
+        null_documents=0,
+        empty_documents=0,
+        reused_parts=0,
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "out.bin", "out.idx"}
+
+
+def _dask_client() -> Any:
+    distributed = pytest.importorskip("distributed")
+    return distributed.Client(processes=False, dashboard_address=None, n_workers=1, threads_per_worker=2)
+
+
+EXECUTORS: dict[str, Callable[[], Any]] = {
+    "threads": lambda: ThreadPoolExecutor(2),
+    "processes": lambda: ProcessPoolExecutor(2, mp_context=get_context("fork")),
+    "dask": _dask_client,
+}
+
+
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_any_executor_gives_the_same_bytes(directory: Path, tmp_path: Path, kind: str) -> None:
+    build_corpus(directory, tmp_path / "alone", column="tokens")
+    seen: list[tuple[int, int, int]] = []
+    with EXECUTORS[kind]() as executor:
+        build_corpus(
+            directory,
+            tmp_path / "pool",
+            column="tokens",
+            part_bytes=1,
+            executor=executor,
+            on_progress=lambda *state: seen.append(state),
+        )
+    for suffix in ("idx", "bin"):
+        assert (tmp_path / f"pool.{suffix}").read_bytes() == (tmp_path / f"alone.{suffix}").read_bytes()
+    assert [state[0] for state in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1] == (len(seen), len(seen), sum(map(len, ALL)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.int64()), pa.large_list(pa.uint16()), pa.list_(pa.int8())],
+)
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_list_columns_of_all_kinds(tmp_path: Path, kind: pa.DataType, suffix: str) -> None:
+    if suffix == "orc" and kind == pa.large_list(pa.uint16()):
+        pytest.skip("ORC has no unsigned integers")
+    _write(tmp_path / f"x.{suffix}", [[1, 2], [], [3]], kind=kind)
+    report = build_corpus(tmp_path / f"x.{suffix}", tmp_path / "out", column="tokens")
+    assert _documents(str(tmp_path / "out")) == [[1, 2], [3]]
+    assert (report.document_count, report.empty_documents) == (2, 1)
+
+
+def test_fixed_size_lists(tmp_path: Path) -> None:
+    _write(tmp_path / "x.parquet", [[1, 2], [3, 4], None], kind=pa.list_(pa.int32(), 2))
+    report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skips_nulls=True)
+    assert _documents(str(tmp_path / "out")) == [[1, 2], [3, 4]]
+    assert report.null_documents == 1
+
+
+def _spell(texts: list[str]) -> list[list[int]]:
+    return [[ord(letter) for letter in text] for text in texts]
+
+
+def test_text_goes_through_the_tokenizer(tmp_path: Path) -> None:
+    _write(tmp_path / "x.parquet", ["ab", "", None, "c"], kind=pa.string(), rows=2)
+    report = build_corpus(
+        tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, eod=0, skips_nulls=True
+    )
+    assert _documents(str(tmp_path / "out")) == [[97, 98, 0], [99, 0]]
+    assert (report.null_documents, report.empty_documents) == (1, 1)
+
+
+def test_a_tokenizers_file_is_a_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "b": 2, "[UNK]": 0}, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = pickle.loads(pickle.dumps(TokenizerFile(str(tmp_path / "tokenizer.json"))))
+    _write(tmp_path / "x.parquet", ["a b a", "b c"], kind=pa.string())
+    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=tokenizer)
+    assert _documents(str(tmp_path / "out")) == [[1, 2, 1], [2, 0]]
+
+
+def test_many_outputs_hold_neighbouring_documents(directory: Path, tmp_path: Path) -> None:
+    report = build_corpus(directory, tmp_path / "out", column="tokens", output_count=3, part_bytes=1)
+    assert report.prefixes == tuple(str(tmp_path / f"out-{number:05d}-of-00003") for number in range(3))
+    assert [document for prefix in report.prefixes for document in _documents(prefix)] == ALL
+    with pytest.raises(ConfigError, match="do not make 30 corpora"):
+        build_corpus(directory, tmp_path / "more", column="tokens", output_count=30)
+
+
+class _FailingExecutor:
+    """Runs some tasks, then fails: a job that is killed half-way."""
+
+    def __init__(self, working: int) -> None:
+        self.working = working
+        self.ran = 0
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.ran < self.working:
+            self.ran += 1
+            future.set_result(function(*arguments))
+        else:
+            future.set_exception(KeyboardInterrupt())
+        return future
+
+
+def test_a_build_goes_on_where_it_was_killed(directory: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(directory, tmp_path / "out", executor=_FailingExecutor(4), **options)
+    assert not (tmp_path / "out.idx").exists()
+    _write(directory / "0.parquet", _numbers(500, 7))
+    executor = _FailingExecutor(100)
+    report = build_corpus(directory, tmp_path / "out", executor=executor, **options)
+    # Three of the four parts were of the file that was written anew.
+    assert (report.reused_parts, executor.ran) == (1, 8)
+    assert _documents(str(tmp_path / "out")) == _numbers(500, 7) + ALL[7:]
+
+
+def test_an_existing_corpus_is_replaced_on_request_only(directory: Path, tmp_path: Path) -> None:
+    build_corpus(directory, tmp_path / "out", column="tokens")
+    with pytest.raises(ConfigError, match="overwrites=True"):
+        build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens")
+    build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens", overwrites=True)
+    assert _documents(str(tmp_path / "out")) == ALL[:7]
+
+
+@pytest.mark.parametrize(
+    ("documents", "kind", "options", "error", "message"),
+    [
+        ([[1], None], None, {}, NullValueError, "1 null documents"),
+        ([[1, None]], None, {}, NullValueError, "1 null tokens"),
+        ([[70_000]], None, {"vocabulary_size": 1000}, DataError, "the vocabulary has 1000"),
+        ([[70_000]], None, {"dtype": np.uint16}, DataError, "do not fit uint16"),
+        ([[-1]], None, {"vocabulary_size": 1000}, DataError, "tokens from -1"),
+        ([1, 2], pa.int32(), {}, SchemaError, "lists of integers"),
+        ([[1.5]], pa.list_(pa.float32()), {}, SchemaError, "lists of integers"),
+        ([[1]], None, {"column": "other"}, SchemaError, "no column 'other'"),
+        ([[1]], None, {"tokenizer": _spell}, SchemaError, "needs text"),
+        (["a", "b"], pa.string(), {"tokenizer": lambda texts: [[1]]}, SchemaError, "1 token lists for the 2 texts"),
+    ],
+)
+def test_data_that_does_not_fit_is_named(
+    tmp_path: Path,
+    documents: list[Any],
+    kind: pa.DataType | None,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    _write(tmp_path / "x.parquet", documents, kind=kind)
+    with pytest.raises(error, match=message) as raised:
+        build_corpus(tmp_path / "x.parquet", tmp_path / "out", **{"column": "tokens", **options})
+    assert "x.parquet" in str(raised.value)
+    assert not (tmp_path / "out.idx").exists()
+
+
+def test_sources_that_are_not_there_or_not_known(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    for source in (tmp_path / "empty", tmp_path / "no*.parquet", tmp_path / "none.parquet", []):
+        with pytest.raises(NoDataError):
+            build_corpus(source, out, column="tokens")
+    (tmp_path / "x.txt").write_text("no columns")
+    with pytest.raises(ConfigError, match="file_format"):
+        build_corpus(tmp_path / "x.txt", out, column="tokens")
+    with pytest.raises(CorruptFileError, match="cannot be opened as parquet"):
+        build_corpus(tmp_path / "x.txt", out, column="tokens", file_format="parquet")
+    _write(tmp_path / "rowless.parquet", [])
+    with pytest.raises(ConfigError, match="remote"):
+        build_corpus(tmp_path / "rowless.parquet", "memory://out", column="tokens")
+
+
+def test_remote_sources(directory: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    for path in directory.glob("*.parquet"):
+        filesystem.pipe(f"/build/{path.name}", path.read_bytes())
+    build_corpus("memory://build/*.parquet", tmp_path / "out", column="tokens")
+    assert _documents(str(tmp_path / "out")) == ALL
+
+
+@settings(max_examples=60)
+@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=12), data=st.data())
+def test_parts_are_divided_in_order_and_no_output_is_empty(sizes: list[int], data: st.DataObject) -> None:
+    outputs = data.draw(st.integers(1, len(sizes)))
+    source = SourceFile(path="x", format="parquet", identity=FileIdentity(size_bytes=0, tag=""))
+    parts = [Part(file=source, start_group=i, stop_group=i + 1, size_bytes=size) for i, size in enumerate(sizes)]
+    divided = divide_parts(parts, outputs)
+    assert [part for each in divided for part in each] == parts
+    assert len(divided) == outputs
+    assert all(divided)
