@@ -193,6 +193,7 @@ class StructuredDataset(TableDataset):
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,
         )
+        warn_about(dataset.plan())
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
 
 
@@ -241,14 +242,14 @@ def warn_about(plan: EpochPlan) -> None:
             f'Ranks take different numbers of steps: {min(steps)} to {max(steps)} (rank_sharding="chunks"). A '
             'collective would wait for ever; use rank_sharding="rows", drop_last, or join the ranks yourself.',
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     if plan.repeated_rows:
         warnings.warn(
             f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: fewer rows are "
             "left than ranks. Use drop_last=True, or fewer ranks.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -110,6 +110,8 @@ class TableDataLoader(DataLoader[Any]):
         received, ended = 0, set[int]()
         if steps != 0:
             for answer in processes:
+                if answer.error is not None:
+                    raise answer.error
                 if answer.ended:
                     ended.add(answer.worker)
                     if len(ended) == len(works):

@@ -93,7 +93,7 @@ class Progress:
                 f"A second pass over epoch {self._epoch} without set_epoch: the order is the same again. Call "
                 "set_epoch(epoch) before each pass.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         self._loaded = None
         self._loaded_worker = None

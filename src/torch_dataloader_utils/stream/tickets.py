@@ -15,6 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
@@ -29,12 +30,13 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A batch and how far the worker came with it; `ended` instead of a batch once the worker has none left."""
+    """A batch and how far the worker came with it; or the error that stopped it, or that it has `ended`."""
 
     worker: int
     batch: Any = None
     cursor: Cursor = (0, 0)
     ended: bool = False
+    error: LoaderError | None = None
 
     def pin_memory(self) -> "Answer":
         """Called by DataLoader's pinning thread."""
@@ -57,9 +59,12 @@ class TicketWorker(Dataset[Answer]):
             self._stream = WorkerStream(ticket.work, self._pipeline, self._options)
             self._batches = iter(self._stream)
             self._worker = ticket.worker
-        for batch in self._batches:
-            cursor = self._stream.cursor if self._stream is not None else (0, 0)
-            return Answer(worker=self._worker, batch=batch, cursor=cursor)
+        try:
+            for batch in self._batches:
+                cursor = self._stream.cursor if self._stream is not None else (0, 0)
+                return Answer(worker=self._worker, batch=batch, cursor=cursor)
+        except LoaderError as error:
+            return Answer(worker=self._worker, error=error)
         return Answer(worker=self._worker, ended=True)
 
     def _close(self) -> None:

@@ -1,0 +1,41 @@
+"""Small tables on disk whose rows know who they are: `row` numbers them all, `payload` is a function of it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+files = st.lists(st.lists(st.integers(0, 40), max_size=4), max_size=6)
+
+
+def payload(rows):
+    """A value that only the right row has."""
+    return np.asarray(rows, dtype=np.int64) * 7919 % 1000003
+
+
+def write_table(folder, files, first_row=0):
+    """Parquet files with these row groups; returns how many rows there are."""
+    row = first_row
+    for index, groups in enumerate(files):
+        schema = pa.schema([("row", pa.int64()), ("file", pa.int32()), ("payload", pa.int64()), ("name", pa.string())])
+        with pq.ParquetWriter(folder / f"part-{index:02}.parquet", schema) as writer:
+            for rows in groups:
+                numbers = np.arange(row, row + rows)
+                columns = {
+                    "row": numbers,
+                    "file": np.full(rows, index, dtype=np.int32),
+                    "payload": payload(numbers),
+                    "name": [f"row-{number}" for number in numbers],
+                }
+                writer.write_table(pa.table(columns, schema=schema), row_group_size=max(rows, 1))
+                row += rows
+    return row - first_row
+
+
+def check_batch(batch):
+    """The row numbers of a batch, after checking that every column belongs to them."""
+    rows = batch["row"].tolist()
+    assert batch["payload"].tolist() == payload(rows).tolist()
+    assert list(batch["name"]) == [f"row-{row}" for row in rows]
+    assert batch.num_rows == len(rows)
+    return rows

@@ -1,0 +1,189 @@
+"""The whole pipeline on real files, in one process: every row once, equal steps, whatever the table and topology."""
+
+import json
+import warnings
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.stream.tables import check_batch, files, write_table
+from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
+
+TABLE = [[13, 40, 7], [22], [1, 30, 30]]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    return folder, write_table(folder, TABLE)
+
+
+def load(folder, **options):
+    return StructuredDataset.create_dataloader(str(folder), **{"batch_size": 8, "num_workers": 0, **options})
+
+
+@given(
+    files=files,
+    num_ranks=st.integers(1, 5),
+    batch_size=st.integers(1, 50),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
+    split_rows=st.integers(1, 50),
+    filtered=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_row_once_over_all_ranks(files, num_ranks, batch_size, drop_last, filtered, **options):
+    assume(sum(map(sum, files)) > 0)
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        total = write_table(Path(folder), files)
+        expected = {row for row in range(total) if not filtered or row % 3 != 0}
+        if filtered:
+            options["filters"] = pc.field("row") != pc.multiply(pc.divide(pc.field("row"), 3), 3)
+        counts, steps, plan = Counter(), set(), None
+        for rank in range(num_ranks):
+            loader, _ = load(
+                folder, num_ranks=num_ranks, rank=rank, batch_size=batch_size, drop_last=drop_last, **options
+            )
+            plan = loader.plan
+            batches = [check_batch(batch) for batch in loader]
+            assert len(batches) == len(loader)
+            steps.add(len(batches))
+            counts.update(row for batch in batches for row in batch)
+    assert len(steps) == 1
+    assert set(counts) <= expected
+    assert len(expected - set(counts)) == plan.dropped_rows
+    assert sum(counts.values()) - len(counts) == plan.repeated_rows
+
+
+@given(
+    step=st.integers(0, 6),
+    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
+    num_ranks=st.integers(1, 3),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_state_at_any_step_continues_exactly(table, step, shuffle_rows, num_ranks, data):
+    folder, total = table
+    options = {"shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": 20, "num_ranks": num_ranks}
+    received, states = [], []
+    for rank in range(num_ranks):
+        loader, _ = load(folder, rank=rank, **options)
+        batches = iter(loader)
+        received += [row for _ in range(min(step, len(loader))) for row in check_batch(next(batches))]
+        states.append(json.dumps(loader.state_dict()))
+    assert len(set(states)) == 1
+    assert len(states[0]) < 1000
+    ranks, batch_size, repeated = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 30)), 0
+    for rank in range(ranks):
+        loader, _ = load(folder, rank=rank, **{**options, "num_ranks": ranks, "batch_size": batch_size})
+        loader.load_state_dict(json.loads(states[0]))
+        if loader.epoch == 0:
+            repeated = loader.plan.repeated_rows
+            received += [row for batch in loader for row in check_batch(batch)]
+    assert set(received) == set(range(total))
+    assert len(received) == total + repeated
+
+
+def test_a_pass_after_break_begins_the_epoch_again(table):
+    loader, _ = load(table[0])
+    first = [check_batch(batch) for batch in loader]
+    for batch in loader:
+        assert check_batch(batch) == first[0]
+        break
+    assert [check_batch(batch) for batch in loader] == first
+
+
+def test_the_state_counts_received_batches_and_names_the_next_epoch_at_the_end(table):
+    loader, dataset = load(table[0])
+    assert loader.state_dict()["log"] == []
+    for step, _ in enumerate(loader, start=1):
+        log = loader.state_dict()["log"]
+        assert [entry["steps"] for entry in log] == ([step] if step < len(loader) else [])
+    assert loader.state_dict()["epoch"] == 1
+    assert dataset.state_dict() == loader.state_dict()
+
+
+def test_setting_the_loaded_epoch_keeps_the_position_and_another_one_does_not(table):
+    loader, _ = load(table[0], shuffle=True)
+    loader.set_epoch(2)
+    rest = [check_batch(batch) for batch in loader]
+    loader.set_epoch(2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    loader, _ = load(table[0], shuffle=True)
+    loader.load_state_dict(state)
+    loader.set_epoch(2)
+    assert [check_batch(batch) for batch in loader] == rest[1:]
+    loader.load_state_dict(state)
+    loader.set_epoch(3)
+    assert len(list(loader)) == len(rest)
+
+
+def test_a_state_of_other_data_or_options_is_refused_with_both_sides(table, tmp_path):
+    state = load(table[0])[0].state_dict()
+    write_table(tmp_path, [[5]])
+    with pytest.raises(CheckpointMismatchError, match="data fingerprint"):
+        load(tmp_path)[0].load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match=r"options.*'shuffle': True"):
+        load(table[0], shuffle=True)[0].load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match="checksum"):
+        load(table[0])[0].load_state_dict({**state, "epoch": 7})
+
+
+def test_a_second_shuffled_pass_without_set_epoch_warns(table):
+    loader, dataset = load(table[0], shuffle=True)
+    first = [check_batch(batch) for batch in loader]
+    with pytest.warns(UserWarning, match="without set_epoch"):
+        assert [check_batch(batch) for batch in loader] == first
+    dataset.set_epoch(1)
+    assert [check_batch(batch) for batch in loader] != first
+
+
+def test_an_inventory_saves_the_scan(table):
+    inventory = scan_files(str(table[0]))
+    loader, _ = StructuredDataset.create_dataloader("not looked at", inventory=inventory, num_workers=0)
+    assert sum(batch.num_rows for batch in loader) == table[1]
+
+
+def test_unknown_counts_deliver_every_row_and_have_no_length(table):
+    expression = pc.field("row") > 100
+    loader, _ = load(table[0], filters=expression, count_rows=False)
+    with pytest.raises(TypeError, match="not known"):
+        len(loader)
+    assert sorted(row for batch in loader for row in check_batch(batch)) == list(range(101, table[1]))
+
+
+@pytest.mark.parametrize("shuffle_rows", [None, 25])
+def test_unknown_counts_resume_by_cursor(table, shuffle_rows):
+    options = {"filters": pc.field("row") > 30, "count_rows": False, "shuffle_rows": shuffle_rows, "split_rows": 20}
+    whole = [check_batch(batch) for batch in load(table[0], **options)[0]]
+    for step in range(len(whole)):
+        loader, _ = load(table[0], **options)
+        batches = iter(loader)
+        assert [check_batch(next(batches)) for _ in range(step)] == whole[:step]
+        resumed, _ = load(table[0], **options)
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert [check_batch(batch) for batch in resumed] == whole[step:]
+
+
+def test_a_transform_that_raises_says_on_which_rows(table):
+    def broken(batch):
+        raise KeyError("label")
+
+    loader, _ = load(table[0], transform=broken)
+    with pytest.raises(TransformError, match=r"broken raised KeyError.*part-00.parquet row group 0"):
+        next(iter(loader))
+
+
+def test_nothing_to_read_is_an_error(tmp_path):
+    with pytest.raises(NoDataError):
+        load(tmp_path)

@@ -1,0 +1,224 @@
+"""Real worker processes: every start method, persistent workers, epochs, resume, and what leaves with them."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.errors import TransformError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+]
+
+TABLE = [[13, 40, 7], [22], [1, 30, 30]]
+START_METHODS = ["fork", "forkserver", "spawn"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    return folder, write_table(folder, TABLE)
+
+
+def is_worker(process):
+    """Whether a child is ours to end; multiprocessing keeps its two helpers until this process ends."""
+    try:
+        return not any(name in " ".join(process.cmdline()) for name in ("forkserver", "resource_tracker"))
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _no_processes_left():
+    yield
+    _, alive = psutil.wait_procs([child for child in psutil.Process().children() if is_worker(child)], timeout=10)
+    assert alive == []
+
+
+def load(folder, **options):
+    return StructuredDataset.create_dataloader(
+        str(folder), **{"batch_size": 8, "num_workers": 2, "shuffle": True, "split_rows": 20, **options}
+    )
+
+
+def double(batch):
+    batch["payload"] = batch["payload"] * 2
+    return batch
+
+
+def fail_on_row_60(batch):
+    if 60 in batch["row"]:
+        raise ValueError("bad label")
+    return batch
+
+
+def die_on_row_60(batch):
+    if 60 in batch["row"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_every_start_method_delivers_the_planned_order(table, method):
+    expected = [check_batch(batch) for batch in load(table[0], num_workers=2)[0]]
+    loader, _ = load(table[0], multiprocessing_context=method, persistent_workers=True, shuffle_rows=None)
+    assert [check_batch(batch) for batch in loader] == expected
+    assert sorted(row for batch in expected for row in batch) == list(range(table[1]))
+    loader.set_epoch(1)
+    later = [check_batch(batch) for batch in loader]
+    assert later != expected
+    assert sorted(row for batch in later for row in batch) == list(range(table[1]))
+
+
+@pytest.mark.parametrize("num_workers", [1, 3, 5])
+@pytest.mark.parametrize("shuffle_rows", [None, 30])
+def test_state_with_prefetching_workers_counts_what_was_received(table, num_workers, shuffle_rows):
+    whole = [check_batch(batch) for batch in load(table[0], num_workers=num_workers, shuffle_rows=shuffle_rows)[0]]
+    loader, _ = load(table[0], num_workers=num_workers, shuffle_rows=shuffle_rows, prefetch_factor=3)
+    batches = iter(loader)
+    for step in range(4):
+        assert check_batch(next(batches)) == whole[step]
+    state = json.loads(json.dumps(loader.state_dict()))
+    del batches
+    resumed, _ = load(table[0], num_workers=num_workers, shuffle_rows=shuffle_rows)
+    resumed.load_state_dict(state)
+    assert len(resumed) == len(whole)
+    assert [check_batch(batch) for batch in resumed] == whole[4:]
+    moved, _ = load(table[0], num_workers=0, batch_size=5, shuffle_rows=shuffle_rows)
+    moved.load_state_dict(state)
+    rest = [row for batch in moved for row in check_batch(batch)]
+    assert sorted(rest) == sorted(row for batch in whole[4:] for row in batch)
+
+
+def test_a_broken_pass_of_persistent_workers_leaves_nothing_behind(table):
+    loader, _ = load(table[0], persistent_workers=True)
+    first = [check_batch(batch) for batch in loader]
+    loader.set_epoch(0)
+    for batch in loader:
+        assert check_batch(batch) == first[0]
+        break
+    assert [check_batch(batch) for batch in loader] == first
+
+
+def test_out_of_order_delivery_is_complete(table):
+    loader, _ = load(table[0], in_order=False)
+    assert sorted(row for batch in loader for row in check_batch(batch)) == list(range(table[1]))
+
+
+def test_unknown_counts_over_processes_resume_by_cursor(table):
+    import pyarrow.compute as pc
+
+    options = {"filters": pc.field("row") > 30, "count_rows": False}
+    whole = [check_batch(batch) for batch in load(table[0], **options)[0]]
+    assert sorted(row for batch in whole for row in batch) == list(range(31, table[1]))
+    loader, _ = load(table[0], **options)
+    batches = iter(loader)
+    received = [check_batch(next(batches)) for _ in range(5)]
+    state = loader.state_dict()
+    del batches
+    resumed, _ = load(table[0], **options)
+    resumed.load_state_dict(state)
+    rest = [check_batch(batch) for batch in resumed]
+    assert sorted(row for batch in received + rest for row in batch) == list(range(31, table[1]))
+
+
+def test_a_transform_runs_in_the_workers(table):
+    loader, _ = load(table[0], transform=double, num_workers=None)
+    assert loader.num_workers >= 1
+    plain = {
+        row: value for batch in load(table[0])[0] for row, value in zip(batch["row"], batch["payload"], strict=True)
+    }
+    for batch in loader:
+        for row, value in zip(batch["row"].tolist(), batch["payload"].tolist(), strict=True):
+            assert value == 2 * {int(k): int(v) for k, v in plain.items()}[row]
+
+
+def test_a_transform_that_raises_in_a_worker_names_the_rows(table):
+    loader, _ = load(table[0], transform=fail_on_row_60, shuffle=False)
+    with pytest.raises(
+        TransformError, match=r"^fail_on_row_60 raised ValueError: bad label.*part-01.parquet row group 0"
+    ):
+        list(loader)
+
+
+def test_a_killed_worker_is_an_error_and_the_rest_can_be_resumed(table):
+    loader, _ = load(table[0], transform=die_on_row_60, shuffle=False)
+    received = []
+    with pytest.raises(RuntimeError, match=r"killed|exited"):
+        received.extend(check_batch(batch) for batch in loader)
+    resumed, _ = load(table[0], shuffle=False)
+    resumed.load_state_dict(loader.state_dict())
+    received.extend(check_batch(batch) for batch in resumed)
+    assert sorted(row for batch in received for row in batch) == list(range(table[1]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+def test_a_plain_dataloader_with_any_number_of_workers(table, num_workers):
+    dataset = StructuredDataset(str(table[0]), "parquet", batch_size=8, shuffle=True, num_workers=4, split_rows=20)
+    loader = DataLoader(
+        dataset, batch_size=None, num_workers=num_workers, persistent_workers=num_workers > 0, collate_fn=as_it_is
+    )
+    epochs = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        batches = [check_batch(batch) for batch in loader]
+        assert len(batches) == len(dataset)
+        assert sorted(row for batch in batches for row in batch) == list(range(table[1]))
+        epochs.append(batches)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_state_loaded_before_a_plain_dataloader_starts_continues_in_order(table):
+    options = {"batch_size": 8, "shuffle": True, "num_workers": 2}
+    whole = [check_batch(batch) for batch in load(table[0], split_rows=None, num_workers=2)[0]]
+    loader, _ = load(table[0], split_rows=None, num_workers=2)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    dataset = StructuredDataset(str(table[0]), **options)
+    dataset.load_state_dict(loader.state_dict())
+    del batches
+    plain = DataLoader(dataset, batch_size=None, num_workers=2, collate_fn=as_it_is)
+    assert [check_batch(batch) for batch in plain] == whole[5:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("steps", [0, 3, 11, 18])
+def test_torchdata_stateful_dataloader_resumes_exactly(table, num_workers, steps):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def build():
+        dataset = StructuredDataset(str(table[0]), batch_size=8, shuffle=True, split_rows=20)
+        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+
+    whole = [check_batch(batch) for batch in build()]
+    assert len(whole) == 18
+    loader = build()
+    batches = iter(loader)
+    for _ in range(steps):
+        next(batches)
+    state = loader.state_dict()
+    del batches
+    resumed = build()
+    resumed.load_state_dict(state)
+    rest = [check_batch(batch) for batch in resumed]
+    if steps < 18:
+        assert rest == whole[steps:]
+    assert torch.is_tensor(next(iter(build()))["row"])
+
+
+def as_it_is(batch):
+    return batch
+
+
+def test_start_methods_are_those_of_this_platform():
+    assert set(START_METHODS) <= set(multiprocessing.get_all_start_methods())
