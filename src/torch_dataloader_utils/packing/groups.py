@@ -129,7 +129,7 @@ def context_group(groups: PackingGroups, size: int) -> Group:
 
 def communication_device(groups: PackingGroups) -> torch.device:
     """Where tensors must live to be sent: the current CUDA device with NCCL, otherwise the CPU."""
-    for group in (groups.dp_cp, groups.tp, groups.pp):
-        if group is not None and dist.get_backend(group) == "nccl":
-            return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    if not dist.is_initialized():
+        return torch.device("cpu")
+    backends = {dist.get_backend(group) for group in (groups.dp_cp, groups.tp, groups.pp)}
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backends else torch.device("cpu")

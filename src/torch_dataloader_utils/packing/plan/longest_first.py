@@ -77,8 +77,8 @@ class _Lane:
     ready: list[tuple[int, int]] = field(default_factory=list)
     full: list[tuple[int, int]] = field(default_factory=list)
 
-    def least(self, tokens: int, placement: Placement) -> tuple[int, int] | None:
-        """(load, pack) of the least loaded pack with room for `tokens`, left on top of `ready`; None without one."""
+    def settle(self, tokens: int, placement: Placement) -> None:
+        """Brings the least loaded pack with room for `tokens` to the top of `ready`, as (load, pack)."""
         ready, full, rooms = self.ready, self.full, placement.rooms
         while full and -full[0][0] >= tokens:
             _, pack = heapq.heappop(full)
@@ -86,7 +86,6 @@ class _Lane:
         while ready and rooms[ready[0][1]] < tokens:
             _, pack = heapq.heappop(ready)
             heapq.heappush(full, (-rooms[pack], pack))
-        return ready[0] if ready else None
 
 
 def place_longest_first(
@@ -101,31 +100,43 @@ def place_longest_first(
 
         1 rank, 2 microbatches, 8 tokens, lengths 5 4 3 2, cost = length      5 | 4, then 5 | 4 3, then 5 2 | 4 3
     """
-    placement = Placement(num_microbatches=num_microbatches, free_slots=num_microbatches * shape.num_ranks)
+    num_ranks, tokens = shape.num_ranks, sequences.tokens
+    placement = Placement(num_microbatches=num_microbatches, free_slots=num_microbatches * num_ranks)
+    packs, lanes, loads, rooms = placement.packs, placement.lanes, placement.loads, placement.rooms
     queues = [_Lane() for _ in spans]
     for row, (position, cost, lane) in enumerate(
         zip(sequences.positions, sequences.costs, sequences.lanes, strict=True)
     ):
-        pack = None if placement.free_slots >= spans[lane] else _least_loaded(queues, lane, row, sequences, placement)
-        update = heapq.heappush if pack is None else heapq.heapreplace
-        if pack is None:
-            if placement.free_slots < spans[lane]:
+        pack = None
+        if placement.free_slots < spans[lane]:
+            pack = _least_loaded(queues, lane, row, tokens, placement)
+            if pack is None:
                 placement.num_microbatches += shape.microbatch_multiple
-                placement.free_slots += shape.microbatch_multiple * shape.num_ranks
+                placement.free_slots += shape.microbatch_multiple * num_ranks
+        update = heapq.heapreplace
+        if pack is None:
             pack = placement.open(lane, spans[lane], shape.max_seqlen_per_dp_cp_rank * spans[lane])
-        lane = placement.lanes[pack]
-        placement.packs[pack].append(position)
-        placement.rooms[pack] -= sequences.tokens[lane][row]
-        placement.loads[pack] += cost * (shape.num_ranks // spans[lane])
-        update(queues[lane].ready, (placement.loads[pack], pack))
+            update = heapq.heappush
+        lane = lanes[pack]
+        packs[pack].append(position)
+        rooms[pack] -= tokens[lane][row]
+        loads[pack] += cost * (num_ranks // spans[lane])
+        update(queues[lane].ready, (loads[pack], pack))
     return placement
 
 
-def _least_loaded(queues: list[_Lane], lane: int, row: int, sequences: Sequences, placement: Placement) -> int | None:
+def _least_loaded(
+    queues: list[_Lane], lane: int, row: int, tokens: list[list[int]], placement: Placement
+) -> int | None:
     """The least loaded pack with room for sequence `row` on the span of `lane` or a wider one; None without one."""
-    best = queues[lane].least(sequences.tokens[lane][row], placement)
-    for wider in range(lane + 1, len(queues)):
-        top = queues[wider].least(sequences.tokens[wider][row], placement)
-        if top is not None and (best is None or top < best):
-            best = top
+    best: tuple[int, int] | None = None
+    rooms = placement.rooms
+    for wider in range(lane, len(queues)):
+        queue, wanted = queues[wider], tokens[wider][row]
+        ready, full = queue.ready, queue.full
+        # Most tops are settled already; a call for each of them would double the time of the loop.
+        if (full and -full[0][0] >= wanted) or (ready and rooms[ready[0][1]] < wanted):
+            queue.settle(wanted, placement)
+        if ready and (best is None or ready[0] < best):
+            best = ready[0]
     return None if best is None else best[1]

@@ -55,6 +55,8 @@ def split_last_packs(packs: Packs, *, multiple: int, policy: SchedulePolicy) -> 
         ConfigError: every pack holds one sequence and the multiple is not reached (policy "error").
     """
     missing = -len(packs) % multiple
+    if not missing:
+        return packs
     kept = [list(pack) for pack in packs]
     moved: Packs = []
     for pack in reversed(kept):
