@@ -33,7 +33,7 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     The schema is the request's, or inferred from the first MiB where the request has none yet.
 
     Raises:
-        SchemaError: a CSV header that differs from the schema's names, order included.
+        SchemaError: a CSV header that differs from the schema's names; only the order may.
     """
     entry = item.entry
     is_csv = request.file_format is FileFormat.CSV
@@ -43,7 +43,7 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         if not request.count_rows:
             groups = _whole(entry, UNKNOWN)
         elif is_csv:
-            groups = _csv_groups(store, entry, head, request)
+            groups = _csv_groups(store, entry, head, schema.names[0], request)
         else:
             groups = _json_groups(store, entry, request)
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
@@ -55,13 +55,14 @@ def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s
     return _whole(entry, int(blocks[:, 0].sum())) if _codec(entry.path) else _as_groups(blocks)
 
 
-def _csv_groups(store: Store, entry: FileEntry, head: bytes, request: ScanRequest) -> Int64s:
-    header_bytes = len(_header(head))
+def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
+    header = _header(head)
+    header_bytes = len(header)
     counter = LineCounter(start=header_bytes, block_bytes=request.text.block_bytes, blank=b"\r")
     counter = count_lines(_pieces(store, entry, header_bytes), counter)
-    has_quotes = counter.has_quotes or b'"' in _header(head)
-    if has_quotes and not request.text.csv_has_no_quoted_newlines:
-        return _whole(entry, _parsed_csv_rows(store, entry))
+    may_hold_line_ends = counter.has_quotes or not _closes(header)
+    if may_hold_line_ends and not request.text.csv_has_no_quoted_newlines:
+        return _whole(entry, _parsed_csv_rows(store, entry, column))
     blocks = counter.blocks()
     return _whole(entry, int(blocks[:, 0].sum())) if _codec(entry.path) else _as_groups(blocks)
 
@@ -75,14 +76,13 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
     return np.array([[rows, entry.stat.size, 0, entry.stat.size]], dtype=np.int64)
 
 
-def _parsed_csv_rows(store: Store, entry: FileEntry) -> int:
-    # Where a quoted value may hold line ends, only the parser knows what a row is. Columns stay text: cheap, and
-    # no inferred type can fail.
-    names = pa_csv.open_csv(_stream(store, entry, 0)).schema.names
+def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
+    # Where a quoted value may hold line ends, only the parser knows what a row is. One column as bytes is cheap,
+    # and no inferred type can fail.
     reader = pa_csv.open_csv(
         _stream(store, entry, 0),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(include_columns=names[:1], column_types={names[0]: pa.binary()}),
+        convert_options=pa_csv.ConvertOptions(include_columns=[column], column_types={column: pa.binary()}),
     )
     return sum(batch.num_rows for batch in reader)
 
@@ -90,16 +90,27 @@ def _parsed_csv_rows(store: Store, entry: FileEntry) -> int:
 def _schema(path: str, head: bytes, request: ScanRequest, is_csv: bool) -> pa.Schema:
     if not is_csv:
         return request.text_schema or pa_json.read_json(io.BytesIO(_whole_lines(head))).schema
-    names = pa_csv.read_csv(io.BytesIO(_header(head).rstrip(b"\r\n") + b"\n")).schema.names
     if request.text_schema is None:
-        options = pa_csv.ParseOptions(newlines_in_values=True)
-        return pa_csv.read_csv(io.BytesIO(_whole_lines(head)), parse_options=options).schema
-    if names != request.text_schema.names:
+        return _csv_schema(_whole_lines(head))
+    header = _header(head)
+    names = _csv_schema(header if _closes(header) else _whole_lines(head)).names
+    wanted = request.text_schema.names
+    if sorted(names) != sorted(wanted):
         raise SchemaError(
-            f"{redact(path)}: the CSV header is {', '.join(names)}; wanted {', '.join(request.text_schema.names)}, as "
-            "in the first file. Write it again with the same columns in the same order, or scan it alone."
+            f"{redact(path)}: the CSV header is {', '.join(names)}; wanted {', '.join(wanted)}, as in the first file "
+            "or the schema. Write it again with the same columns, or scan it alone."
         )
     return request.text_schema
+
+
+def _csv_schema(text: bytes) -> pa.Schema:
+    options = pa_csv.ParseOptions(newlines_in_values=True)
+    return pa_csv.read_csv(io.BytesIO(text.rstrip(b"\r\n") + b"\n"), parse_options=options).schema
+
+
+def _closes(header: bytes) -> bool:
+    # Quotes in pairs on the header's line close on it. Most writers quote the names.
+    return header.count(b'"') % 2 == 0
 
 
 def _header(head: bytes) -> bytes:
