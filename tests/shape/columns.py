@@ -184,7 +184,9 @@ def _objects(arrow: pa.DataType) -> st.SearchStrategy[Any]:
     return st.lists(_objects(arrow.value_type), max_size=3)
 
 
+KINDS = (scalar_columns, fixed_columns, tensor_columns, list_columns, object_columns)
+
+
 def columns(num_rows: int) -> st.SearchStrategy[Model]:
     """Any column of `num_rows` rows."""
-    kinds = (scalar_columns, fixed_columns, tensor_columns, list_columns, object_columns)
-    return st.one_of([kind(num_rows) for kind in kinds])
+    return st.one_of([kind(num_rows) for kind in KINDS])
