@@ -74,7 +74,7 @@ def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_
     with pytest.raises(ConfigError, match="three numbers"):
         _build([1, 1], blend=(corpora, None), split="1")
     short = write_lengths(tmp_path / "short", [3])
-    with pytest.raises(ConfigError, match="Data set 1 of the blend has the weight 0"):
+    with pytest.raises(ConfigError, match="short has no whole sample for train"):
         _build([None] * 3, blend=([corpora[0], short], None), split="1")
 
 

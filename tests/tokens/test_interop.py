@@ -68,7 +68,8 @@ def process_group() -> Iterator[None]:
 def _documents(seed: int, count: int) -> Iterator[tuple[np.ndarray, list[int]]]:
     random = np.random.default_rng(seed)
     for _ in range(count):
-        lengths = random.integers(0, 40, random.integers(1, 4))
+        # No empty sequences: version 0.16.1 stops at an assertion when the last one of a split is empty.
+        lengths = random.integers(1, 40, random.integers(1, 4))
         tokens = random.integers(1, 120, lengths.sum())
         tokens[random.random(len(tokens)) < 0.05] = EOD
         yield tokens, lengths.tolist()
@@ -138,8 +139,8 @@ def test_indices_and_samples_are_equal(
     for reset, mask_eod in ((False, False), (True, False), (False, True)):
         options: dict[str, Any] = {
             "random_seed": 1234,
-            "sequence_length": 32,
-            "split": "90,8,2",
+            "sequence_length": 16,
+            "split": "80,12,8",
             "reset_position_ids": reset,
             "reset_attention_mask": reset,
             "eod_mask_loss": mask_eod,

@@ -95,6 +95,12 @@ class BlendedMegatronDatasetBuilder:
 
     def _blend_by_length(self, datasets: Sequence[MegatronDataset], size: int | None) -> BlendedDataset:
         lengths = [len(dataset) for dataset in datasets]
+        if 0 in lengths:
+            empty = datasets[lengths.index(0)]
+            raise ConfigError(
+                f"{empty.dataset_path} has no whole sample for {empty.index_split.name}, and a blend takes no weight of "
+                f"0. Leave the corpus out, or give this split more of it."
+            )
         return BlendedDataset(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
 
     def _build_corpora(
