@@ -39,7 +39,7 @@ test: lint
 
 # The site in site/. Broken links and references are errors.
 docs: $(VENV)/.installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 # Every script of benchmarks/, one after the other; each prints the machine, the versions and all its figures.

@@ -1,0 +1,80 @@
+"""Distributed training with checkpoints: the whole program, to start from.
+
+    make demo                                              # writes the data that this reads
+    torchrun --nproc-per-node 2 examples/ddp_train.py      # trains; stop it at any time with ctrl-c
+    torchrun --nproc-per-node 1 examples/ddp_train.py      # goes on where it stood, on one rank
+
+With GPUs: backend "nccl", `torch.cuda.set_device(local rank)`, and `batch.to("cuda", non_blocking=True)`.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_dataloader_utils import StructuredDataset
+
+FEATURES = ["distance", "minutes", "passengers"]
+
+
+def main(data: str, checkpoint: Path, epochs: int, save_every_steps: int) -> None:
+    """Train, from the checkpoint if there is one."""
+    model = nn.Linear(len(FEATURES), 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    loader, dataset = StructuredDataset.create_dataloader(
+        data,
+        partitioning="hive",
+        columns=[*FEATURES, "fare"],
+        stack={"x": FEATURES},
+        batch_size=256,
+        shuffle=True,
+        split_rows=2_000,
+        shuffle_rows=8_192,
+        num_ranks=dist.get_world_size(),
+        rank=dist.get_rank(),
+    )
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+    parallel = DistributedDataParallel(model)
+
+    for epoch in range(loader.epoch, epochs):
+        dataset.set_epoch(epoch)  # keeps a loaded position that is in this epoch
+        for step, batch in enumerate(loader, start=1):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(parallel(batch["x"]).squeeze(1), batch["fare"])
+            loss.backward()
+            optimizer.step()
+            if step % save_every_steps == 0:
+                save(checkpoint, model, optimizer, loader.state_dict())
+        save(checkpoint, model, optimizer, loader.state_dict())
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: last loss {loss.item():.3f}", flush=True)
+
+
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loader_state: dict[str, object]) -> None:
+    """Write the checkpoint on rank 0, whole or not at all. The loader's state is the same on every rank."""
+    if dist.get_rank() != 0:
+        return
+    partial = path.with_suffix(".partial")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader_state}, partial)
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=".demo/trips")
+    parser.add_argument("--checkpoint", type=Path, default=Path(".demo/checkpoint.pt"))
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--save-every-steps", type=int, default=20)
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    try:
+        main(given.data, given.checkpoint, given.epochs, given.save_every_steps)
+    finally:
+        dist.destroy_process_group()

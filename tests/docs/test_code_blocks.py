@@ -1,0 +1,57 @@
+"""Every Python block of the README and of the documentation runs, page by page, where the demo's data lies."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from examples.demo.data import write_trips
+
+from tests.docs.code_blocks import CodeBlock, code_blocks
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture(scope="session")
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that holds .demo as `make demo` leaves it."""
+    home = tmp_path_factory.mktemp("demo")
+    write_trips(home / ".demo" / "trips", home / ".demo" / "trips.orc")
+    return home
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_runs(page: Path, demo_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [block for block in code_blocks(page) if block.language in ("python", "bash") and not block.is_shown_only]
+    (tmp_path / ".demo").symlink_to(demo_data / ".demo")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for block in blocks:
+        if block.language == "bash":
+            run_torchrun(block)
+        elif block.file_name:
+            Path(block.file_name).write_text(block.text)
+        else:
+            # Empty lines put the page's own line numbers into a traceback.
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
+
+
+def run_torchrun(block: CodeBlock) -> None:
+    """Run the lines of a shell block that start torchrun."""
+    for line in block.text.splitlines():
+        program, *arguments = shlex.split(line, comments=True) or [""]
+        if program != "torchrun":
+            continue
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_that_do_not_run_are_few_and_need_what_we_do_not_have(page: Path) -> None:
+    shown = [block for block in code_blocks(page) if block.is_shown_only]
+    assert all("://" in block.text or "cuda" in block.text for block in shown)
