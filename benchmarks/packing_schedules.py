@@ -6,7 +6,7 @@
 Bimodal: nine of ten sequences have 128 to 1,023 tokens, the tenth 8,192 to 32,767. Costs are those of a decoder
 of hidden size 4,096. "First-fit" takes packs in the order in which they were opened. The lower bound has the fewest
 microbatches that hold all tokens, and ranks that all finish at the same moment. Quality is the mean over seeds.
-Planning is timed whole (groups, arrays and checks), one thread; printed are the median and the least of the rounds.
+Planning is timed whole (groups, arrays and checks): processor seconds of one thread, median and least of the rounds.
 """
 
 import argparse
@@ -91,9 +91,9 @@ def print_quality(count: int, seeds: int) -> None:
 
 
 def print_speed(count: int, rounds: int) -> None:
-    """A table of seconds per global batch."""
-    print(f"\nPlanning a global batch of {count:,} sequences:\n")
-    print("| schedule | lognormal, seconds (least) | bimodal, seconds (least) |")
+    """A table of processor seconds per global batch."""
+    print(f"\nPlanning a global batch of {count:,} sequences, processor seconds:\n")
+    print("| schedule | lognormal, median (least) | bimodal, median (least) |")
     print("|---|---:|---:|")
     for title, make in SCHEDULERS.items():
         scheduler, cells = make(), []
@@ -101,9 +101,9 @@ def print_speed(count: int, rounds: int) -> None:
             batch = draw(count, np.random.default_rng(0))
             times = []
             for _ in range(rounds):
-                start = time.perf_counter()
+                start = time.process_time()
                 scheduler.schedule(batch)
-                times.append(time.perf_counter() - start)
+                times.append(time.process_time() - start)
             cells.append(f"{np.median(times):.2f} ({min(times):.2f})")
         print(f"| {title} | {' | '.join(cells)} |")
 

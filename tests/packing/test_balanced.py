@@ -135,6 +135,12 @@ def test_first_fit_tree_is_first_fit(lengths, capacity):
     assert first_fit(np.array(lengths), np.arange(len(lengths)), capacity=capacity) == expected
 
 
+def test_documented_example():
+    cost = CostModel(quadratic=0, linear=1)
+    groups = ComputeBalancedScheduler(8, dp_size=2, cost=cost).schedule([7, 4, 4, 1, 2, 2, 2, 2]).to_groups(range(8))
+    assert groups == [[[0], [1, 7]], [[2, 3], [4, 5, 6]]]
+
+
 def test_balances_compute_where_dp_balanced_balances_counts():
     lengths = [16, 2, 2, 2, 2, 2, 2, 2, 2, 16]
     array = np.array(lengths)

@@ -258,6 +258,14 @@ def test_planned_loader_says_when_lengths_are_wrong():
         planned(global_batch_size=0)
 
 
+def test_planned_loader_says_at_once_that_the_last_global_batch_is_too_small():
+    scheduler = DpBalancedScheduler(8, microbatch_group_size_per_vp_stage=2)
+    arguments = {"global_batch_size": 3, "source": Sequences(LENGTHS), "lengths": LENGTHS, "scheduler": scheduler}
+    with pytest.raises(ConfigError, match="has 1 of 3 sequences"):
+        PlannedPackedLoader(**arguments)
+    assert len(PlannedPackedLoader(drop_last=True, **arguments)) == 2
+
+
 class Counting:
     """A loader with state: how many samples it has given."""
 

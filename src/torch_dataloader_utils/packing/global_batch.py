@@ -75,17 +75,18 @@ def run_global_batch(
     """
     check_groups(groups, shape=scheduler.shape)
     own: StageBatch | None = None
-    status = _FAILED
+    status = _READY
     try:
         iterator = _own_iterator(data_iterator, groups, virtual_pipeline_size)
         if iterator is not None:
             own = _schedule_own(scheduler, iterator, num_microbatches, groups)
-        status = _READY
     except StopIteration:
         status = _ENDED
-    finally:
-        # Also on the way out of an exception: peers in the other groups wait for this process.
-        worst = _worst_status(status, groups)
+    except Exception:
+        # Whatever it is, the peers in the other groups are about to wait for this process.
+        _worst_status(_FAILED, groups)
+        raise
+    worst = _worst_status(status, groups)
     if worst == _ENDED:
         raise StopIteration
     if worst == _FAILED:

@@ -83,6 +83,7 @@ class PlannedPackedLoader:
         self._epoch = 0
         self._num_given = 0
         check_groups(self._groups, shape=scheduler.shape)
+        self._check_last_batch()
 
     def __len__(self) -> int:
         """Global batches of an epoch."""
@@ -126,6 +127,17 @@ class PlannedPackedLoader:
                     "the same lengths, global_batch_size, shuffle, drop_last and seed"
                 )
         self._epoch, self._num_given = int(state["epoch"]), int(state["global_batches"])
+
+    def _check_last_batch(self) -> None:
+        """Says now, rather than at the end of the first epoch, that the last global batch is too small."""
+        rest = len(self._lengths) % self._global_batch_size
+        shape = self._scheduler.shape
+        packs = shape.microbatch_multiple * (1 if self._scheduler.is_hybrid else shape.dp_size)
+        if 0 < rest < packs and not self._drop_last and self._scheduler.policy.missing_packs == "error":
+            raise ConfigError(
+                f"the last global batch of an epoch has {rest} of {self._global_batch_size} sequences, the ranks need "
+                f'{packs} packs. Set drop_last=True, missing_packs="fill", or another global_batch_size'
+            )
 
     def _order(self) -> Ints:
         if not self._shuffle:

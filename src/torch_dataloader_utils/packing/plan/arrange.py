@@ -17,13 +17,12 @@ def arrange_packs(
     """The schedule that lays packs out by falling span, then falling load; every other microbatch is mirrored.
 
     Ranks wait for the slowest of a microbatch. With packs of one span in falling order, the slowest of microbatch
-    m + 1 is no slower than the mean of microbatch m, so that the sum of the slowest is at most
+    m + 1 is no slower than the mean of microbatch m. So the sum of the slowest over microbatches is at most the sum
+    of the means, which nothing can beat, plus the greatest load (with several spans: plus one greatest load for
+    each). For packs of one span no other order of the same packs does better.
 
-        Σ load / ranks + the greatest load                  (per span: one greatest load for each span in use)
-
-    and no other order of the same packs does better. Mirroring gives the heaviest pack to the first rank and the
-    last one in turn, so that the totals of the ranks stay close, too. Inside a pack the samples are in ascending
-    order.
+    Mirroring gives the heaviest pack of a microbatch to the first and to the last rank in turn, so that the totals
+    of the ranks stay close, too. Inside a pack the samples are in ascending order.
 
     Args:
         packs: positions per pack; the spans add up to whole microbatches.

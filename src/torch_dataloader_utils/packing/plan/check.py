@@ -18,8 +18,11 @@ def check_schedule(
     Raises:
         ConfigError: what is broken, with the first sequence or pack that breaks it.
     """
-    _check_each_once(schedule, lengths, shape=shape, policy=policy)
-    _check_spans(schedule, spans=span_sizes(shape.num_ranks) if is_hybrid else [shape.cp_size])
+    spans = span_sizes(shape.num_ranks) if is_hybrid else [shape.cp_size]
+    multiple = alignment_of(spans[-1])
+    longest = spans[-1] * shape.max_seqlen_per_dp_cp_rank // multiple * multiple
+    _check_each_once(schedule, lengths, longest=longest, policy=policy)
+    _check_spans(schedule, spans=spans)
     counts = np.diff(schedule.offsets)
     if policy.missing_packs == "error" and (counts == 0).any():
         pack = int(counts.argmin())
@@ -53,7 +56,7 @@ def occupied_tokens(schedule: Schedule, lengths: Ints) -> Ints:
     return occupied
 
 
-def _check_each_once(schedule: Schedule, lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy) -> None:
+def _check_each_once(schedule: Schedule, lengths: Ints, *, longest: int, policy: SchedulePolicy) -> None:
     unknown = (schedule.samples < 0) | (schedule.samples >= len(lengths))
     if unknown.any():
         raise ConfigError(
@@ -67,7 +70,7 @@ def _check_each_once(schedule: Schedule, lengths: Ints, *, shape: PackingShape, 
         raise ConfigError(
             f"the schedule has sequence {position} in {int(times[position])} packs instead of 1. Correct the scheduler"
         )
-    lost = (times == 0) & (lengths <= shape.max_seqlen_per_dp_cp_rank)
+    lost = (times == 0) & (lengths <= longest)
     if lost.any():
         raise ConfigError(f"the schedule leaves out sequence {int(lost.argmax())}, which fits. Correct the scheduler")
 

@@ -21,8 +21,8 @@ def compute_balanced_schedule(
     """Few microbatches, and in each of them ranks that finish at about the same time.
 
     Longest sequence first onto the least loaded pack with room, then packs of like cost side by side. Let
-    c₁ ≥ c₂ ≥ … be the costs, k the packs, p the greatest cost of a pack, and the time the sum over microbatches of
-    the slowest rank. Then
+    c₁ ≥ c₂ ≥ … be the costs, k the packs, p the greatest cost of a longest-first pack, and the time the sum over
+    microbatches of the slowest rank. Then
 
         time ≤ Σ c / dp_size + p                                       always (see `arrange_packs`)
         p    ≤ (3/2 − 1/(2k)) × max(Σ c / k, c₁, c_k + c_{k+1})        if no sequence found the least loaded pack full
@@ -31,8 +31,9 @@ def compute_balanced_schedule(
     half of c_k + c_{k+1} and came to a pack at or below the mean. The time is never above that of first-fit in the
     original order, whose packs are taken where they turn out faster.
 
-        lengths 6 1 1 1 1 6, 8 tokens, dp 2     dp_balanced [611, 11] [6, -]: too few, error or padding
-                                                compute_balanced [611, 116]
+        lengths 7 4 4 1 2 2 2 2, 8 tokens, dp 2, cost = length
+            dp_balanced         [7 | 44] [1222 | 2]     slowest 8 + 7
+            compute_balanced    [7 | 42] [41 | 222]     slowest 7 + 6, and Σ c / dp_size is 12
 
     Raises:
         ConfigError: an over-long sequence, or too few sequences for the ranks, unless the policy allows it.

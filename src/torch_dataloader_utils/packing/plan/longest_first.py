@@ -113,15 +113,15 @@ def place_longest_first(
             if pack is None:
                 placement.num_microbatches += shape.microbatch_multiple
                 placement.free_slots += shape.microbatch_multiple * num_ranks
-        update = heapq.heapreplace
         if pack is None:
             pack = placement.open(lane, spans[lane], shape.max_seqlen_per_dp_cp_rank * spans[lane])
-            update = heapq.heappush
-        lane = lanes[pack]
+        else:
+            lane = lanes[pack]
+            heapq.heappop(queues[lane].ready)
         packs[pack].append(position)
         rooms[pack] -= tokens[lane][row]
         loads[pack] += cost * (num_ranks // spans[lane])
-        update(queues[lane].ready, (loads[pack], pack))
+        heapq.heappush(queues[lane].ready, (loads[pack], pack))
     return placement
 
 
