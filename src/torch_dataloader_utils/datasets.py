@@ -21,6 +21,7 @@ from torch_dataloader_utils.planning import EpochPlan, Planner
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.shapers import make_shaper
+from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -222,7 +223,12 @@ def _wire(inventory: Inventory, options: TableOptions, storage_options: Secret |
     shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
     return {
         "planner": planner,
-        "pipeline": Pipeline(reader=reader, shaper=shaper, functions=options.functions),
+        "pipeline": Pipeline(
+            reader=reader,
+            shaper=shaper,
+            codec=TensorBatchCodec() if options.output_format == "torch" else None,
+            functions=options.functions,
+        ),
         "topology": topology,
         "rank": rank,
         "num_processes": options.worker_processes,

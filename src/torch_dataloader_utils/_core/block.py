@@ -1,6 +1,6 @@
 """What reading and shaping promise to the stream: the two protocols that `datasets.py` plugs together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
@@ -60,4 +60,19 @@ class Shaper(Protocol):
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
         """Row i of the result is row order[i] of the blocks' concatenation; order may be shorter than it."""
+        ...
+
+
+class SlabCodec(Protocol):
+    """Writes batches into flat byte buffers and reads them back; buffers are one-dimensional uint8 torch tensors."""
+
+    def write(self, batch: Any, allocate: Callable[[int], Any], layout: Any) -> tuple[Any, Any] | None:
+        """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches that are no such.
+
+        `layout` is that of an earlier batch, or None; it is given back, the same object, if it still fits.
+        """
+        ...
+
+    def view(self, layout: Any, descriptor: Any, buffer: Any) -> Any:
+        """The batch that was written, as views of `buffer`."""
         ...

@@ -132,6 +132,9 @@ class Inventory:
     source: where it was scanned from, for messages.
     row_filter: text of the filter that `live_rows` already accounts for, "" for none.
     projection: the columns that `projected_bytes` counts, None for all.
+    snapshot: what names the version of a table format's table, "" for plain files; the same files of another version
+        may have other deletes.
+    notes: lines for people, about what the scan found; plans show them.
     """
 
     files: FileTable
@@ -140,6 +143,8 @@ class Inventory:
     source: str
     row_filter: str = ""
     projection: tuple[str, ...] | None = None
+    snapshot: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def num_files(self) -> int:
@@ -193,7 +198,7 @@ class Inventory:
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of everything that decides which rows exist and in which order.
 
-        It covers paths, sizes, identities, partition values, row group structure, schema and the row filter; not
+        It covers paths, sizes, identities, partition values, row group structure, schema, snapshot and the row filter; not
         weights (`projected_bytes`), which may differ between projections of the same data.
         """
         digest = blake2b(digest_size=16)
@@ -208,4 +213,5 @@ class Inventory:
             digest.update(partition.codes.tobytes())
         digest.update(self.schema)
         digest.update(self.row_filter.encode())
+        digest.update(self.snapshot.encode())
         return digest.hexdigest()

@@ -9,6 +9,7 @@ is written by one call and read back by one call, which is what makes 51 columns
     columns a, b float32 [100], y int8 [100]      group 0: a at 0, b at 448      group 1: y at 896      1,024 bytes
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -129,15 +130,25 @@ def write_slab(batch: TensorBatch, buffer: Tensor, layout: SlabLayout | None = N
     Raises:
         ConfigError: the buffer is smaller than the layout's `num_bytes`.
     """
-    tensors = layout.pick(batch) if layout is not None else None
-    if layout is None or tensors is None:
-        layout = SlabLayout.of(batch)
-        tensors = layout.pick(batch) or []
+    layout, tensors = _fit(batch, layout)
     if layout.num_bytes > buffer.shape[0]:
         raise ConfigError(
             f"a batch of {batch.num_rows} rows needs {layout.num_bytes} bytes, the slab has {buffer.shape[0]}. "
             "Use a larger slab or a smaller batch"
         )
+    return _store(batch, layout, tensors, buffer)
+
+
+def _fit(batch: TensorBatch, layout: SlabLayout | None) -> tuple[SlabLayout, list[list[Tensor]]]:
+    """The layout of a batch, `layout` itself if it fits, and the tensors of its groups."""
+    tensors = layout.pick(batch) if layout is not None else None
+    if layout is None or tensors is None:
+        layout = SlabLayout.of(batch)
+        tensors = layout.pick(batch) or []
+    return layout, tensors
+
+
+def _store(batch: TensorBatch, layout: SlabLayout, tensors: list[list[Tensor]], buffer: Tensor) -> SlabDescriptor:
     for group, members in zip(layout.groups, tensors, strict=True):
         torch.stack(members, out=_region(group, buffer))
     parts = _parts(batch) if layout.objects else []
@@ -156,6 +167,28 @@ def view_slab(descriptor: SlabDescriptor, buffer: Tensor) -> TensorBatch:
         columns = [Ragged(next(ordered), next(ordered)) if ragged else next(ordered) for ragged in layout.ragged]
         return TensorBatch(zip(layout.names, columns, strict=True), num_rows=descriptor.num_rows)
     return TensorBatch(zip(layout.names, ordered, strict=True), num_rows=descriptor.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBatchCodec:
+    """The stream's `SlabCodec` for `TensorBatch`: the layout apart from the rest, because it seldom changes."""
+
+    def write(
+        self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None
+    ) -> tuple[SlabLayout, Any] | None:
+        """See SlabCodec; a batch without dense tensors is none for slabs."""
+        if type(batch) is not TensorBatch:
+            return None
+        layout, tensors = _fit(batch, layout)
+        if not layout.groups:
+            return None
+        written = _store(batch, layout, tensors, allocate(layout.num_bytes))
+        return layout, (written.objects, written.num_rows)
+
+    def view(self, layout: SlabLayout, descriptor: Any, buffer: Tensor) -> TensorBatch:
+        """See SlabCodec."""
+        objects, num_rows = descriptor
+        return view_slab(SlabDescriptor(layout, objects, num_rows), buffer)
 
 
 def _ragged(batch: TensorBatch) -> tuple[bool, ...]:

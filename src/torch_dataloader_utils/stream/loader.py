@@ -10,6 +10,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.progress import Pass
+from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import WorkerStream
 
@@ -43,7 +44,7 @@ class TableDataLoader(DataLoader[Any]):
                 sampler=self._sampler,
                 num_workers=num_workers,
                 collate_fn=as_it_is,
-                **options,
+                **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
             )
 
     @property
@@ -94,37 +95,60 @@ class TableDataLoader(DataLoader[Any]):
     def _from_threads(self, run: Pass) -> Iterator[Any]:
         dataset = self._data
         (work,) = dataset.planner.plan(run.position).worker_inputs(dataset.rank)
-        pins = self.pin_memory and torch.cuda.is_available()
         for batch in counted(WorkerStream(work, dataset.pipeline, dataset.decode), run, dataset.progress, 0):
-            yield pin(batch) if pins else batch  # type: ignore[no-untyped-call]
+            yield self._pinned(batch)
 
     def _from_processes(self, processes: DataLoader[Answer], run: Pass) -> Iterator[Any]:
         dataset = self._data
         plan = dataset.planner.plan(run.position)
         works = plan.worker_inputs(dataset.rank)
         done = run.position.segment.steps_of(dataset.rank)
-        steps = None if plan.rank_steps is None else plan.rank_steps[dataset.rank] - done
-        first = 0 if steps is None else done % len(works)
-        in_turn = steps is not None and self.in_order
-        self._sampler.start(works, first, steps if in_turn else None)
-        received, ended = 0, set[int]()
-        if steps != 0:
-            for answer in processes:
-                if answer.error is not None:
-                    raise answer.error
-                if answer.ended:
-                    ended.add(answer.worker)
-                    if len(ended) == len(works):
-                        break
-                    continue
-                received += 1
-                if steps is None:
+        left = None if plan.rank_steps is None else plan.rank_steps[dataset.rank] - done
+        readers = self._slab_readers(len(works))
+        self._sampler.start(
+            works,
+            first_worker=0 if left is None else done % len(works),
+            count=left if self.in_order else None,
+            freed=None if readers is None else lambda worker: readers[worker].take_freed(),
+        )
+        if left != 0:
+            for answer in self._answers(processes, len(works), left):
+                if left is None:
                     run.received_from(answer.worker, answer.cursor)
                 else:
                     run.received()
-                if received == steps:
-                    dataset.progress.finish(run)
-                yield answer.batch
-                if received == steps:
-                    break
+                    left -= 1
+                    if left == 0:
+                        dataset.progress.finish(run)
+                slab = answer.slab
+                yield self._pinned(
+                    answer.batch if slab is None or readers is None else readers[answer.worker].read(slab)
+                )
         dataset.progress.finish(run)
+
+    def _slab_readers(self, num_workers: int) -> list[SlabReader] | None:
+        """One reader a worker; none where tickets may reach any process, which then would not know its free slabs."""
+        codec = self._data.pipeline.codec
+        if codec is None or not self.in_order:
+            return None
+        return [SlabReader(codec) for _ in range(num_workers)]
+
+    def _answers(self, processes: DataLoader[Answer], num_workers: int, left: int | None) -> Iterator[Answer]:
+        """The answers that carry a batch, `left` of them, or until every worker has ended."""
+        ended = set[int]()
+        received = 0
+        for answer in processes:
+            if answer.error is not None:
+                raise answer.error
+            if answer.ended:
+                ended.add(answer.worker)
+            else:
+                received += 1
+                yield answer
+            if received == left or len(ended) == num_workers:
+                return
+
+    def _pinned(self, batch: Any) -> Any:
+        if self.pin_memory and torch.cuda.is_available():
+            return pin(batch)  # type: ignore[no-untyped-call]
+        return batch

@@ -1,46 +1,52 @@
 """Worker processes on strings: the trainer's process sends tickets, a worker answers each with its next batch.
 
-The tickets go through a map-style DataLoader, so worker errors, time-outs, pinning and persistent workers are the
-ones people know. The first ticket of a pass carries the worker's own lanes and nothing else; epochs and resumed
-positions need no other channel. DataLoader hands tickets out in turn, so that worker p answers tickets p, p + W, ...
+The tickets go through a map-style DataLoader, so worker errors, time-outs and persistent workers are the ones people
+know. The first ticket of a pass carries the worker's own lanes and nothing else; epochs, resumed positions and slabs
+that are free again need no other channel. DataLoader hands tickets out in turn: process p answers tickets p, p + W, ...
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset, Sampler
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """Ask a worker process for its next batch; `work` begins a new pass, as worker number `worker` of the plan."""
+class Start:
+    """Begin a pass as worker number `worker` of the plan; with slabs, or with batches sent through the queue."""
 
-    work: WorkerInput | None = None
-    worker: int = 0
+    worker: int
+    work: WorkerInput
+    uses_slabs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """Ask a worker process for its next batch; `freed` are its slabs that the trainer has let go of."""
+
+    start: Start | None = None
+    freed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A batch and how far the worker came with it; or the error that stopped it, or that it has `ended`."""
+    """A batch (or the message that stands for it) and how far the worker came with it; or an error; or the end."""
 
     worker: int
     batch: Any = None
+    slab: SlabMessage | None = None
     cursor: Cursor = (0, 0)
     ended: bool = False
     error: LoaderError | None = None
-
-    def pin_memory(self) -> "Answer":
-        """Called by DataLoader's pinning thread."""
-        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
 
 
 class TicketWorker(Dataset[Answer]):
@@ -49,49 +55,78 @@ class TicketWorker(Dataset[Answer]):
     def __init__(self, pipeline: Pipeline, options: DecodeOptions) -> None:
         self._pipeline = pipeline
         self._options = options
+        self._slabs = SlabWriter(pipeline.codec) if pipeline.codec is not None else None
         self._stream: WorkerStream | None = None
         self._batches: Iterator[Any] = iter(())
-        self._worker = 0
+        self._start: Start | None = None
 
     def __getitem__(self, ticket: Ticket) -> Answer:
-        if ticket.work is not None:
-            self._close()
-            self._stream = WorkerStream(ticket.work, self._pipeline, self._options)
-            self._batches = iter(self._stream)
-            self._worker = ticket.worker
+        if ticket.start is not None:
+            self._begin(ticket.start)
+        worker = self._start.worker if self._start is not None else 0
+        if self._slabs is not None:
+            self._slabs.reclaim(ticket.freed)
         try:
             for batch in self._batches:
-                cursor = self._stream.cursor if self._stream is not None else (0, 0)
-                return Answer(worker=self._worker, batch=batch, cursor=cursor)
+                return self._answer(worker, batch)
         except LoaderError as error:
-            return Answer(worker=self._worker, error=error)
-        return Answer(worker=self._worker, ended=True)
+            return Answer(worker=worker, error=error)
+        return Answer(worker=worker, ended=True)
 
-    def _close(self) -> None:
+    def _begin(self, start: Start) -> None:
         close: Callable[[], None] | None = getattr(self._batches, "close", None)
         if close is not None:
             close()
+        self._start = start
+        self._stream = WorkerStream(start.work, self._pipeline, self._options)
+        self._batches = iter(self._stream)
+        if self._slabs is not None:
+            self._slabs.reset()
+
+    def _answer(self, worker: int, batch: Any) -> Answer:
+        cursor = self._stream.cursor if self._stream is not None else (0, 0)
+        if self._slabs is not None and self._start is not None and self._start.uses_slabs:
+            message = self._slabs.write(batch)
+            if message is not None:
+                return Answer(worker=worker, slab=message, cursor=cursor)
+        return Answer(worker=worker, batch=batch, cursor=cursor)
 
 
 class TicketSampler(Sampler[Ticket]):
-    """The tickets of the next pass; `start` says which before the loader is iterated."""
+    """The tickets of the next pass; `start` says which, before the loader is iterated."""
 
     def __init__(self) -> None:
-        self._first: list[Ticket] = []
+        self._starts: list[Start] = []
         self._count: int | None = 0
+        self._freed: Callable[[int], tuple[int, ...]] = _nothing
 
-    def start(self, works: Sequence[WorkerInput], first_worker: int, count: int | None) -> None:
+    def start(
+        self,
+        works: Sequence[WorkerInput],
+        first_worker: int,
+        count: int | None,
+        freed: Callable[[int], tuple[int, ...]] | None,
+    ) -> None:
         """Prepare a pass of `count` tickets (None: until the pass is closed).
 
         works: the inputs of all workers. first_worker: whose batch comes first; process 0 plays that worker.
+        freed: gives the slabs of a worker that are free again; None for a pass without slabs.
         """
         workers = [(first_worker + process) % len(works) for process in range(len(works))]
-        self._first = [Ticket(work=works[worker], worker=worker) for worker in workers]
+        uses_slabs = freed is not None
+        self._starts = [Start(worker=worker, work=works[worker], uses_slabs=uses_slabs) for worker in workers]
         self._count = count
+        self._freed = freed or _nothing
 
     def __iter__(self) -> Iterator[Ticket]:
-        first, count = self._first, self._count
-        yield from first[:count]
-        following = itertools.count() if count is None else range(len(first), count)
-        for _ in following:
-            yield Ticket()
+        starts, freed = self._starts, self._freed
+        numbers = itertools.count() if self._count is None else range(self._count)
+        for number in numbers:
+            if number < len(starts):
+                yield Ticket(start=starts[number])
+            else:
+                yield Ticket(freed=freed(starts[number % len(starts)].worker))
+
+
+def _nothing(worker: int) -> tuple[int, ...]:  # noqa: ARG001
+    return ()

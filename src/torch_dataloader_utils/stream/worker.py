@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils._core.block import RowGroupReader, Shaper
+from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError
@@ -18,11 +18,13 @@ Function = Callable[[Any], Any]
 class Pipeline:
     """How row groups become what the trainer receives; picklable, the same for every worker.
 
+    codec: writes batches into shared slabs, where their format has one; without, they are pickled through a queue.
     functions: the user's transform and collate function, applied to each batch in turn.
     """
 
     reader: RowGroupReader
     shaper: Shaper
+    codec: SlabCodec | None = None
     functions: tuple[Function, ...] = ()
 
 

@@ -1,0 +1,61 @@
+"""What the read stage must know of one Iceberg data file: how its columns map, and which of its rows are deleted.
+
+These values are the `extras` of a `FileTable`. Discovery builds them, readers use them, planning never looks inside.
+Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+
+
+def _no_rows() -> Int64s:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableFields:
+    """What all files of a scan share; one object, so that it is pickled once.
+
+    schema: the scanned Arrow schema as IPC bytes; every field, nested ones too, has its id as metadata
+        "PARQUET:field_id".
+    keys: an Arrow schema, likewise, with one column for each field id that some equality delete uses, named by that
+        id. A key inside a struct is a struct with nothing else in it.
+    names: field ids of files that carry none: (path of names, id), where list elements are called "element", map
+        entries "key" and "value".
+    defaults: (field id, value) of the fields that have an initial default.
+    """
+
+    schema: bytes
+    keys: bytes
+    names: tuple[tuple[tuple[str, ...], int], ...] = ()
+    defaults: tuple[tuple[int, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualityDeleteFile:
+    """A file of key values: rows equal to one of them in all of `key_ids` are deleted; null equals null."""
+
+    path: str
+    file_size: int
+    identity: str
+    file_format: FileFormat
+    key_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IcebergFile:
+    """One data file of a table.
+
+    partition_values: (field id, value) of its identity partition columns, for columns that the file does not hold.
+    positions: physical rows that position deletes or a deletion vector delete; ascending, each once.
+    equality_deletes: those that apply to this file (sequence number and partition fit), sorted by path.
+    """
+
+    table: TableFields
+    partition_values: tuple[tuple[int, Any], ...] = ()
+    positions: Int64s = field(default_factory=_no_rows)
+    equality_deletes: tuple[EqualityDeleteFile, ...] = ()

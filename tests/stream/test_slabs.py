@@ -1,0 +1,103 @@
+"""The slab ring: memory is used again only when nobody can see it any more, and nothing stays behind."""
+
+import gc
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import StructuredDataset, TensorBatch
+from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.stream.slabs import SlabReader, SlabWriter
+
+
+def make_batch(number, rows):
+    return TensorBatch({"x": torch.full((rows,), number), "y": torch.arange(rows) + number, "s": [str(number)] * rows})
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.sets(st.integers(0, 5))), max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_a_visible_slab_is_never_written_again(steps):
+    """Each step writes a batch of some rows, keeps a view of it, and drops some of the views kept before."""
+    writer, reader, kept = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec()), []
+    for number, (rows, drops) in enumerate(steps):
+        writer.reclaim(reader.take_freed())
+        batch = reader.read(writer.write(make_batch(number, rows)))
+        assert batch["s"] == [str(number)] * rows
+        kept.append((number, rows, batch["x"], batch["y"][rows // 2 :]))
+        kept = [entry for index, entry in enumerate(kept) if index not in drops]
+        for label, size, x, y in kept:
+            assert (x == label).all()
+            assert (y == torch.arange(size)[size // 2 :] + label).all()
+
+
+def test_slabs_go_round_when_batches_are_dropped():
+    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
+    slabs = set()
+    for number in range(20):
+        writer.reclaim(reader.take_freed())
+        message = writer.write(make_batch(number, 100))
+        slabs.add(message.slab)
+        assert (message.layout is None) == (number > 0)
+        batch = reader.read(message)
+        del batch
+    gc.collect()
+    assert slabs == {0}
+
+
+def test_a_larger_batch_gets_a_larger_slab():
+    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
+    del_me = reader.read(writer.write(make_batch(1, 10)))
+    del del_me
+    writer.reclaim(reader.take_freed())
+    message = writer.write(make_batch(2, 5000))
+    assert message.retired == (0,)
+    assert reader.read(message)["y"].tolist() == list(range(2, 5002))
+
+
+def test_a_trainer_that_keeps_every_batch_sees_them_unchanged(tmp_path):
+    total = write_table(tmp_path, [[400, 300], [500]])
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), batch_size=16, num_workers=2)
+    kept = list(loader)
+    assert sorted(row for batch in kept for row in check_batch(batch)) == list(range(total))
+
+
+PROGRAM = """
+import os, signal, sys, time
+from torch_dataloader_utils import StructuredDataset
+loader, _ = StructuredDataset.create_dataloader(sys.argv[1], batch_size=8, num_workers=2, prefetch_factor=4)
+batches = iter(loader)
+kept = [next(batches) for _ in range(5)]
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm to look at")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory(tmp_path, how):
+    write_table(tmp_path, [[400, 300], [500]])
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert trainer.stdout.readline() == b"ready\n"
+        workers = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(workers) >= 2
+        pids = [str(process.pid) for process in (psutil.Process(trainer.pid), *workers)]
+        trainer.send_signal(how)
+        trainer.wait(timeout=30)
+        _, alive = psutil.wait_procs(workers, timeout=30)
+        assert alive == []
+    finally:
+        trainer.kill()
+        trainer.wait(timeout=30)
+        trainer.stdout.close()
+    assert [path for path in Path("/dev/shm").iterdir() if any(pid in path.name for pid in pids)] == []
