@@ -291,3 +291,13 @@ def test_a_copy_has_an_epoch_of_its_own():
     twin = copy.deepcopy(shard)
     twin.set_epoch(1)
     assert [list(shard), list(twin)] == [[0, 1], [1000, 1001]]
+
+
+def test_a_stream_in_the_middle_of_a_pass_goes_to_spawned_workers_as_new():
+    shard = streaming_shard(PlainStream(6), 2, 1)
+    shard.set_epoch(1)
+    items = iter(shard)
+    next(items)
+    loader = DataLoader(shard, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert list(loader) == [1001, 1003, 1005]
+    assert next(items) == 1003

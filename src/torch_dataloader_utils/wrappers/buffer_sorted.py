@@ -42,7 +42,8 @@ class BufferSortedDataset(Dataset[ItemT]):
         lengths 5 1 4 2 | 3 9 8 7, buffers of 4, packs of 2:    4 5  2 1 | 3 7  8 9    (one possible order)
 
     The order is a function of (init_seed, epoch, buffer): the same on every pass, in every worker, on every rank,
-    and whatever was read before. It depends on nothing else, so resume needs no random state.
+    and whatever was read before. It depends on nothing else, so resume needs no random state. Buffers do not move
+    with the epoch: but for equal keys a pack has the same members every time, only its place changes.
     """
 
     def __init__(

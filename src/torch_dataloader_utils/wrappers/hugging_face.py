@@ -49,17 +49,17 @@ _FILE_SHARDABLE = {
 def shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool) -> Any:
     """The rows of one shard.
 
-    A map-style data set gives a selection of its rows. A stream in sample mode with F ≥ num_shards files gives file
-    `index`, `index + num_shards`, … whole, as `split_dataset_by_node` deals them; each of the F mod num_shards files
-    that are left over is shared, every shard taking its items of it in turn. Else all items are dealt in turn.
+    A map-style data set gives a selection of its rows. With `shard_files`, which only sample mode may ask for, a
+    stream of F ≥ num_shards files gives file `index`, `index + num_shards`, … whole, as `split_dataset_by_node` deals
+    them; each of the F mod num_shards files left over is shared, every shard taking its items of it in turn. Else all
+    items are dealt in turn.
 
     10 rows in files of 4, 3 and 3, two shards: 0 1 2 3 7 9 and 4 5 6 8.
     """
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(shard_positions(layout, len(dataset)))
     examples = dataset._ex_iterable
-    is_sample_mode = isinstance(layout, StridedLayout) and layout.tail is Tail.KEEP and layout.run_items == 1
-    if shard_files and is_sample_mode and examples.num_shards >= layout.num_shards and _is_file_shardable(examples):
+    if shard_files and examples.num_shards >= layout.num_shards and _is_file_shardable(examples):
         return _with_examples(dataset, _deal_files(examples, layout))
     return _with_examples(dataset, ShardExamples(examples, layout))
 

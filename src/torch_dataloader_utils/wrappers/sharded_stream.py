@@ -59,6 +59,10 @@ class ShardedStream(IterableDataset[ItemT]):
         self._reading_epoch = 0
         self._is_finished = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy begins at the loaded state or at the start, not in the middle of a pass of ours.
+        return {**self.__dict__, "_reader": None, "_is_finished": False}
+
     @property
     def all_workers(self) -> "ShardedStream[ItemT]":
         """The same shard, not dealt to DataLoader workers."""

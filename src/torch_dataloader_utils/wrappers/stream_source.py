@@ -24,6 +24,10 @@ class StreamSource(Generic[ItemT]):
         self._items: Iterator[ItemT] = iter(())
         self._unopened_state: Any = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A pass in progress, often a generator, cannot be copied or sent to a worker.
+        return {"_source": self._source, "_items": iter(()), "_unopened_state": None}
+
     def __len__(self) -> int:
         """As the source; TypeError if it has no length."""
         return len(self._source)  # type: ignore[arg-type]

@@ -97,9 +97,10 @@ def streaming_shard(
     if _is_hugging_face(dataset):
         # Imported here, because it needs `datasets`, which whoever made this data set has.
         hugging_face = importlib.import_module("torch_dataloader_utils.wrappers.hugging_face")
-        return hugging_face.shard_hugging_face(
-            dataset, _place(dataset, layout, contiguous=contiguous, length=length), shard_files=shard_files
-        )
+        # Batch mode promises the order of accelerate, also for batches of one.
+        is_sample_mode = batch_size is None and layout.tail is Tail.KEEP and not contiguous
+        placed = _place(dataset, layout, contiguous=contiguous, length=length)
+        return hugging_face.shard_hugging_face(dataset, placed, shard_files=shard_files and is_sample_mode)
     _check_iterable(dataset)
     placed = _place(dataset, layout, contiguous=contiguous, length=length)
     return ShardedStream(dataset, placed, source_splits_workers=source_splits_workers)

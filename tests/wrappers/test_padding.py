@@ -1,0 +1,44 @@
+"""`pad_stack_1d` against a list oracle."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.wrappers import pad_stack_1d
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-5, 5), max_size=6), min_size=1, max_size=5),
+    st.sampled_from(["left", "right"]),
+    st.none() | st.integers(1, 8),
+)
+def test_rows_are_the_items_and_padding(rows, side, multiple):
+    padded = pad_stack_1d([torch.tensor(row, dtype=torch.int32) for row in rows], -100, side, multiple)
+    width = max(map(len, rows))
+    width += -width % (multiple or 1)
+    pads = [[-100] * (width - len(row)) for row in rows]
+    assert padded.tolist() == [pad + row if side == "left" else row + pad for row, pad in zip(rows, pads, strict=True)]
+    assert padded.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "message"),
+    [
+        ([], {}, "no items"),
+        ([torch.zeros(2)], {"pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
+        ([torch.zeros(2)], {"pad_to_multiple_of": -4}, "pad_to_multiple_of=-4"),
+        ([torch.zeros(2)], {"padding_side": "top"}, "'left' or 'right'"),
+        ([torch.zeros(2), torch.zeros(1, 2)], {}, r"Item 1 has shape \(1, 2\)"),
+    ],
+)
+def test_what_cannot_be_padded_is_refused(items, options, message):
+    with pytest.raises(ConfigError, match=message):
+        pad_stack_1d(items, 0, **options)
+
+
+def test_a_mixture_of_dtypes_is_refused():
+    with pytest.raises(ConfigTypeError, match=r"Item 1 is torch\.int64, item 0 is torch\.float32"):
+        pad_stack_1d([torch.zeros(2), torch.zeros(2, dtype=torch.int64)], 0)
