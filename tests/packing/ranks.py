@@ -146,7 +146,7 @@ def outcome_of(fault: Callable[[PackingGroups], Iterator[dict[str, torch.Tensor]
     config = PackingConfig(max_seqlen_per_dp_cp_rank=CAPACITY // 2)
     data = fault(groups) if stage_has_data(groups) else None
     try:
-        scheduled = wrap_data_iterator(data, config, len(LENGTHS), groups)
+        scheduled = wrap_data_iterator(data, config, len(LENGTHS), None if fault is no_groups_are_given else groups)
     except (LoaderError, StopIteration) as error:
         return f"{type(error).__name__}: {error}"
     return f"{scheduled.seqlen_sum} tokens"
@@ -178,6 +178,10 @@ def stages_read_different_data(groups: PackingGroups):
     return iter([pad_sample(sequence(0, 4 + group_rank(groups.pp))), pad_sample(sequence(1, 4))])
 
 
+def no_groups_are_given(groups: PackingGroups):
+    return own_samples(groups)
+
+
 FAULTS = [
     one_process_cannot_read,
     a_sequence_is_over_long,
@@ -185,6 +189,7 @@ FAULTS = [
     one_data_rank_has_ended,
     context_ranks_read_different_data,
     stages_read_different_data,
+    no_groups_are_given,
 ]
 
 SHARE_OF_RANK_0 = sum(LENGTHS[index] for index in share_of(LENGTHS, dp_rank=0, dp_size=2))

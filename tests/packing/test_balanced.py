@@ -138,7 +138,7 @@ def test_first_fit_tree_is_first_fit(lengths, capacity):
 def test_documented_example():
     cost = CostModel(quadratic=0, linear=1)
     groups = ComputeBalancedScheduler(8, dp_size=2, cost=cost).schedule([7, 4, 4, 1, 2, 2, 2, 2]).to_groups(range(8))
-    assert groups == [[[0], [1, 7]], [[2, 3], [4, 5, 6]]]
+    assert groups == [[[0], [1, 6]], [[3, 4, 5], [2, 7]]]
 
 
 def test_balances_compute_where_dp_balanced_balances_counts():

@@ -159,7 +159,7 @@ def test_iterators_in_the_wrong_place_are_errors():
         get_batch_on_this_rank_for_sequence_packing(
             iter([{"cu_seqlens": torch.tensor([0, 2]), "cu_seqlens_padded": torch.tensor([0, 2])}])
         )
-    with pytest.raises(DataError, match="no data iterator"):
+    with pytest.raises(ConfigError, match="no batch to share"):
         broadcast_to_pp_group(None, PackingGroups())
 
 

@@ -15,6 +15,7 @@ from torch_dataloader_utils.packing.groups import (
     context_group,
     group_rank,
     group_size,
+    known_groups,
 )
 from torch_dataloader_utils.packing.microbatches import Microbatch
 from torch_dataloader_utils.packing.partition import get_thd_partitioned_indices
@@ -84,7 +85,7 @@ def get_batch_on_this_rank_for_sequence_packing(
         ConfigError: an iterator on another tensor rank, none on rank 0, or a microbatch without the fields that
             this stage needs.
     """
-    groups = groups or PackingGroups()
+    groups = known_groups(groups)
     keys = _needed_fields(groups, vpp_size=vpp_size, mtp_on_this_rank=mtp_on_this_rank, vp_stage=vp_stage)
     is_source = group_rank(groups.tp) == 0
     if is_source != (data_iterator is not None):

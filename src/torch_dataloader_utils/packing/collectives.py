@@ -38,13 +38,14 @@ def first_rank(group: Group) -> int:
     return 0 if group is None else dist.get_process_group_ranks(group)[0]
 
 
-def maximum(value: int, group: Group, dev: torch.device) -> int:
-    """The greatest `value` in the group."""
+def maxima(values: Sequence[int], group: Group, dev: torch.device) -> list[int]:
+    """Value by value, the greatest in the group."""
     if group_size(group) == 1:
-        return value
-    shared = torch.tensor([value], dtype=torch.int64, device=dev)
+        return list(values)
+    shared = torch.tensor(values, dtype=torch.int64, device=dev)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-    return int(shared.item())
+    greatest: list[int] = shared.tolist()
+    return greatest
 
 
 def gather_rows(rows: torch.Tensor, group: Group) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from torch_dataloader_utils.errors import ConfigError, DataError
-from torch_dataloader_utils.packing.collectives import broadcast_scalars, maximum
+from torch_dataloader_utils.packing.collectives import broadcast_scalars, maxima
 from torch_dataloader_utils.packing.groups import (
     PackingGroups,
     check_groups,
@@ -19,12 +19,13 @@ from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape
 from torch_dataloader_utils.packing.reroute import reroute_samples_to_dcp_ranks
 from torch_dataloader_utils.packing.samples import Item
-from torch_dataloader_utils.packing.stages import StageBatch, broadcast_to_pp_group
+from torch_dataloader_utils.packing.stages import StageBatch, broadcast_to_pp_group, digest_of
 
 ItemIterator = Iterator[Item] | None | list[Iterator[Item] | None]
 
 # Ordered by which outcome wins when processes differ.
-_READY, _ENDED, _FAILED = 0, 1, 2
+_READY, _ENDED, _DIFFERENT, _FAILED = 0, 1, 2, 3
+_NO_DIGEST = -(1 << 62)
 
 
 class ScheduledBatch(NamedTuple):
@@ -71,7 +72,7 @@ def run_global_batch(
     Raises:
         StopIteration: all iterators had ended; on every rank.
         ConfigError: the global batch does not fit the schedule, or iterators are in the wrong places.
-        DataError: another process failed.
+        DataError: another process failed, or pipeline stages have read different data.
     """
     check_groups(groups, shape=scheduler.shape)
     own: StageBatch | None = None
@@ -84,11 +85,16 @@ def run_global_batch(
         status = _ENDED
     except Exception:
         # Whatever it is, the peers in the other groups are about to wait for this process.
-        _worst_status(_FAILED, groups)
+        _worst_status(_FAILED, None, groups)
         raise
-    worst = _worst_status(status, groups)
+    worst = _worst_status(status, own, groups)
     if worst == _ENDED:
         raise StopIteration
+    if worst == _DIFFERENT:
+        raise DataError(
+            "first and last pipeline stage have read sequences of different lengths. "
+            "Give both the same data in the same order"
+        )
     if worst == _FAILED:
         raise DataError("another process could not schedule this global batch; its own error says why")
     return _share(own, groups, virtual_pipeline_size)
@@ -144,11 +150,15 @@ def _schedule_own(
     return StageBatch(microbatches, *length_statistics(batch.padded_lengths[schedule.samples]))
 
 
-def _worst_status(status: int, groups: PackingGroups) -> int:
-    """The worst status of all processes of the job."""
+def _worst_status(status: int, own: StageBatch | None, groups: PackingGroups) -> int:
+    """The worst status of all processes of the job, which is also bad where pipeline stages have read other lengths."""
     device = communication_device(groups)
-    for group in (groups.dp_cp, groups.pp, groups.tp):
-        status = maximum(status, group, device)
+    (status,) = maxima([status], groups.dp_cp, device)
+    digests = [_NO_DIGEST, _NO_DIGEST] if own is None else [digest_of(own), -digest_of(own)]
+    status, most, least = maxima([status, *digests], groups.pp, device)
+    if most != -least and most != _NO_DIGEST:
+        status = max(status, _DIFFERENT)
+    (status,) = maxima([status], groups.tp, device)
     return status
 
 

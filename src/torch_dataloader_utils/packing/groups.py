@@ -89,6 +89,19 @@ def group_rank(group: Group) -> int:
     return 0 if group is None else group.rank()
 
 
+def known_groups(groups: PackingGroups | None) -> PackingGroups:
+    """`groups`, or those of a single process.
+
+    Raises:
+        ConfigError: no groups although there are several processes.
+    """
+    if groups is None and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"{dist.get_world_size()} processes and no groups; pass create_packing_groups(dp_size=…, cp_size=…, …)"
+        )
+    return groups or PackingGroups()
+
+
 def check_groups(groups: PackingGroups, *, shape: PackingShape) -> None:
     """The groups have the sizes of `shape`, and dp_cp runs over context-parallel ranks fastest.
 

@@ -10,7 +10,13 @@ import torch
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data
-from torch_dataloader_utils.packing.groups import PackingGroups, check_groups, communication_device, group_rank
+from torch_dataloader_utils.packing.groups import (
+    PackingGroups,
+    check_groups,
+    communication_device,
+    group_rank,
+    known_groups,
+)
 from torch_dataloader_utils.packing.iterators import create_data_iterator
 from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
 from torch_dataloader_utils.packing.plan.fit import checked_lengths
@@ -75,7 +81,7 @@ class PlannedPackedLoader:
         self._lengths = checked_lengths(lengths)
         self._scheduler = scheduler
         self._global_batch_size = global_batch_size
-        self._groups = groups or PackingGroups()
+        self._groups = known_groups(groups)
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last

@@ -1,10 +1,11 @@
-"""Pipeline stages: the middle ones learn where sequences begin, the last one that it agrees with the first."""
+"""Pipeline stages: the middle ones learn where sequences begin; first and last must have read the same."""
 
+import hashlib
 from typing import NamedTuple
 
 import torch
 
-from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor, first_rank
 from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, group_rank, group_size
 from torch_dataloader_utils.packing.microbatches import Microbatch
@@ -27,27 +28,24 @@ def broadcast_to_pp_group(own: StageBatch | None, groups: PackingGroups) -> Stag
     (0 if there is none), `cu_seqlens`, `cu_seqlens_padded`.
 
     Raises:
-        DataError: the last stage has scheduled other sequences than the first.
+        ConfigError: the first stage has no batch.
     """
-    encoded = None if own is None else _encode(own)
-    if group_size(groups.pp) > 1:
-        device = communication_device(groups)
-        is_source = group_rank(groups.pp) == 0
-        (count,) = broadcast_scalars([0 if encoded is None else encoded.numel()], groups.pp, device)
-        received = torch.empty(int(count), dtype=torch.int64, device=device)
-        if encoded is not None and is_source:
-            received.copy_(encoded)
-        broadcast_tensor(received, first_rank(groups.pp), groups.pp)
-        if own is None:
-            return _decode(received.cpu(), device)
-        if encoded is not None and not torch.equal(encoded, received.cpu()):
-            raise DataError(
-                f"pipeline stage {group_rank(groups.pp)} has read sequences of other lengths than stage 0. "
-                "Give both the same data in the same order"
-            )
-    if own is None:
-        raise DataError("the only pipeline stage has no data iterator")
-    return own
+    is_source = group_rank(groups.pp) == 0
+    if is_source and own is None:
+        raise ConfigError("the first pipeline stage has no batch to share; give it a data iterator")
+    if own is not None and group_size(groups.pp) <= 2:
+        return own
+    device = communication_device(groups)
+    encoded = torch.empty(0, dtype=torch.int64) if own is None else _encode(own)
+    (count,) = broadcast_scalars([encoded.numel()], groups.pp, device)
+    shared = encoded.to(device) if is_source else torch.empty(int(count), dtype=torch.int64, device=device)
+    broadcast_tensor(shared, first_rank(groups.pp), groups.pp)
+    return _decode(shared.cpu(), device) if own is None else own
+
+
+def digest_of(batch: StageBatch) -> int:
+    """56 bits that stages agree on when they have scheduled sequences of the same lengths; never negative."""
+    return int.from_bytes(hashlib.blake2b(_encode(batch).numpy().tobytes(), digest_size=7).digest())
 
 
 def _encode(batch: StageBatch) -> torch.Tensor:

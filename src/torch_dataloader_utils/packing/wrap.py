@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.distributed as dist
-
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch
-from torch_dataloader_utils.packing.groups import PackingGroups, group_size
+from torch_dataloader_utils.packing.groups import PackingGroups, group_size, known_groups
 from torch_dataloader_utils.packing.schedulers import BasePackingScheduler, scheduler_map
 
 
@@ -68,7 +66,7 @@ def wrap_data_iterator(
         ConfigError: options, iterators or lengths that do not fit.
         DataError: another process failed.
     """
-    groups = _known_groups(groups)
+    groups = known_groups(groups)
     return (scheduler or create_scheduler(config, groups)).run(
         data_iterator, num_microbatches, groups, config.virtual_pipeline_model_parallel_size
     )
@@ -94,11 +92,3 @@ def create_scheduler(config: PackingOptions, groups: PackingGroups) -> BasePacki
         group_size(groups.dp),
         config.microbatch_group_size_per_vp_stage if has_virtual_stages else None,
     )
-
-
-def _known_groups(groups: PackingGroups | None) -> PackingGroups:
-    if groups is None and dist.is_initialized() and dist.get_world_size() > 1:
-        raise ConfigError(
-            f"{dist.get_world_size()} processes and no groups; pass create_packing_groups(dp_size=…, cp_size=…, …)"
-        )
-    return groups or PackingGroups()

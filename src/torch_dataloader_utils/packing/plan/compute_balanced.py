@@ -33,7 +33,7 @@ def compute_balanced_schedule(
 
         lengths 7 4 4 1 2 2 2 2, 8 tokens, dp 2, cost = length
             dp_balanced         [7 | 44] [1222 | 2]     slowest 8 + 7
-            compute_balanced    [7 | 42] [41 | 222]     slowest 7 + 6, and Σ c / dp_size is 12
+            compute_balanced    [7 | 42] [122 | 42]    slowest 7 + 6, and Σ c / dp_size is 12
 
     Raises:
         ConfigError: an over-long sequence, or too few sequences for the ranks, unless the policy allows it.
