@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.shape.slab import SlabLayout, view_slab, write_slab
+from torch_dataloader_utils.shape.slab import SlabLayout, TensorBatchCodec
 
 BLOCK_ROWS = 65_536
 FLOATS = [f"f{i}" for i in range(40)]
@@ -87,6 +87,7 @@ def tabular_ways(random: np.random.Generator) -> Ways:
 def slab_ways(random: np.random.Generator) -> Ways:
     """Writing one batch to a slab and viewing it again."""
     ways: Ways = {}
+    codec = TensorBatchCodec()
     numbers = make_numbers(BLOCK_ROWS, random)
     for label, stack in (("dict", None), ("stacked", STACK)):
         for rows in (1_024, 8_192):
@@ -96,12 +97,12 @@ def slab_ways(random: np.random.Generator) -> Ways:
 
             def write(batches: Any = batches, slab: torch.Tensor = slab, layout: SlabLayout = layout) -> None:
                 for batch in batches:
-                    write_slab(batch, slab, layout)
+                    codec.write(batch, lambda _: slab, layout)
 
             def view(batches: Any = batches, slab: torch.Tensor = slab, layout: SlabLayout = layout) -> None:
-                descriptor = write_slab(batches[0], slab, layout)
+                _, descriptor = codec.write(batches[0], lambda _: slab, layout) or (None, None)
                 for _ in batches:
-                    view_slab(descriptor, slab)
+                    codec.view(layout, descriptor, slab)
 
             ways[f"{label}: write a batch of {rows} to a slab"] = (write, len(batches))
             ways[f"{label}: view a batch of {rows} in a slab"] = (view, len(batches))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.slab import ALIGNMENT_BYTES, SlabLayout, view_slab, write_slab
+from torch_dataloader_utils.shape.slab import ALIGNMENT_BYTES, SlabLayout, TensorBatchCodec
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 DTYPES = (
@@ -68,17 +68,40 @@ def is_same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+def round_trip(batch: Any, layout: SlabLayout | None = None) -> Any:
+    """The batch after a slab full of other bytes, with layout and descriptor pickled."""
+    buffers: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        buffers.append(torch.full((num_bytes,), 0xAA, dtype=torch.uint8))
+        return buffers[0]
+
+    written = TensorBatchCodec().write(batch, allocate, layout)
+    assert written is not None
+    return TensorBatchCodec().view(*pickle.loads(pickle.dumps(written)), *buffers)
+
+
+def has_tensors(batch: TensorBatch) -> bool:
+    return any(not isinstance(column, list) for column in batch.values())
+
+
 @settings(max_examples=100, deadline=None)
-@given(first=batches(), second=batches())
-def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatch) -> None:
+@given(first=batches(), second=batches(), container=st.sampled_from([TensorBatch, dict, list, tuple]))
+def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatch, container: Any) -> None:
     layout = SlabLayout.of(first)
     for batch, known in ((first, None), (first, layout), (second, layout)):
-        buffer = torch.full((SlabLayout.of(batch).num_bytes,), 0xAA, dtype=torch.uint8)
-        descriptor = pickle.loads(pickle.dumps(write_slab(batch, buffer, known)))
-        copy = view_slab(descriptor, buffer)
+        if not has_tensors(batch):
+            assert TensorBatchCodec().write(batch, lambda num_bytes: torch.empty(num_bytes), known) is None
+            continue
+        copy = round_trip(batch, known)
         assert list(copy) == list(batch)
         assert copy.num_rows == batch.num_rows
         assert all(is_same(copy[name], batch[name]) for name in batch)
+        other = container(batch if container in (dict, TensorBatch) else batch.values())
+        copy = round_trip(other, known)
+        assert type(copy) is container
+        for left, right in zip(*(b.values() if isinstance(b, dict) else b for b in (copy, other)), strict=True):
+            assert is_same(left, right)
 
 
 @settings(max_examples=50, deadline=None)
@@ -98,40 +121,50 @@ def test_tensors_lie_apart_and_aligned(batch: TensorBatch) -> None:
 def test_views_share_the_slab_and_matrices_stay_column_major() -> None:
     batch = TensorBatch({"x": torch.arange(640.0).view(10, 64).t(), "y": torch.arange(64)})
     buffer = torch.zeros(SlabLayout.of(batch).num_bytes, dtype=torch.uint8)
-    copy = view_slab(write_slab(batch, buffer), buffer)
+    written = TensorBatchCodec().write(batch, lambda num_bytes: buffer)
+    assert written is not None
+    copy = TensorBatchCodec().view(*written, buffer)
     assert copy["x"].stride() == (1, 64)
     assert copy["y"].untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 
 
+def layout_after(batch: TensorBatch, layout: SlabLayout) -> SlabLayout:
+    written = TensorBatchCodec().write(batch, lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8), layout)
+    assert written is not None
+    return written[0]
+
+
 def test_the_layout_of_an_earlier_batch_is_kept_while_it_fits() -> None:
-    batch = TensorBatch({"x": torch.zeros(8), "s": ["a"] * 8})
-    layout = SlabLayout.of(batch)
-    buffer = torch.zeros(4096, dtype=torch.uint8)
-    assert write_slab(TensorBatch({"x": torch.ones(8), "s": ["b"] * 8}), buffer, layout).layout is layout
-    assert write_slab(TensorBatch({"x": torch.ones(7), "s": ["b"] * 7}), buffer, layout).layout != layout
-    assert write_slab(TensorBatch({"x": torch.ones(8).int(), "s": ["b"] * 8}), buffer, layout).layout != layout
-    assert write_slab(TensorBatch({"z": torch.ones(8), "s": ["b"] * 8}), buffer, layout).layout != layout
+    layout = SlabLayout.of(TensorBatch({"x": torch.zeros(8), "s": ["a"] * 8}))
+    assert layout_after(TensorBatch({"x": torch.ones(8), "s": ["b"] * 8}), layout) is layout
+    assert layout_after(TensorBatch({"x": torch.ones(7), "s": ["b"] * 7}), layout) != layout
+    assert layout_after(TensorBatch({"x": torch.ones(8).int(), "s": ["b"] * 8}), layout) != layout
+    assert layout_after(TensorBatch({"z": torch.ones(8), "s": ["b"] * 8}), layout) != layout
+    assert layout_after(TensorBatch({"x": torch.ones(8), "s": torch.ones(8)}), layout) != layout
+
+
+def test_a_layout_with_the_ragged_column_elsewhere_does_not_fit() -> None:
+    ragged = Ragged(torch.arange(5), torch.tensor([0, 1, 2, 3, 5]))
+    second = TensorBatch({"a": torch.arange(5), "b": ragged})
+    copy = round_trip(second, SlabLayout.of(TensorBatch({"a": ragged, "b": torch.arange(5)})))
+    assert is_same(copy["b"], ragged)
+    assert is_same(copy["a"], second["a"])
 
 
 def test_what_is_no_dense_tensor_travels_beside_the_slab() -> None:
     weights = torch.zeros(4, requires_grad=True)
     batch = TensorBatch({"x": torch.zeros(4), "sparse": torch.eye(4).to_sparse(), "w": weights})
-    buffer = torch.zeros(4096, dtype=torch.uint8)
-    copy = view_slab(write_slab(batch, buffer), buffer)
-    assert copy["w"] is weights
-    assert copy["sparse"] is batch["sparse"]
+    written = TensorBatchCodec().write(batch, lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8))
+    assert written is not None
+    assert written[1].objects[0] is batch["sparse"]
+    assert written[1].objects[1] is weights
+
+
+@pytest.mark.parametrize("batch", [{}, {"s": ["a"]}, torch.zeros(3), "text", None, [1, 2]])
+def test_batches_without_dense_tensors_are_left_to_others(batch: Any) -> None:
+    assert TensorBatchCodec().write(batch, lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8)) is None
 
 
 def test_a_slab_that_is_too_small_is_refused_with_the_size_it_needs() -> None:
-    with pytest.raises(ConfigError, match=r"needs 64 bytes, the slab has 63"):
-        write_slab(TensorBatch({"x": torch.zeros(4)}), torch.zeros(63, dtype=torch.uint8))
-
-
-def test_a_layout_with_the_ragged_column_elsewhere_does_not_fit() -> None:
-    ragged = Ragged(torch.arange(5), torch.tensor([0, 1, 2, 3, 5]))
-    first = TensorBatch({"a": ragged, "b": torch.arange(5)})
-    second = TensorBatch({"a": torch.arange(5), "b": ragged})
-    buffer = torch.zeros(4096, dtype=torch.uint8)
-    copy = view_slab(write_slab(second, buffer, SlabLayout.of(first)), buffer)
-    assert is_same(copy["b"], ragged)
-    assert is_same(copy["a"], second["a"])
+    with pytest.raises(ConfigError, match=r"needs 64 bytes, its slab has 63"):
+        TensorBatchCodec().write(TensorBatch({"x": torch.zeros(4)}), lambda _: torch.zeros(63, dtype=torch.uint8))

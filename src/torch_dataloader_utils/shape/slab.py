@@ -4,12 +4,13 @@ Pure layout arithmetic: where the bytes of every tensor go, and the views that r
 is (shared, pinned, on a device) and when it is free again is the stream's business.
 
 Tensors of one dtype and shape lie one after the other as a group, every tensor at a multiple of 64 bytes: a group
-is written by one call and read back by one call, which is what makes 51 columns cheap.
+is written by one call and read back by one call, which is what makes 51 columns cheap. `TensorBatchCodec` implements
+`_core.block.SlabCodec`.
 
     columns a, b float32 [100], y int8 [100]      group 0: a at 0, b at 448      group 1: y at 896      1,024 bytes
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -40,6 +41,8 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
+Batch = TensorBatch | dict[str, Any] | tuple[Any, ...] | list[Any]
+
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
@@ -60,12 +63,13 @@ class SlabGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlabLayout:
-    """Where the columns of one batch lie.
+    """Where the columns of one batch lie; equal for batches of the same columns, dtypes and shapes.
 
     A batch is a sequence of parts: a `Ragged` column has two (values, offsets), every other column one. Parts that
     are dense CPU tensors belong to a group; the others (`objects`) travel beside the slab.
     """
 
+    container: type
     names: tuple[str, ...]
     ragged: tuple[bool, ...]
     objects: tuple[int, ...]
@@ -73,8 +77,8 @@ class SlabLayout:
     num_bytes: int
 
     @classmethod
-    def of(cls, batch: TensorBatch) -> Self:
-        """The layout of a batch; equal for batches of the same columns, dtypes and shapes."""
+    def of(cls, batch: Batch) -> Self:
+        """The layout of a batch."""
         keys: dict[tuple[torch.dtype, torch.Size, bool], list[int]] = {}
         objects = []
         for index, part in enumerate(_parts(batch)):
@@ -82,20 +86,19 @@ class SlabLayout:
                 objects.append(index)
                 continue
             is_transposed = part.dim() == 2 and part.stride(0) == 1 < part.shape[1]
-            keys.setdefault((part.dtype, part.mT.shape if is_transposed else part.shape, is_transposed), []).append(
-                index
-            )
+            key = (part.dtype, part.mT.shape if is_transposed else part.shape, is_transposed)
+            keys.setdefault(key, []).append(index)
         groups = []
         offset = 0
         for (dtype, shape, is_transposed), parts in keys.items():
             pitch = -(-prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             groups.append(SlabGroup(_CODES[dtype], tuple(shape), is_transposed, tuple(parts), offset, pitch))
             offset += pitch * len(parts)
-        return cls(tuple(batch), _ragged(batch), tuple(objects), tuple(groups), offset)
+        return cls(type(batch), _names(batch), _ragged(batch), tuple(objects), tuple(groups), offset)
 
-    def pick(self, batch: TensorBatch) -> list[list[Tensor]] | None:
+    def pick(self, batch: Batch) -> list[list[Tensor]] | None:
         """The tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
-        if tuple(batch) != self.names or _ragged(batch) != self.ragged:
+        if type(batch) is not self.container or _names(batch) != self.names or _ragged(batch) != self.ragged:
             return None
         parts = _parts(batch)
         if any(_fits(parts[index]) for index in self.objects):
@@ -114,90 +117,76 @@ class SlabLayout:
 
 @dataclass(frozen=True, slots=True)
 class SlabDescriptor:
-    """What has to travel beside the slab: the layout, the parts that are no dense tensors, the row count. Picklable."""
+    """What changes from batch to batch beside the slab: the parts that are no dense tensors, and the row count."""
 
-    layout: SlabLayout
     objects: tuple[Any, ...]
     num_rows: int
 
 
-def write_slab(batch: TensorBatch, buffer: Tensor, layout: SlabLayout | None = None) -> SlabDescriptor:
-    """Copies every dense CPU tensor of the batch into `buffer` (uint8, one dimension) and says how to read it back.
-
-    Anything else (Python lists, sparse or nested tensors, tensor subclasses) goes into the descriptor as it is.
-    `layout` may be that of an earlier batch: if it still fits, none is computed and the descriptor holds that object.
-
-    Raises:
-        ConfigError: the buffer is smaller than the layout's `num_bytes`.
-    """
-    layout, tensors = _fit(batch, layout)
-    if layout.num_bytes > buffer.shape[0]:
-        raise ConfigError(
-            f"a batch of {batch.num_rows} rows needs {layout.num_bytes} bytes, the slab has {buffer.shape[0]}. "
-            "Use a larger slab or a smaller batch"
-        )
-    return _store(batch, layout, tensors, buffer)
-
-
-def _fit(batch: TensorBatch, layout: SlabLayout | None) -> tuple[SlabLayout, list[list[Tensor]]]:
-    """The layout of a batch, `layout` itself if it fits, and the tensors of its groups."""
-    tensors = layout.pick(batch) if layout is not None else None
-    if layout is None or tensors is None:
-        layout = SlabLayout.of(batch)
-        tensors = layout.pick(batch) or []
-    return layout, tensors
-
-
-def _store(batch: TensorBatch, layout: SlabLayout, tensors: list[list[Tensor]], buffer: Tensor) -> SlabDescriptor:
-    for group, members in zip(layout.groups, tensors, strict=True):
-        torch.stack(members, out=_region(group, buffer))
-    parts = _parts(batch) if layout.objects else []
-    return SlabDescriptor(layout, tuple(parts[index] for index in layout.objects), batch.num_rows)
-
-
-def view_slab(descriptor: SlabDescriptor, buffer: Tensor) -> TensorBatch:
-    """The batch that was written, as views of `buffer`, which may be a copy of the slab on any device."""
-    layout = descriptor.layout
-    parts = dict(zip(layout.objects, descriptor.objects, strict=True))
-    for group in layout.groups:
-        region = _region(group, buffer)
-        parts.update(zip(group.parts, (region.mT if group.is_transposed else region).unbind(), strict=True))
-    ordered = map(parts.__getitem__, range(len(parts)))
-    if any(layout.ragged):
-        columns = [Ragged(next(ordered), next(ordered)) if ragged else next(ordered) for ragged in layout.ragged]
-        return TensorBatch(zip(layout.names, columns, strict=True), num_rows=descriptor.num_rows)
-    return TensorBatch(zip(layout.names, ordered, strict=True), num_rows=descriptor.num_rows)
-
-
 @dataclass(frozen=True, slots=True)
 class TensorBatchCodec:
-    """The stream's `SlabCodec` for `TensorBatch`: the layout apart from the rest, because it seldom changes."""
+    """Batches to slabs and back: `TensorBatch`es, and the plain dicts, tuples and lists that transforms return."""
 
     def write(
-        self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None
-    ) -> tuple[SlabLayout, Any] | None:
-        """See SlabCodec; a batch without dense tensors is none for slabs."""
-        if type(batch) is not TensorBatch:
+        self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None = None
+    ) -> tuple[SlabLayout, SlabDescriptor] | None:
+        """Copies every dense CPU tensor of the batch into `allocate(num_bytes)` and says how to read it back.
+
+        Anything else in it (Python lists, sparse or nested tensors, tensor subclasses) goes into the descriptor.
+        None for batches that hold no dense tensor, or are something else than a dict, tuple or list of columns.
+        `layout` may be that of an earlier batch: the same object comes back if it fits.
+
+        Raises:
+            ConfigError: the buffer is smaller than asked for.
+        """
+        if type(batch) not in (TensorBatch, dict, tuple, list):
             return None
-        layout, tensors = _fit(batch, layout)
-        if not layout.groups:
+        tensors = layout.pick(batch) if layout is not None else None
+        if layout is None or tensors is None:
+            layout = SlabLayout.of(batch)
+            tensors = layout.pick(batch)
+        if not tensors:
             return None
-        written = _store(batch, layout, tensors, allocate(layout.num_bytes))
-        return layout, (written.objects, written.num_rows)
+        buffer = allocate(layout.num_bytes)
+        if layout.num_bytes > buffer.shape[0]:
+            raise ConfigError(f"a batch needs {layout.num_bytes} bytes, its slab has {buffer.shape[0]}")
+        for group, members in zip(layout.groups, tensors, strict=True):
+            torch.stack(members, out=_region(group, buffer))
+        parts = _parts(batch) if layout.objects else []
+        num_rows = batch.num_rows if isinstance(batch, TensorBatch) else 0
+        return layout, SlabDescriptor(tuple(parts[index] for index in layout.objects), num_rows)
 
-    def view(self, layout: SlabLayout, descriptor: Any, buffer: Tensor) -> TensorBatch:
-        """See SlabCodec."""
-        objects, num_rows = descriptor
-        return view_slab(SlabDescriptor(layout, objects, num_rows), buffer)
+    def view(self, layout: SlabLayout, descriptor: SlabDescriptor, buffer: Tensor) -> Any:
+        """The batch that was written, as views of `buffer`, which may be a copy of the slab on any device."""
+        parts = dict(zip(layout.objects, descriptor.objects, strict=True))
+        for group in layout.groups:
+            region = _region(group, buffer)
+            parts.update(zip(group.parts, (region.mT if group.is_transposed else region).unbind(), strict=True))
+        columns: Iterator[Any] = map(parts.__getitem__, range(len(parts)))
+        if any(layout.ragged):
+            flat = columns
+            columns = (Ragged(next(flat), next(flat)) if is_ragged else next(flat) for is_ragged in layout.ragged)
+        if layout.container in (tuple, list):
+            return layout.container(columns)
+        named = zip(layout.names, columns, strict=True)
+        return TensorBatch(named, num_rows=descriptor.num_rows) if layout.container is TensorBatch else dict(named)
 
 
-def _ragged(batch: TensorBatch) -> tuple[bool, ...]:
-    return tuple(type(column) is Ragged for column in batch.values())
+def _columns(batch: Batch) -> Iterable[Any]:
+    return batch.values() if isinstance(batch, dict) else batch
 
 
-def _parts(batch: TensorBatch) -> list[Any]:
+def _names(batch: Batch) -> tuple[str, ...]:
+    return tuple(batch) if isinstance(batch, dict) else ()
+
+
+def _ragged(batch: Batch) -> tuple[bool, ...]:
+    return tuple([type(column) is Ragged for column in _columns(batch)])
+
+
+def _parts(batch: Batch) -> list[Any]:
     parts: list[Any] = []
-    for column in batch.values():
+    for column in _columns(batch):
         if type(column) is Ragged:
             parts += (column.values, column.offsets)
         else:
