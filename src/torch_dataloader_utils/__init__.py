@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.planning import EpochPlan, plan_epoch
     from torch_dataloader_utils.shape.ragged import Ragged
     from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+    from torch_dataloader_utils.stream.device import DevicePrefetcher
 
 _HOMES = {
     "CheckpointMismatchError": "errors",
     "DataFileInfo": "_core.splits",
+    "DevicePrefetcher": "stream.device",
     "EpochPlan": "planning",
     "IcebergDataFileInfo": "_core.splits",
     "Inventory": "_core.inventory",
@@ -60,6 +62,7 @@ _HOMES = {
 __all__ = [
     "CheckpointMismatchError",
     "DataFileInfo",
+    "DevicePrefetcher",
     "EpochPlan",
     "IcebergDataFileInfo",
     "Inventory",

@@ -7,9 +7,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
+from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.progress import Pass
+from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import WorkerStream
@@ -53,6 +54,16 @@ class TableDataLoader(DataLoader[Any]):
         if not isinstance(dataset, TableDataset):
             raise TypeError(f"a TableDataLoader reads a TableDataset, not {type(dataset).__name__}")
         return dataset
+
+    @property
+    def progress(self) -> Progress:
+        """Where the loader stands."""
+        return self._data.progress
+
+    @property
+    def codec(self) -> SlabCodec | None:
+        """How its batches are written into flat buffers; None where their format has no such form."""
+        return self._data.pipeline.codec
 
     @property
     def plan(self) -> Any:

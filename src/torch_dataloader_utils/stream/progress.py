@@ -17,27 +17,32 @@ class Pass:
     """
 
     def __init__(self, position: Position, rank: int, stride: int) -> None:
-        self.position = position
+        self._begin = position
         self._rank = rank
         self._stride = stride
-        topology = position.segment.topology
+        self._steps = position.segment.steps_of(rank)
         stored = dict(position.segment.cursors or ()).get(rank)
-        self._begin: RankCursors = stored or ((0, 0),) * topology.num_workers
+        self._stored: RankCursors = stored or ((0, 0),) * position.segment.topology.num_workers
+        self._reached: list[Cursor] | None = None if stored is None else list(stored)
+
+    @property
+    def position(self) -> Position:
+        """Where the pass stands."""
+        cursors = None if self._reached is None else ((self._rank, tuple(self._reached)),)
+        segment = replace(self._begin.segment, steps=self._steps, cursors=cursors)
+        return replace(self._begin, segment=segment)
 
     def received(self) -> None:
         """One more batch was received."""
-        segment = self.position.segment
-        steps = segment.steps_of(self._rank) + self._stride
-        self.position = replace(self.position, segment=replace(segment, steps=steps))
+        self._steps += self._stride
 
     def received_from(self, worker: int, cursor: Cursor) -> None:
         """Without row counts: a batch of `worker`, whose lane came as far as `cursor` since the pass began."""
-        self.received()
-        segment = self.position.segment
-        reached = list(dict(segment.cursors or ()).get(self._rank, self._begin))
-        units, rows = self._begin[worker]
-        reached[worker] = (units + cursor[0], cursor[1] if cursor[0] else rows + cursor[1])
-        self.position = replace(self.position, segment=replace(segment, cursors=((self._rank, tuple(reached)),)))
+        self._steps += self._stride
+        if self._reached is None:
+            self._reached = list(self._stored)
+        units, rows = self._stored[worker]
+        self._reached[worker] = (units + cursor[0], cursor[1] if cursor[0] else rows + cursor[1])
 
 
 class Progress:
@@ -126,7 +131,11 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as a new JSON-able dict."""
-        return encode_state(self._identity, self.position, self._worker)
+        return self.encode(self.position)
+
+    def encode(self, position: Position) -> dict[str, Any]:
+        """The state of a position that was looked at before."""
+        return encode_state(self._identity, position, self._worker)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass continue where `state` stood.

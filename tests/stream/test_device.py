@@ -1,0 +1,51 @@
+"""The device prefetcher on the CPU, and on CUDA where there is one: same batches, same state."""
+
+import json
+
+import pytest
+import torch
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import DevicePrefetcher, StructuredDataset
+from torch_dataloader_utils.errors import ConfigError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, [[13, 40, 7], [22]])
+    return str(folder)
+
+
+def load(table, **options):
+    return StructuredDataset.create_dataloader(table, batch_size=8, shuffle=True, num_workers=0, **options)[0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_same_batches_arrive_on_the_device(table, device):
+    expected = [check_batch(batch) for batch in load(table)]
+    batches = list(DevicePrefetcher(load(table), device))
+    assert {batch["row"].device.type for batch in batches} == {device}
+    assert [check_batch(batch) for batch in batches] == expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_state_is_that_of_the_batches_given_out(table, device):
+    expected = [check_batch(batch) for batch in load(table)]
+    prefetcher = DevicePrefetcher(load(table), device, depth=3)
+    assert len(prefetcher) == len(expected)
+    for step, _ in enumerate(prefetcher, start=1):
+        resumed = DevicePrefetcher(load(table), device)
+        resumed.load_state_dict(json.loads(json.dumps(prefetcher.state_dict())))
+        rest = [check_batch(batch) for batch in resumed]
+        assert rest == (expected[step:] if step < len(expected) else rest)
+    assert prefetcher.state_dict()["epoch"] == 1
+    prefetcher.set_epoch(1)
+    assert len(list(prefetcher)) == len(expected)
+
+
+def test_a_depth_of_nothing_is_an_error(table):
+    with pytest.raises(ConfigError, match="depth"):
+        DevicePrefetcher(load(table), "cpu", depth=0)
