@@ -1,5 +1,6 @@
 """The balanced schedulers: every sequence once, within capacity, within the bound, never behind first-fit."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -202,6 +203,22 @@ def test_fewer_sequences_than_microbatches_are_an_error_or_filled():
 def test_hybrid_takes_lengths_that_one_rank_cannot_hold(lengths):
     schedule = HybridContextParallelScheduler(TOKENS, dp_size=4, cp_size=2, cost=COST).schedule(lengths)
     assert sorted(schedule.samples.tolist()) == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        (DpBalancedScheduler, "e9fd0ae2ae416eb0"),
+        (ComputeBalancedScheduler, "78220b72a2ce33f4"),
+        (HybridContextParallelScheduler, "0f7f19f94ec2e4d0"),
+    ],
+)
+def test_schedules_are_pinned(scheduler, expected):
+    lengths = [1 + 7919 * position % 251 for position in range(500)]
+    schedule = scheduler(128, cp_size=2, dp_size=4).schedule(lengths)
+    parts = (schedule.samples, schedule.offsets, schedule.microbatch, schedule.first_rank, schedule.span)
+    digest = hashlib.blake2b(b"".join(part.astype("<i8").tobytes() for part in parts), digest_size=8)
+    assert digest.hexdigest() == expected
 
 
 def test_span_sizes_divide_one_another():

@@ -95,19 +95,8 @@ def get_batch_on_this_rank_for_sequence_packing(
         )
     part = None if data_iterator is None else _own_part(next(data_iterator), keys, groups)
     shared = _share(part, keys, groups)
-    local_cp_size = int(shared["local_cp_size"]) or None
-    params = PackedSeqParams(
-        cu_seqlens_q=shared["cu_seqlens"],
-        cu_seqlens_kv=shared["cu_seqlens"],
-        cu_seqlens_q_padded=shared["cu_seqlens_padded"],
-        cu_seqlens_kv_padded=shared["cu_seqlens_padded"],
-        max_seqlen_q=int(shared["max_seqlen"]),
-        max_seqlen_kv=int(shared["max_seqlen"]),
-        local_cp_size=local_cp_size,
-        cp_group=None if local_cp_size is None else context_group(groups, local_cp_size),
-    )
     rows = {key: shared[key].unsqueeze(0) if key in keys else None for key in TOKEN_FIELDS}
-    return PackedBatch(attention_mask=None, packed_seq_params=params, **rows)
+    return PackedBatch(attention_mask=None, packed_seq_params=_packed_seq_params(shared, groups), **rows)
 
 
 def _needed_fields(
@@ -142,6 +131,20 @@ def _own_part(microbatch: Microbatch, keys: list[str], groups: PackingGroups) ->
         )
         part |= {key: microbatch[key].index_select(0, indices) for key in keys}
     return part
+
+
+def _packed_seq_params(shared: Microbatch, groups: PackingGroups) -> PackedSeqParams:
+    local_cp_size = int(shared["local_cp_size"]) or None
+    return PackedSeqParams(
+        cu_seqlens_q=shared["cu_seqlens"],
+        cu_seqlens_kv=shared["cu_seqlens"],
+        cu_seqlens_q_padded=shared["cu_seqlens_padded"],
+        cu_seqlens_kv_padded=shared["cu_seqlens_padded"],
+        max_seqlen_q=int(shared["max_seqlen"]),
+        max_seqlen_kv=int(shared["max_seqlen"]),
+        local_cp_size=local_cp_size,
+        cp_group=None if local_cp_size is None else context_group(groups, local_cp_size),
+    )
 
 
 def _share(part: Microbatch | None, keys: list[str], groups: PackingGroups) -> Microbatch:
