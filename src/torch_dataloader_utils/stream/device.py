@@ -94,7 +94,7 @@ class _CudaCopier:
     _layout: Any = None
 
     def __post_init__(self) -> None:
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def start(self, batch: Any) -> _Transfer:
         """Begin to copy a batch."""
@@ -113,7 +113,7 @@ class _CudaCopier:
                 self._layout, descriptor = written
                 device_buffer = pinned.to(self.device, non_blocking=True)
                 moved = self.codec.view(self._layout, descriptor, device_buffer)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self.stream)
         if pinned is not None:
             self._busy.append((done, pinned))
@@ -129,7 +129,7 @@ class _CudaCopier:
 
     def _pinned(self, num_bytes: int) -> torch.Tensor:
         """A page-locked buffer that no copy is reading, large enough; a new one if there is none."""
-        while self._busy and self._busy[0][0].query():
+        while self._busy and self._busy[0][0].query():  # type: ignore[no-untyped-call]
             self._free.append(self._busy.popleft()[1])
         for index, buffer in enumerate(self._free):
             if buffer.shape[0] >= num_bytes:

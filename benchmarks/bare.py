@@ -1,0 +1,43 @@
+"""The limits: the best bare readers of the same files on all cores, straight to tensors."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def groups_of(folder: Path) -> list[tuple[Path, int, pq.FileMetaData]]:
+    """Every row group of the Parquet files of a folder, with its file's footer."""
+    footers = [(path, pq.read_metadata(path)) for path in sorted(folder.glob("*.parquet"))]
+    return [(path, group, footer) for path, footer in footers for group in range(footer.num_row_groups)]
+
+
+def read_group(task: tuple[Path, int, pq.FileMetaData]) -> int:
+    """One row group to tensors, in this thread."""
+    path, group, footer = task
+    file = pq.ParquetFile(path, metadata=footer, pre_buffer=False)
+    table = file.read_row_group(group, use_threads=False)
+    tensors = [torch.from_dlpack(column.chunk(0)) for column in table.columns]
+    return len(tensors[0])
+
+
+def pyarrow_threads(folder: Path, threads: int = CORES) -> int:
+    """All row groups, one thread a core."""
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(read_group, groups_of(folder)))
+
+
+def polars_frames(folder: Path) -> int:
+    """The same files through polars, file by file, every column to a tensor."""
+    import polars as pl
+
+    rows = 0
+    for path in sorted(folder.glob("*.parquet")):
+        frame = pl.read_parquet(path)
+        tensors = [torch.from_numpy(frame[name].to_numpy(writable=True)) for name in frame.columns]
+        rows += len(tensors[0])
+    return rows

@@ -1,0 +1,87 @@
+"""Alternating runs, medians, a table and a JSON file; every script in this folder ends here."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch-dataloader-utils", "torch", "pyarrow", "numpy", "polars", "datasets")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = "unknown"
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES if _version(name)},
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """Wall seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def alternate(cases: Mapping[str, Callable[[], Any]], *, runs: int = 3) -> dict[str, list[float]]:
+    """Seconds of every case: one uncounted round, then `runs` rounds in which each case runs once."""
+    for run in cases.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(runs):
+        for name, run in cases.items():
+            times[name].append(seconds(run))
+    return times
+
+
+def report(name: str, times: Mapping[str, list[float]], *, limit: str, unit: str, amount: float, **facts: Any) -> None:
+    """Print and save a table: amount per second and the ratio to the limit, medians of the rounds.
+
+    limit: the case that the others are held against; its rate is amount / seconds like theirs.
+    """
+    best = statistics.median(times[limit])
+    rows = []
+    for case, runs in times.items():
+        ratios = [ours / bare for ours, bare in zip(times[limit], runs, strict=True)]
+        middle = statistics.median(runs)
+        rows.append(
+            {
+                "case": case,
+                "seconds": [round(run, 4) for run in runs],
+                f"{unit}/s": amount / middle,
+                "of_limit": statistics.median(ratios),
+            }
+        )
+    about = machine()
+    print(f"\n{name}: {amount:,.0f} {unit}; limit is {limit!r} ({best:.3f} s)", file=sys.stdout)
+    print(f"{about['cpu']}, {about['cores']} cores, {about['packages']}, load {about['load_before']:.1f}")
+    for row in rows:
+        low, high = min(row["seconds"]), max(row["seconds"])
+        print(
+            f"  {row['case']:<44} {row[f'{unit}/s']:>14,.0f} {unit}/s   {row['of_limit']:>6.3f} of limit"
+            f"   {low:.3f} to {high:.3f} s"
+        )
+    RESULTS.mkdir(exist_ok=True)
+    result = {"name": name, "unit": unit, "amount": amount, "limit": limit, "rows": rows, "machine": about, **facts}
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,84 @@
+"""What does the plan of one of 1,024 ranks × 8 workers over 1,000,000 row groups cost?
+
+python benchmarks/planning.py [row groups]
+"""
+
+import json
+import pickle
+import resource
+import statistics
+import sys
+import tracemalloc
+
+import numpy as np
+from measure import RESULTS, machine, seconds
+
+from torch_dataloader_utils import Inventory, plan_epoch
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable
+from torch_dataloader_utils._core.strings import StringColumn
+
+
+def make_inventory(groups: int, groups_per_file: int = 50) -> Inventory:
+    files = groups // groups_per_file
+    rng = np.random.default_rng(0)
+    rows = rng.integers(50_000, 80_000, groups)
+    file = np.repeat(np.arange(files, dtype=np.int32), groups_per_file)
+    ordinal = np.tile(np.arange(groups_per_file, dtype=np.int32), files)
+    zeros = np.zeros(groups, dtype=np.int64)
+    return Inventory(
+        files=FileTable(
+            paths=StringColumn.of(f"s3://bucket/table/part-{i:07}.parquet" for i in range(files)),
+            sizes=np.full(files, 1 << 30),
+            identities=StringColumn.of(f"{i:032x}" for i in range(files)),
+            formats=np.ones(files, dtype=np.uint8),
+        ),
+        groups=GroupTable(
+            file=file,
+            ordinal=ordinal,
+            first_row=zeros,
+            physical_rows=rows,
+            live_rows=rows,
+            projected_bytes=rows * 241,
+            byte_offset=zeros,
+            byte_length=zeros,
+        ),
+        schema=b"",
+        source="made up",
+    )
+
+
+def plan_one_rank(inventory: Inventory, epoch: int):
+    plan = plan_epoch(
+        inventory, num_ranks=1024, num_workers=8, shuffle=True, epoch=epoch, split_bytes=1, shuffle_rows=65_536
+    )
+    return plan.worker_inputs(517)
+
+
+def main() -> None:
+    groups = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    inventory = make_inventory(groups)
+    plan_one_rank(inventory, 0)
+    times = [seconds(lambda e=epoch: plan_one_rank(inventory, e)) for epoch in range(1, 6)]
+    tracemalloc.start()
+    works = plan_one_rank(inventory, 9)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    result = {
+        "name": "planning",
+        "row_groups": groups,
+        "seconds_of_one_epoch": [round(time, 3) for time in times],
+        "median_seconds": statistics.median(times),
+        "inventory_mb": (inventory.groups.nbytes + inventory.files.paths.nbytes) / 1e6,
+        "inventory_pickle_mb": len(pickle.dumps(inventory, protocol=5)) / 1e6,
+        "planning_peak_mb": peak / 1e6,
+        "one_worker_input_pickle_kb": len(pickle.dumps(works[0], protocol=5)) / 1e3,
+        "process_peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "machine": machine(),
+    }
+    print(json.dumps(result, indent=1))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "planning.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
