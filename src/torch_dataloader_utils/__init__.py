@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
     from torch_dataloader_utils.errors import CheckpointMismatchError, LoaderError
+    from torch_dataloader_utils.iceberg import IcebergDataset, scan_iceberg
     from torch_dataloader_utils.plan.strategies import (
         RoundRobinSplitStrategy,
         SizeBalancedSplitStrategy,
@@ -40,6 +41,7 @@ _HOMES = {
     "DevicePrefetcher": "stream.device",
     "EpochPlan": "planning",
     "IcebergDataFileInfo": "_core.splits",
+    "IcebergDataset": "iceberg",
     "Inventory": "_core.inventory",
     "LoaderError": "errors",
     "Ragged": "shape.ragged",
@@ -57,6 +59,7 @@ _HOMES = {
     "plan_epoch": "planning",
     "save_inventory": "discover",
     "scan_files": "discover",
+    "scan_iceberg": "iceberg",
 }
 
 __all__ = [
@@ -65,6 +68,7 @@ __all__ = [
     "DevicePrefetcher",
     "EpochPlan",
     "IcebergDataFileInfo",
+    "IcebergDataset",
     "Inventory",
     "LoaderError",
     "Ragged",
@@ -82,6 +86,7 @@ __all__ = [
     "plan_epoch",
     "save_inventory",
     "scan_files",
+    "scan_iceberg",
 ]
 
 

@@ -58,7 +58,7 @@ class StructuredDataset(TableDataset):
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
         chosen = TableOptions.of({"num_workers": 1, **options})
-        _check_filters(chosen.filters)
+        check_filters(chosen.filters)
         secret = None if storage_options is None else Secret(dict(storage_options))
         if inventory is None:
             inventory = scan_files(
@@ -70,7 +70,7 @@ class StructuredDataset(TableDataset):
                 storage_options=secret,
                 count_rows=chosen.count_rows,
             )
-        super().__init__(**_wire(under_filter(inventory, chosen.filters), chosen, secret))
+        super().__init__(**wire(under_filter(inventory, chosen.filters), chosen, secret))
 
     @classmethod
     def create_dataloader(
@@ -198,7 +198,7 @@ class StructuredDataset(TableDataset):
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
 
 
-def _wire(inventory: Inventory, options: TableOptions, storage_options: Secret | None) -> dict[str, Any]:
+def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | None) -> dict[str, Any]:
     """The stages of one data set, as the arguments of TableDataset."""
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank)
     topology = options.topology(num_ranks)
@@ -259,7 +259,8 @@ def warn_about(plan: EpochPlan) -> None:
         )
 
 
-def _check_filters(filters: Any) -> None:
+def check_filters(filters: Any) -> None:
+    """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
     if filters is not None and not isinstance(filters, pc.Expression):
         raise ConfigTypeError(
             f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."

@@ -198,8 +198,8 @@ class Inventory:
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of everything that decides which rows exist and in which order.
 
-        It covers paths, sizes, identities, partition values, row group structure, schema, snapshot and the row filter; not
-        weights (`projected_bytes`), which may differ between projections of the same data.
+        It covers paths, sizes, identities, partition values, row group structure, schema, snapshot and the row filter;
+        not weights (`projected_bytes`), which may differ between projections of the same data.
         """
         digest = blake2b(digest_size=16)
         files, groups = self.files, self.groups

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.read.checks import where
@@ -35,13 +36,12 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
     positions=[1, 70, 71], rows 64 to 127      [6, 7]
 
-    Equality deletes (key sets, which need columns of the data) will be a second kind of `extra`; they belong to
-    the reader's row filter, after this mask.
+    Deletes by value, which need columns of the data, are not among them; see `equality_deletes.py`.
     """
     match task.extra:
         case None:
             return None
-        case RowDeletes(positions=positions):
+        case RowDeletes(positions=positions) | IcebergFile(positions=positions):
             if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
                 raise InternalError(f"{where(task)} has deletes but no known first row or length; please report this.")
             span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])
@@ -50,6 +50,11 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
             raise InternalError(
                 f"{where(task)} carries {type(extra).__name__}, which no reader knows; please report this."
             )
+
+
+def has_unplaced_deletes(task: RowGroupTask) -> bool:
+    """Whether rows are deleted whose places only reading tells, so that all rows must be read."""
+    return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
 
 
 def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:

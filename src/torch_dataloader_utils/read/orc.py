@@ -36,6 +36,12 @@ def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
     return batch if names else rows_only(batch.num_rows)
 
 
+def orc_schema(source: TaskSource) -> Any:
+    """The file's own Arrow schema, with ORC's type attributes as metadata."""
+    with source.open(lambda: [source.tail_span()]) as file:
+        return orc.ORCFile(file).schema
+
+
 def _cheapest(schema: Any) -> list[str]:
     flat = [field.name for field in schema if pa.types.is_primitive(field.type)]
     return flat[:1] or schema.names[:1]

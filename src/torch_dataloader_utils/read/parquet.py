@@ -77,6 +77,11 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
     return decoded
 
 
+def parquet_schema(source: TaskSource) -> Any:
+    """The file's own Arrow schema, with field ids as metadata where the file has them."""
+    return _footers.get(source.key, lambda: _load(source)).schema
+
+
 def _load(source: TaskSource) -> tuple[Footer, int]:
     metadata = _read_metadata(source)
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:

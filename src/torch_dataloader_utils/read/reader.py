@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
@@ -18,8 +20,9 @@ from torch_dataloader_utils.read.checks import (
 )
 from torch_dataloader_utils.read.conform import conform, constant
 from torch_dataloader_utils.read.contiguous import rows_only
-from torch_dataloader_utils.read.deletes import group_deletes, live_mask, rows_to_decode
+from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.filters import keep_mask
+from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet
 from torch_dataloader_utils.read.projection import Projection, project, project_counting
@@ -81,7 +84,8 @@ class Reader:
         self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
     ) -> Any:
         deleted = group_deletes(task)
-        stop = None if stop_row is None or projection.row_filter is not None else rows_to_decode(stop_row, deleted)
+        reads_all = stop_row is None or projection.row_filter is not None or has_unplaced_deletes(task)
+        stop = None if stop_row is None or reads_all else rows_to_decode(stop_row, deleted)
         source = TaskSource(
             task=task,
             store=self._store(task.path),
@@ -89,7 +93,7 @@ class Reader:
             max_row_group_bytes=self.spec.max_row_group_bytes,
         )
         with foreign_errors(task, source.file_is_planned):
-            stored = _decode(source, projection, stop)
+            stored, deleted = self._decoded(source, projection, stop, deleted)
             is_whole = stop is None or stored.num_rows < stop or stored.num_rows == task.physical_rows
             if is_whole:
                 check_stored_rows(task, stored.num_rows)
@@ -97,6 +101,18 @@ class Reader:
         if is_whole and check_live:
             check_live_rows(task, live.num_rows)
         return live
+
+    def _decoded(
+        self, source: TaskSource, projection: Projection, stop: int | None, deleted: Int64s | None
+    ) -> tuple[Any, Int64s | None]:
+        """The stored rows, and those of them that are deleted."""
+        extra = source.task.extra
+        if not isinstance(extra, IcebergFile):
+            return _decode(source, projection.stored, stop), deleted
+        rows = decode_table_rows(source, extra, projection.stored, stop, _decode, self._store)
+        if len(rows.deleted):
+            deleted = rows.deleted if deleted is None else np.union1d(deleted, rows.deleted)
+        return rows.stored, deleted
 
     def _store(self, path: str) -> Store:
         # One store a scheme and authority, so that an s3 client is opened once, not once a file.
@@ -108,18 +124,18 @@ class Reader:
         return store
 
 
-def _decode(source: TaskSource, projection: Projection, stop: int | None) -> Any:
+def _decode(source: TaskSource, fields: Any, stop: int | None) -> Any:
     match source.task.file_format:
         case FileFormat.PARQUET:
-            return decode_parquet(source, projection.stored, stop)
+            return decode_parquet(source, fields, stop)
         case FileFormat.ORC:
-            return decode_orc(source, projection.stored)
+            return decode_orc(source, fields)
         case FileFormat.ARROW:
-            return decode_arrow(source, projection.stored)
+            return decode_arrow(source, fields)
         case FileFormat.CSV:
-            return decode_csv(source, projection.stored)
+            return decode_csv(source, fields)
         case FileFormat.JSON:
-            return decode_json(source, projection.stored)
+            return decode_json(source, fields)
         case _ as unreachable:
             assert_never(unreachable)
 

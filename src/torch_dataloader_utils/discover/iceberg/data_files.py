@@ -1,0 +1,172 @@
+"""Row groups of the data files of a scan, from their footers or, where that is enough, from the manifest alone."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._store import FileEntry, FileStat, redact
+from torch_dataloader_utils.discover.faults import decoding
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.footers import check_total, group_rows, projected_leaves, read_footer
+from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
+from torch_dataloader_utils.discover.iceberg.files import Files
+from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
+from torch_dataloader_utils.discover.orc import scan_orc
+from torch_dataloader_utils.discover.prune import guarantee, judge_groups
+from torch_dataloader_utils.errors import UnsupportedFeatureError
+
+_PARQUET = ds.ParquetFileFormat()
+_FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
+# From so many files in one directory on, listing it beats looking up each.
+_LIST_FROM_FILES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataScanRequest:
+    """What is the same for all data files.
+
+    fields: those of the table's schema, with ids. projected: names of the columns to weigh, None for all.
+    row_filter: None, or one over `filter_columns` of `fields`.
+    """
+
+    fields: pa.Schema
+    projected: tuple[str, ...] | None
+    row_filter: pc.Expression | None
+    filter_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One file to scan: its path to open, its manifest entry, and the identity columns' values by field id."""
+
+    path: str
+    entry: ManifestEntry
+    partition_values: Mapping[int, Any]
+
+
+def format_of(entry: ManifestEntry) -> FileFormat:
+    """The format the manifest says; names of data files need no extension.
+
+    Raises:
+        UnsupportedFeatureError: another one than Parquet or ORC.
+    """
+    if entry.file_format not in _FORMATS:
+        raise UnsupportedFeatureError(
+            f"{redact(entry.path)}: data files in {entry.file_format} are not supported, only Parquet and ORC. Rewrite "
+            "the table's files."
+        )
+    return _FORMATS[entry.file_format]
+
+
+def scan_data_files(data: Sequence[DataFile], request: DataScanRequest, files: Files) -> list[FileScan]:
+    """The row groups of every file, in the order of `data`."""
+    listed = _listed(data, files)
+    return list(files.map(lambda file: _scan(file, listed.get(file.path), request, files), data))
+
+
+def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
+    """Identities from listings of remote directories that hold many of the files: one request a thousand of them."""
+    counts = Counter(file.path.rpartition("/")[0] for file in data if not files.store(file.path).is_local)
+    directories = [directory for directory, count in counts.items() if count >= _LIST_FROM_FILES]
+    listings = files.map(lambda directory: files.store(directory).list_files(directory), directories)
+    return {entry.path: entry.stat for listing in listings for entry in listing.entries}
+
+
+def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:
+    store = files.store(file.path)
+    if _manifest_is_enough(file.entry, request):
+        return _from_manifest(file.entry, stat or store.stat(file.path), request)
+    item = ScanItem(entry=FileEntry(path=file.path, stat=stat or store.stat(file.path)))
+    match format_of(file.entry):
+        case FileFormat.ORC:
+            scan = scan_orc(store, item, ScanRequest(file_format=FileFormat.ORC))
+            return _weighed(scan, _share(request, len(scan.schema)))
+        case _:
+            return _scan_parquet(file, item, request, files)
+
+
+def _manifest_is_enough(entry: ManifestEntry, request: DataScanRequest) -> bool:
+    # One split offset: one row group, whose rows are the file's. Reading verifies the count.
+    return (
+        len(entry.split_offsets) == 1
+        and entry.record_count > 0
+        and entry.file_format == "parquet"
+        and request.row_filter is None
+    )
+
+
+def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanRequest) -> FileScan:
+    start = min(max(entry.split_offsets[0], 0), stat.size)
+    weight = int((stat.size - start) * _share(request, len(request.fields)))
+    groups = np.array([[entry.record_count, weight, start, stat.size - start]], dtype=np.int64)
+    return FileScan(groups=groups, size=stat.size, identity=stat.identity, schema=request.fields)
+
+
+def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, files: Files) -> FileScan:
+    tail = read_footer(files.store(file.path), item.entry)
+    with decoding(file.path, "Parquet footer"):
+        fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data))
+        metadata, schema = fragment.metadata, fragment.physical_schema
+        ids = _field_ids(schema)
+        names = request.projected if not ids else _names_in_file(request, ids)
+        rows = group_rows(metadata, projected_leaves(metadata, schema, names))
+        check_total(file.path, int(rows[:, 0].sum()), metadata.num_rows)
+        verdict = None
+        judged = _judged_columns(file, request, schema, ids)
+        if request.row_filter is not None and judged is not None:
+            known = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(judged))
+            verdict = judge_groups(known, judged, request.row_filter, request.filter_columns)
+    return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
+
+
+def _judged_columns(
+    file: DataFile, request: DataScanRequest, schema: pa.Schema, ids: Mapping[int, str]
+) -> tuple[tuple[pa.Field, Any], ...] | None:
+    """The filter's columns whose values the partition says, if statistics say all others; None if they do not.
+
+    Arrow judges by name, so that a column must have the same name and type in the file as in the table.
+    """
+    known = []
+    for name in request.filter_columns:
+        field = request.fields.field(name)
+        field_id = _id_of(field)
+        if field_id in ids:
+            if ids[field_id] != name or schema.field(name).type != field.type:
+                return None
+        elif field_id in file.partition_values and name not in schema.names:
+            known.append((field, file.partition_values[field_id]))
+        else:
+            return None
+    return tuple(known)
+
+
+def _names_in_file(request: DataScanRequest, ids: Mapping[int, str]) -> tuple[str, ...] | None:
+    if request.projected is None:
+        return None
+    wanted = [_id_of(request.fields.field(name)) for name in request.projected]
+    return tuple(ids[field_id] for field_id in wanted if field_id in ids)
+
+
+def _field_ids(schema: pa.Schema) -> dict[int, str]:
+    return {_id_of(field): field.name for field in schema if FIELD_ID in (field.metadata or {})}
+
+
+def _id_of(field: pa.Field) -> int:
+    return int(field.metadata[FIELD_ID])
+
+
+def _share(request: DataScanRequest, num_columns: int) -> float:
+    return 1.0 if request.projected is None else min(1.0, len(request.projected) / max(1, num_columns))
+
+
+def _weighed(scan: FileScan, share: float) -> FileScan:
+    groups = scan.groups.copy()
+    groups[:, 1] = (groups[:, 1] * share).astype(np.int64)
+    return FileScan(groups=groups, size=scan.size, identity=scan.identity, schema=scan.schema)

@@ -1,0 +1,179 @@
+"""Iceberg schemas as Arrow schemas with field ids, and what a reader needs for files that lack columns or ids."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.types import IcebergType, NestedField
+
+FIELD_ID = b"PARQUET:field_id"
+NAME_MAPPING = "schema.name-mapping.default"
+NamePath = tuple[str, ...]
+
+
+def arrow_schema(schema: "Schema") -> pa.Schema:
+    """The Arrow schema of an Iceberg schema, with the id of every field, nested ones too, in its metadata.
+
+    Types are Arrow's plain ones (string, list), where pyiceberg gives large ones. Every field is nullable:
+    `required` is a promise of the writers, and old files break it.
+
+    Raises:
+        UnsupportedFeatureError: a type that Arrow has no plain counterpart of.
+    """
+    return pa.schema([_arrow_field(field) for field in schema.fields])
+
+
+def _arrow_field(field: "NestedField", *, nullable: bool = True) -> pa.Field:
+    metadata = {FIELD_ID: str(field.field_id).encode()}
+    return pa.field(field.name, _arrow_type(field.field_type, field.name), nullable=nullable, metadata=metadata)
+
+
+def _arrow_type(iceberg_type: "IcebergType", name: str) -> pa.DataType:
+    from pyiceberg import types
+
+    match iceberg_type:
+        case types.StructType(fields=fields):
+            return pa.struct([_arrow_field(field) for field in fields])
+        case types.ListType():
+            return pa.list_(_arrow_field(iceberg_type.element_field))
+        case types.MapType():
+            key = _arrow_field(iceberg_type.key_field, nullable=False)
+            return pa.map_(key, _arrow_field(iceberg_type.value_field))
+        case types.DecimalType(precision=precision, scale=scale):
+            return pa.decimal128(precision, scale)
+        case types.FixedType():
+            return pa.binary(len(iceberg_type))
+        case types.UUIDType():
+            return pa.uuid() if hasattr(pa, "uuid") else pa.binary(16)
+    plain = _PLAIN.get(str(iceberg_type))
+    if plain is None:
+        raise UnsupportedFeatureError(
+            f"column {name} is of Iceberg type {iceberg_type}, which is not supported. Leave it out of columns, or "
+            "drop it from the table."
+        )
+    return plain
+
+
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "timestamptz_ns": pa.timestamp("ns", tz="UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "unknown": pa.null(),
+}
+
+
+def key_schema(metadata: "TableMetadata", schema: "Schema", key_ids: Iterable[int]) -> pa.Schema:
+    """One column for each key id, named by the id; see `TableFields.keys`.
+
+    A key may have been dropped from the schema since; the latest schema that has it says its type.
+
+    Raises:
+        CorruptFileError: an id that no schema of the table has.
+    """
+    schemas = [schema, *sorted(metadata.schemas, key=lambda each: each.schema_id, reverse=True)]
+    fields = []
+    for key_id in sorted(set(key_ids)):
+        chains = (chain for each in schemas if (chain := _chain(each.fields, key_id)))
+        chain = next(chains, ())
+        if not chain:
+            raise CorruptFileError(
+                f"an equality delete file uses field id {key_id}, which no schema of the table has. The table's "
+                "metadata is damaged, or the key lies inside a list or map, which the format does not allow."
+            )
+        fields.append(_pruned(chain).with_name(str(key_id)))
+    return pa.schema(fields)
+
+
+def _chain(fields: "Sequence[NestedField]", field_id: int) -> "tuple[NestedField, ...]":
+    """The fields from the top down to `field_id`, through structs; () if it is not there."""
+    from pyiceberg.types import StructType
+
+    for field in fields:
+        if field.field_id == field_id:
+            return (field,)
+        if isinstance(field.field_type, StructType) and (below := _chain(field.field_type.fields, field_id)):
+            return (field, *below)
+    return ()
+
+
+def _pruned(chain: "Sequence[NestedField]") -> pa.Field:
+    field = _arrow_field(chain[-1])
+    for outer in reversed(chain[:-1]):
+        field = pa.field(outer.name, pa.struct([field]), metadata={FIELD_ID: str(outer.field_id).encode()})
+    return field
+
+
+def initial_defaults(schemas: "Iterable[Schema]") -> tuple[tuple[int, Any], ...]:
+    """(field id, value) of every field that has an initial default; it never changes once given."""
+    from pyiceberg.schema import index_by_id
+
+    found = {
+        field_id: field.initial_default.bytes if isinstance(field.initial_default, UUID) else field.initial_default
+        for schema in schemas
+        for field_id, field in index_by_id(schema).items()
+        if field.initial_default is not None
+    }
+    return tuple(sorted(found.items()))
+
+
+def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:
+    """Field ids by names, for data files without ids: the table's name mapping.
+
+    A table without one (files of a migrated table) maps every name that its schemas, past and present, use for one
+    field only; a name that meant several fields over time is left out, and so is refused by the reader.
+    """
+    text = metadata.properties.get(NAME_MAPPING)
+    if text is not None:
+        try:
+            return tuple(sorted(_mapped(json.loads(text), ())))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFileError(
+                f"the table's {NAME_MAPPING} is no name mapping ({error}). Mend the table."
+            ) from error
+    found: dict[NamePath, set[int]] = {}
+    for schema in metadata.schemas:
+        for path, field_id in _named(schema.fields, ()):
+            found.setdefault(path, set()).add(field_id)
+    return tuple(sorted((path, ids.pop()) for path, ids in found.items() if len(ids) == 1))
+
+
+def _mapped(fields: Sequence[Mapping[str, Any]], above: NamePath) -> Iterator[tuple[NamePath, int]]:
+    for field in fields:
+        for name in field["names"]:
+            path = (*above, name)
+            if field.get("field-id") is not None:
+                yield path, int(field["field-id"])
+            yield from _mapped(field.get("fields", ()), path)
+
+
+def _named(fields: "Iterable[NestedField]", above: NamePath) -> Iterator[tuple[NamePath, int]]:
+    from pyiceberg.types import ListType, MapType, StructType
+
+    for field in fields:
+        path = (*above, field.name)
+        yield path, field.field_id
+        match field.field_type:
+            case StructType(fields=below):
+                yield from _named(below, path)
+            case ListType() as each:
+                yield from _named((each.element_field,), path)
+            case MapType() as each:
+                yield from _named((each.key_field, each.value_field), path)

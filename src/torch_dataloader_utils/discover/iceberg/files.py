@@ -1,0 +1,51 @@
+"""Files of one table: opened where the path rules say, with the catalog's credentials, many at once."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch_dataloader_utils._store import Buffer, Secret, Store, Tail, open_store
+from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
+from torch_dataloader_utils.discover.parallel import map_in_order
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS = 32
+# Larger than any file: a tail of so many bytes is the whole file, read with its identity.
+_WHOLE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Files:
+    """Reads whole files and opens stores; one store a scheme and bucket."""
+
+    rules: PathRules
+    options: Secret
+    _stores: dict[str, Store] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, rewrites: Mapping[str, str] | None, options: Secret) -> "Files":
+        """From the user's rewrites and the storage client's options."""
+        return cls(rules=PathRules.of(rewrites), options=options)
+
+    def store(self, path: str) -> Store:
+        """The store of a resolved path."""
+        scheme, authority, _ = split(path)
+        key = f"{scheme}://{authority}"
+        store = self._stores.get(key)
+        return store if store is not None else self._stores.setdefault(key, open_store(path, self.options))
+
+    def read(self, path: str) -> Buffer:
+        """All bytes of a resolved path."""
+        return self.fetch(path).data
+
+    def fetch(self, path: str) -> Tail:
+        """All bytes of a resolved path, with the size and identity they had."""
+        return self.store(path).tail(path, _WHOLE)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """The results in order; up to 32 at once."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-iceberg") as pool:
+            yield from map_in_order(function, items, pool, 4 * _THREADS)

@@ -1,0 +1,94 @@
+"""The live files of a snapshot: manifest list, manifests, entries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.discover.faults import corrupt
+from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
+from torch_dataloader_utils.discover.iceberg.data_files import DataFile
+from torch_dataloader_utils.discover.iceberg.manifests import (
+    Content,
+    Manifest,
+    ManifestEntry,
+    read_manifest,
+    read_manifest_list,
+)
+from torch_dataloader_utils.discover.iceberg.prune import FilePruner
+from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SnapshotFiles:
+    """data: every data file of the manifests that were read, sorted by path, each once. is_read: bool, which of them
+    the filters leave. deletes: delete files of any kind. is_complete: whether no data manifest was left out."""
+
+    data: tuple[DataFile, ...]
+    is_read: Any
+    deletes: tuple[ManifestEntry, ...]
+    is_complete: bool
+
+
+def list_snapshot(table: OpenTable, target: ScanTarget, pruner: FilePruner) -> SnapshotFiles:
+    """The files of the target: its snapshot's live ones or, for an increment, those its appends added (no deletes).
+
+    Raises:
+        CorruptFileError: manifests that do not decode, or a data file that is listed twice.
+    """
+    manifests = _manifests(table, target)
+    wanted = [each for each in manifests if each.holds_deletes or pruner.may_hold(each)]
+    entries = [entry for part in table.files.map(lambda each: _read(table, each, pruner), wanted) for entry in part]
+    if target.appends is not None:
+        appended = {snapshot.snapshot_id for snapshot in target.appends}
+        entries = [entry for entry in entries if entry.is_added and entry.snapshot_id in appended]
+    data = _data_files(table, [entry for entry in entries if entry.content is Content.DATA])
+    return SnapshotFiles(
+        data=data,
+        is_read=np.array([pruner.may_match(file.entry) for file in data], dtype=np.bool_),
+        deletes=tuple(entry for entry in entries if entry.content is not Content.DATA),
+        is_complete=len(wanted) == len(manifests),
+    )
+
+
+def _manifests(table: OpenTable, target: ScanTarget) -> list[Manifest]:
+    if target.appends is None:
+        return [] if target.snapshot is None else _manifest_list(table, target.snapshot)
+    found = {
+        manifest.manifest_path: manifest
+        for snapshot in target.appends
+        for manifest in _manifest_list(table, snapshot)
+        if not manifest.holds_deletes and manifest.snapshot_id == snapshot.snapshot_id
+    }
+    return list(found.values())
+
+
+def _manifest_list(table: OpenTable, snapshot: Any) -> list[Manifest]:
+    if snapshot.manifest_list is None:
+        raise corrupt(table.name, f"snapshot {snapshot.snapshot_id} names no manifest list (oldest format version 1)")
+    path = table.files.rules.resolve(snapshot.manifest_list)
+    return read_manifest_list(path, table.files.read(path))
+
+
+def _read(table: OpenTable, manifest: Manifest, pruner: FilePruner) -> list[ManifestEntry]:
+    path = table.files.rules.resolve(manifest.manifest_path)
+    with_statistics = not manifest.holds_deletes and not pruner.keeps_all
+    return read_manifest(manifest, path, table.files.read(path), with_statistics=with_statistics)
+
+
+def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[DataFile, ...]:
+    identity = {
+        spec_id: {part.field_id: part.source_id for part in spec.fields if str(part.transform) == "identity"}
+        for spec_id, spec in table.metadata.specs().items()
+    }
+    found: dict[str, DataFile] = {}
+    for entry in entries:
+        path = table.files.rules.resolve(entry.path)
+        if path in found:
+            raise corrupt(table.name, f"data file {redact(path)} is in the snapshot twice")
+        sources = identity.get(entry.spec_id, {})
+        values = {sources[part]: value for part, value in entry.partition if part in sources}
+        found[path] = DataFile(path=path, entry=entry, partition_values=values)
+    return tuple(found[path] for path in sorted(found))

@@ -1,0 +1,100 @@
+"""Which manifests and data files a pyiceberg expression rules out, by partition values and column bounds.
+
+pyiceberg does the transforms and comparisons. A file is left out only on a clear "no": where its statistics do not
+evaluate (bounds written before a type was widened, for one), it stays.
+"""
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch_dataloader_utils.discover.iceberg.manifests import Manifest, ManifestEntry
+from torch_dataloader_utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+
+# What evaluating foreign statistics can raise.
+_UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, IndexError, NotImplementedError)
+
+
+class FilePruner:
+    """Answers for one scan; `expression` is over the columns of `schema`.
+
+    Raises:
+        ConfigError: the expression does not fit the schema.
+    """
+
+    def __init__(self, metadata: "TableMetadata", schema: "Schema", expression: "BooleanExpression") -> None:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.expressions.visitors import bind
+
+        try:
+            bind(schema, expression, case_sensitive=True)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"scan_filter {expression} does not fit the table's columns ({error}).") from error
+        self._specs = metadata.specs()
+        self._schema = schema
+        self._expression = expression
+        self.keeps_all = isinstance(expression, AlwaysTrue)
+        self._manifest_test = cache(self._make_manifest_test)
+        self._partition_test = cache(self._make_partition_test)
+        self._statistics_test = cache(self._make_statistics_test)
+
+    def may_hold(self, manifest: Manifest) -> bool:
+        """Whether some data file of the manifest may hold a row that the expression keeps."""
+        if self.keeps_all or manifest.partitions is None:
+            return True
+        return _unless_no(lambda: self._manifest_test(manifest.spec_id)(manifest))
+
+    def may_match(self, entry: ManifestEntry) -> bool:
+        """Whether the data file may hold a row that the expression keeps."""
+        if self.keeps_all:
+            return True
+        if not _unless_no(lambda: self._partition_test(entry.spec_id)(entry)):
+            return False
+        return _unless_no(lambda: self._statistics_test()(entry))
+
+    def _projected(self, spec_id: int) -> "BooleanExpression":
+        from pyiceberg.expressions.visitors import inclusive_projection
+
+        return inclusive_projection(self._schema, self._specs[spec_id], True)(self._expression)
+
+    def _make_manifest_test(self, spec_id: int) -> Callable[[Any], bool]:
+        from pyiceberg.expressions.visitors import manifest_evaluator
+
+        return manifest_evaluator(self._specs[spec_id], self._schema, self._projected(spec_id), True)
+
+    def _make_partition_test(self, spec_id: int) -> Callable[[ManifestEntry], bool]:
+        from pyiceberg.expressions.visitors import expression_evaluator
+        from pyiceberg.schema import Schema
+        from pyiceberg.typedef import Record
+
+        fields = self._specs[spec_id].partition_type(self._schema).fields
+        evaluate = expression_evaluator(Schema(*fields), self._projected(spec_id), True)
+
+        def test(entry: ManifestEntry) -> bool:
+            values = dict(entry.partition)
+            return evaluate(Record(*(values[field.field_id] for field in fields)))
+
+        return test
+
+    def _make_statistics_test(self) -> Callable[[ManifestEntry], bool]:
+        # The one private name: pyiceberg has no public way to test a file's statistics.
+        from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
+
+        evaluator = _InclusiveMetricsEvaluator(self._schema, self._expression, True, True)
+        test: Callable[[Any], bool] = evaluator.eval
+        return test
+
+
+def _unless_no(test: Callable[[], bool]) -> bool:
+    try:
+        return test()
+    except _UNEVALUABLE:
+        return True
+    except KeyError:
+        return True

@@ -1,0 +1,244 @@
+"""From a table to an inventory: the Iceberg part of discovery, step by step."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Int64s, Inventory
+from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils.discover.assemble import assemble_groups
+from torch_dataloader_utils.discover.faults import corrupt
+from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
+from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
+from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files
+from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
+from torch_dataloader_utils.discover.iceberg.fields import arrow_schema, initial_defaults, key_schema, name_ids
+from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
+from torch_dataloader_utils.discover.iceberg.manifests import Content
+from torch_dataloader_utils.discover.iceberg.paths import PathIndex
+from torch_dataloader_utils.discover.iceberg.position_deletes import DataFiles, PositionDeletes, find_deleted_positions
+from torch_dataloader_utils.discover.iceberg.prune import FilePruner
+from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
+from torch_dataloader_utils.discover.iceberg.translate import translate
+from torch_dataloader_utils.discover.live_rows import with_live_rows
+from torch_dataloader_utils.discover.prune import filter_columns
+from torch_dataloader_utils.discover.schemas import check_columns
+from torch_dataloader_utils.errors import ConfigTypeError, NoDataError
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+
+_log = logging.getLogger(__name__)
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergScanOptions:
+    """What to read of a table.
+
+    columns: names, None for all. filters: a pyarrow expression, for pruning here and exact filtering when read.
+    scan_filter: a pyiceberg expression, for pruning alone. allow_bare_vectors: accept deletion vectors without their
+    Puffin container. allow_empty: an empty inventory instead of an error where there is nothing to read.
+    """
+
+    columns: tuple[str, ...] | None = None
+    filters: pc.Expression | None = None
+    scan_filter: Any = None
+    snapshot: SnapshotChoice = field(default_factory=SnapshotChoice)
+    allow_bare_vectors: bool = False
+    allow_empty: bool = False
+
+
+def scan_table(table: OpenTable, options: IcebergScanOptions) -> Inventory:
+    """The inventory of a table's live data files, sorted by path.
+
+    Live rows account for position deletes and deletion vectors; they are UNKNOWN where equality deletes apply, or a
+    filter that statistics do not decide, until someone counts.
+
+    Raises:
+        NoDataError: nothing to read (unless allow_empty). ConfigError: a snapshot, column or filter that does not fit.
+        DataError: files that are corrupt or use what is not supported. StoreError: the storage failed.
+    """
+    target = choose_snapshot(table.metadata, options.snapshot, table.name)
+    schema = arrow_schema(target.schema)
+    check_columns(options.columns or (), schema, "columns")
+    used = () if options.filters is None else filter_columns(options.filters, schema)
+    pruner = FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
+    listed = list_snapshot(table, target, pruner)
+    read = np.flatnonzero(listed.is_read)
+    if len(read) == 0 and not options.allow_empty:
+        raise _nothing_to_read(table, target, listed)
+    data = [listed.data[number] for number in read.tolist()]
+    for file in data:
+        format_of(file.entry)  # what cannot be read is refused here, before anything is
+    request = DataScanRequest(fields=schema, projected=options.columns, row_filter=options.filters, filter_columns=used)
+    scans = scan_data_files(data, request, table.files)
+    deleted = _deleted_positions(table, listed, options)
+    positions = [deleted.positions.get(number, _NO_ROWS) for number in read.tolist()]
+    _check_positions(data, scans, positions)
+    extras = _extras(table, target, schema, data, positions, _equality_index(table, listed))
+    inventory = Inventory(
+        files=_file_table(data, scans, extras),
+        groups=_groups(scans),
+        schema=schema.serialize().to_pybytes(),
+        source=f"{table.name}, {_described(target)}",
+        row_filter="" if options.filters is None else str(options.filters),
+        projection=options.columns,
+        snapshot=_snapshot_identity(table, options, target),
+        notes=(*target.notes, *_delete_notes(listed, deleted)),
+    )
+    _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
+    return _without_deleted_rows(inventory)
+
+
+def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "BooleanExpression":
+    from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, parser
+
+    scan_filter = options.scan_filter
+    if isinstance(scan_filter, str):
+        scan_filter = parser.parse(scan_filter)
+    if scan_filter is not None and not isinstance(scan_filter, BooleanExpression):
+        raise ConfigTypeError(
+            f"scan_filter is a {type(scan_filter).__name__}: pass a pyiceberg expression, such as "
+            "pyiceberg.expressions.EqualTo('x', 3), or its text."
+        )
+    by_filters = AlwaysTrue() if options.filters is None else translate(options.filters, schema)
+    return And(by_filters, AlwaysTrue() if scan_filter is None else scan_filter)
+
+
+def _nothing_to_read(table: OpenTable, target: ScanTarget, listed: SnapshotFiles) -> NoDataError:
+    why = f"the filters leave none of its {len(listed.data)} data files" if len(listed.data) else "it has no data files"
+    return NoDataError(
+        f"{table.name}, {_described(target)}: nothing to read; {why}. Pass allow_empty=True for an empty data set, or "
+        "choose another snapshot or filter."
+    )
+
+
+def _deleted_positions(table: OpenTable, listed: SnapshotFiles, options: IcebergScanOptions) -> PositionDeletes:
+    data = DataFiles(
+        index=PathIndex.of(file.path for file in listed.data),
+        sequence_numbers=np.array([file.entry.sequence_number for file in listed.data], dtype=np.int64),
+        is_read=listed.is_read,
+    )
+    deletes = [entry for entry in listed.deletes if entry.content is Content.POSITION_DELETES]
+    return find_deleted_positions(deletes, data, table.files, allow_bare=options.allow_bare_vectors)
+
+
+def _equality_index(table: OpenTable, listed: SnapshotFiles) -> EqualityIndex:
+    unpartitioned = frozenset(
+        spec_id
+        for spec_id, spec in table.metadata.specs().items()
+        if all(str(part.transform) == "void" for part in spec.fields)
+    )
+    entries = [entry for entry in listed.deletes if entry.content is Content.EQUALITY_DELETES]
+    return index_equality_deletes(entries, unpartitioned, table.files)
+
+
+def _extras(
+    table: OpenTable,
+    target: ScanTarget,
+    schema: pa.Schema,
+    data: Sequence[DataFile],
+    positions: Sequence[Int64s],
+    equality: EqualityIndex,
+) -> tuple[IcebergFile, ...]:
+    fields = TableFields(
+        schema=schema.serialize().to_pybytes(),
+        keys=key_schema(table.metadata, target.schema, equality.key_ids).serialize().to_pybytes(),
+        names=name_ids(table.metadata),
+        defaults=initial_defaults((*table.metadata.schemas, target.schema)),
+    )
+    return tuple(
+        IcebergFile(
+            table=fields,
+            partition_values=tuple(sorted(file.partition_values.items())),
+            positions=deleted,
+            equality_deletes=equality.of(file.entry),
+        )
+        for file, deleted in zip(data, positions, strict=True)
+    )
+
+
+def _file_table(data: Sequence[DataFile], scans: Sequence[FileScan], extras: tuple[IcebergFile, ...]) -> FileTable:
+    return FileTable(
+        paths=StringColumn.of(file.path for file in data),
+        sizes=np.array([scan.size for scan in scans], dtype=np.int64),
+        identities=StringColumn.of(scan.identity for scan in scans),
+        formats=np.array([format_of(file.entry) for file in data], dtype=np.uint8),
+        extras=extras,
+    )
+
+
+def _groups(scans: Sequence[FileScan]) -> GroupTable:
+    counts = [len(scan.groups) for scan in scans]
+    verdicts = [
+        np.full(len(scan.groups), Verdict.IN, dtype=np.int64) if scan.verdict is None else scan.verdict
+        for scan in scans
+    ]
+    return assemble_groups(
+        np.repeat(np.arange(len(scans), dtype=np.int32), counts),
+        np.concatenate([np.zeros((0, 4), dtype=np.int64), *(scan.groups for scan in scans)]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *verdicts]),
+    )
+
+
+def _without_deleted_rows(inventory: Inventory) -> Inventory:
+    """The inventory with live rows counted from the deletes themselves; UNKNOWN where equality deletes apply.
+
+    Raises:
+        CorruptFileError: a delete of a row that its file does not have.
+    """
+    groups, extras = inventory.groups, inventory.files.extras
+    counts = np.full(len(groups), UNKNOWN, dtype=np.int64)
+    starts = np.searchsorted(groups.file, np.arange(inventory.num_files + 1))
+    live = groups.live_rows.copy()
+    for file, extra in enumerate(extras):
+        span = slice(int(starts[file]), int(starts[file + 1]))
+        if extra.equality_deletes:
+            live[span] = UNKNOWN
+        if len(extra.positions):
+            first, rows = groups.first_row[span], groups.physical_rows[span]
+            deleted = np.searchsorted(extra.positions, first + rows) - np.searchsorted(extra.positions, first)
+            # A group with nothing left needs no count by anyone.
+            known = (live[span] != UNKNOWN) | (deleted == rows)
+            counts[span] = np.where(known, rows - deleted, UNKNOWN)
+    return with_live_rows(replace(inventory, groups=replace(groups, live_rows=live)), counts)
+
+
+def _check_positions(data: Sequence[DataFile], scans: Sequence[FileScan], positions: Sequence[Int64s]) -> None:
+    for file, scan, deleted in zip(data, scans, positions, strict=True):
+        rows = int(scan.groups[:, 0].sum())
+        if len(deleted) and not (deleted[0] >= 0 and deleted[-1] < rows):
+            wrong = int(deleted[0] if deleted[0] < 0 else deleted[-1])
+            raise corrupt(file.path, f"row {wrong} is deleted, and the file has {rows} rows")
+
+
+def _described(target: ScanTarget) -> str:
+    if target.snapshot is None:
+        return "which has no snapshot"
+    increment = "" if target.appends is None else f", {len(target.appends)} appends"
+    return f"snapshot {target.snapshot.snapshot_id}{increment}"
+
+
+def _snapshot_identity(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> str:
+    """What binds a state to this scan: the same files of another snapshot may have other deletes."""
+    snapshot = None if target.snapshot is None else target.snapshot.snapshot_id
+    return f"{table.metadata.table_uuid} snapshot {snapshot} from {options.snapshot.from_snapshot_id}"
+
+
+def _delete_notes(listed: SnapshotFiles, deleted: PositionDeletes) -> tuple[str, ...]:
+    if not listed.deletes:
+        return ()
+    rows = sum(len(positions) for positions in deleted.positions.values())
+    keys = sum(entry.content is Content.EQUALITY_DELETES for entry in listed.deletes)
+    notes = [f"deletes: {rows:,} rows by position, {keys:,} equality delete files"]
+    if deleted.dangling:
+        gone = "no longer in the snapshot" if listed.is_complete else "not in the part of the snapshot that was read"
+        notes.append(f"dangling deletes ignored: {deleted.dangling:,} (their data files are {gone})")
+    return tuple(notes)

@@ -1,0 +1,138 @@
+"""Which snapshot a scan reads, and under which schema."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from torch_dataloader_utils.errors import ConfigError, NoDataError
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotChoice:
+    """What the user asked for; at most one of snapshot_id, as_of_timestamp, branch and tag.
+
+    as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
+    from_snapshot_id: only what was appended after that snapshot.
+    """
+
+    snapshot_id: int | None = None
+    as_of_timestamp: int | datetime | None = None
+    branch: str | None = None
+    tag: str | None = None
+    from_snapshot_id: int | None = None
+
+    def __post_init__(self) -> None:
+        chosen = [
+            name for name in ("snapshot_id", "as_of_timestamp", "branch", "tag") if getattr(self, name) is not None
+        ]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} each choose a snapshot; pass one of them.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanTarget:
+    """The snapshot to read (None: the table has none), its schema, and the appends of an increment, oldest first."""
+
+    snapshot: "Snapshot | None"
+    schema: "Schema"
+    appends: "tuple[Snapshot, ...] | None" = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> ScanTarget:
+    """The snapshot that `choice` means.
+
+    A snapshot chosen by id, time or tag is read under the schema it was written with; the present state of the table
+    and of a branch under the table's present schema, as other engines do.
+
+    Raises:
+        ConfigError: no such snapshot, branch or tag, or an increment that does not lead up to it.
+        NoDataError: the table had no snapshot at that time.
+    """
+    snapshot = _snapshot(metadata, choice, name)
+    is_past = choice.snapshot_id is not None or choice.as_of_timestamp is not None or choice.tag is not None
+    schema = _schema_of(metadata, snapshot) if is_past and snapshot is not None else metadata.schema()
+    if choice.from_snapshot_id is None:
+        return ScanTarget(snapshot=snapshot, schema=schema)
+    appends, skipped = _increment(metadata, snapshot, choice.from_snapshot_id, name)
+    notes = ()
+    if skipped:
+        kinds = ", ".join(f"{each.snapshot_id} ({_operation(each)})" for each in skipped)
+        notes = (f"increment: only appends are read; left out are the changes of {kinds}",)
+    return ScanTarget(snapshot=snapshot, schema=schema, appends=appends, notes=notes)
+
+
+def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "Snapshot | None":
+    if choice.snapshot_id is not None:
+        return _by_id(metadata, choice.snapshot_id, name)
+    if choice.as_of_timestamp is not None:
+        return _at_time(metadata, choice.as_of_timestamp, name)
+    for kind in ("branch", "tag"):
+        wanted = getattr(choice, kind)
+        if wanted is not None:
+            refs = {key: ref for key, ref in metadata.refs.items() if ref.snapshot_ref_type.value == kind}
+            if wanted not in refs:
+                raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {', '.join(sorted(refs)) or 'none'}.")
+            return _by_id(metadata, refs[wanted].snapshot_id, name)
+    snapshot: Snapshot | None = metadata.current_snapshot()
+    return snapshot
+
+
+def _by_id(metadata: "TableMetadata", snapshot_id: int, name: str) -> "Snapshot":
+    snapshot: Snapshot | None = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        known = ", ".join(str(each.snapshot_id) for each in metadata.snapshots[-10:])
+        raise ConfigError(
+            f"{name} has no snapshot {snapshot_id}; its latest are {known or 'none'}. It may have been expired."
+        )
+    return snapshot
+
+
+def _at_time(metadata: "TableMetadata", time: Any, name: str) -> "Snapshot":
+    if isinstance(time, datetime):
+        aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        milliseconds = int(aware.timestamp() * 1000)
+    elif isinstance(time, int) and not isinstance(time, bool):
+        milliseconds = time
+    else:
+        raise ConfigError(f"as_of_timestamp={time!r}: pass milliseconds since 1970 as an int, or a datetime.")
+    reached = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= milliseconds]
+    if not reached:
+        raise NoDataError(f"{name} had no snapshot at {time}; its first is later. Choose a later time.")
+    return _by_id(metadata, max(reached, key=lambda entry: entry.timestamp_ms).snapshot_id, name)
+
+
+def _schema_of(metadata: "TableMetadata", snapshot: "Snapshot") -> "Schema":
+    by_id = {schema.schema_id: schema for schema in metadata.schemas}
+    present: Schema = metadata.schema()
+    return present if snapshot.schema_id is None else by_id.get(snapshot.schema_id, present)
+
+
+def _increment(
+    metadata: "TableMetadata", snapshot: "Snapshot | None", from_snapshot_id: int, name: str
+) -> "tuple[tuple[Snapshot, ...], tuple[Snapshot, ...]]":
+    """The appends after `from_snapshot_id` up to `snapshot`, and the other changes in between."""
+    appends: list[Snapshot] = []
+    skipped: list[Snapshot] = []
+    each = snapshot
+    while each is not None and each.snapshot_id != from_snapshot_id:
+        if _operation(each) == "append":
+            appends.append(each)
+        elif _operation(each) != "replace":  # compaction changes no rows
+            skipped.append(each)
+        each = None if each.parent_snapshot_id is None else metadata.snapshot_by_id(each.parent_snapshot_id)
+    if each is None:
+        raise ConfigError(
+            f"from_snapshot_id={from_snapshot_id} is no ancestor of snapshot "
+            f"{None if snapshot is None else snapshot.snapshot_id} of {name}, or snapshots in between have expired."
+        )
+    return tuple(reversed(appends)), tuple(reversed(skipped))
+
+
+def _operation(snapshot: "Snapshot") -> str:
+    return "append" if snapshot.summary is None else str(snapshot.summary.operation.value)

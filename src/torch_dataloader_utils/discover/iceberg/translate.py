@@ -1,0 +1,175 @@
+"""A pyarrow filter as a pyiceberg expression that prunes: true for at least every row that the filter keeps.
+
+The reader applies the filter itself, row by row, so what cannot be translated is simply true here. Where the two
+libraries differ, the translation gives way:
+
+* null: a pyarrow comparison with null keeps nothing, negated or not; Iceberg's `not` may keep it, which is more.
+* NaN: `~(x > 5)` keeps NaN, Iceberg's `x <= 5` does not, and bounds leave NaN out. So a negated comparison of floats
+  is not translated.
+* literals are used only where the column's own type holds them exactly: `x > 0.1` on a float32 column is compared as
+  float64 by pyarrow.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils.discover.iceberg.expressions import (
+    Call,
+    FieldRef,
+    Literal,
+    Node,
+    UnknownForm,
+    parse_expression,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+
+_SWAPPED = {
+    "equal": "equal",
+    "not_equal": "not_equal",
+    "less": "greater",
+    "less_equal": "greater_equal",
+    "greater": "less",
+    "greater_equal": "less_equal",
+}
+_NEGATED = {
+    "equal": "not_equal",
+    "not_equal": "equal",
+    "less": "greater_equal",
+    "less_equal": "greater",
+    "greater": "less_equal",
+    "greater_equal": "less",
+}
+_AND = ("and", "and_kleene")
+_OR = ("or", "or_kleene")
+
+
+def translate(row_filter: pc.Expression, schema: pa.Schema) -> "BooleanExpression":
+    """The pyiceberg expression, over the columns of `schema` by name.
+
+    (pc.field("id") > 5) & (pc.add(pc.field("x"), 1) > 2)      GreaterThan("id", 5)
+    """
+    try:
+        tree = parse_expression(row_filter)
+    except UnknownForm:
+        return _expressions().AlwaysTrue()
+    return _Translator(schema).walk(tree, negated=False)
+
+
+class _Translator:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._fields = {field.name: field for field in schema if schema.names.count(field.name) == 1}
+
+    def walk(self, node: Node, *, negated: bool) -> "BooleanExpression":
+        iceberg = _expressions()
+
+        match node:
+            case Literal(value=value) if pa.types.is_boolean(value.type) and value.is_valid:
+                return iceberg.AlwaysTrue() if value.as_py() != negated else iceberg.AlwaysFalse()
+            case Call(function="invert", arguments=(argument,)):
+                return self.walk(argument, negated=not negated)
+            case Call(function=function, arguments=(left, right)) if function in _AND + _OR:
+                # De Morgan; each side keeps at least what it must, so both together do.
+                combine = iceberg.And if (function in _AND) != negated else iceberg.Or
+                return combine(self.walk(left, negated=negated), self.walk(right, negated=negated))
+            case Call(function=function, arguments=(FieldRef() as ref, Literal() as literal)) if function in _SWAPPED:
+                return self._comparison(function, ref, literal, negated=negated)
+            case Call(function=function, arguments=(Literal() as literal, FieldRef() as ref)) if function in _SWAPPED:
+                return self._comparison(_SWAPPED[function], ref, literal, negated=negated)
+            case Call(arguments=(FieldRef(path=(name,)),)) if name in self._fields:
+                return self._unary(node, self._fields[name], negated=negated)
+            case _:
+                return iceberg.AlwaysTrue()
+
+    def _comparison(self, function: str, ref: FieldRef, literal: Literal, *, negated: bool) -> "BooleanExpression":
+        iceberg = _expressions()
+
+        field = self._fields.get(ref.path[0]) if len(ref.path) == 1 else None
+        if field is None or (negated and pa.types.is_floating(field.type)):
+            return iceberg.AlwaysTrue()
+        value = _exact_value(literal.value, field.type)
+        if value is None:
+            return iceberg.AlwaysTrue()
+        predicates = {
+            "equal": iceberg.EqualTo,
+            "not_equal": iceberg.NotEqualTo,
+            "less": iceberg.LessThan,
+            "less_equal": iceberg.LessThanOrEqual,
+            "greater": iceberg.GreaterThan,
+            "greater_equal": iceberg.GreaterThanOrEqual,
+        }
+        return predicates[_NEGATED[function] if negated else function](field.name, value)
+
+    def _unary(self, call: Call, field: pa.Field, *, negated: bool) -> "BooleanExpression":
+        iceberg = _expressions()
+
+        # A "required" column is not believed: pyiceberg takes its being null for impossible.
+        may_be_null = iceberg.IsNull(field.name) if field.nullable else iceberg.AlwaysTrue()
+        match call.function:
+            case "is_null" if not _flag(call, "nan_is_null"):
+                return iceberg.NotNull(field.name) if negated else may_be_null
+            case "is_valid":
+                return may_be_null if negated else iceberg.NotNull(field.name)
+            case "is_nan" if not negated and pa.types.is_floating(field.type):
+                return iceberg.IsNaN(field.name)
+            case "starts_with" if not negated and not _flag(call, "ignore_case") and pa.types.is_string(field.type):
+                return iceberg.StartsWith(field.name, call.options["pattern"].as_py())
+            case "is_in" if not negated:
+                values = [_exact_value(value, field.type) for value in call.options["value_set"].values]
+                # A null or an inexact value in the set: leave it to the reader.
+                return iceberg.AlwaysTrue() if None in values else iceberg.In(field.name, values)
+            case _:
+                return iceberg.AlwaysTrue()
+
+
+def _expressions() -> Any:
+    # Any: the constructors are pydantic's, whose signatures type checkers see without their aliases.
+    from pyiceberg import expressions
+
+    return expressions
+
+
+def _flag(call: Call, name: str) -> bool:
+    # An option that is not there is another release's default: the careful answer.
+    return bool(call.options[name].as_py()) if name in call.options else True
+
+
+def _exact_value(scalar: Any, column_type: pa.DataType) -> Any:
+    """The literal as pyiceberg takes it for a column of that type; None if the type does not hold it exactly."""
+    types = pa.types
+    if not scalar.is_valid or not _is_comparable(column_type):
+        return None
+    try:
+        exact = scalar.cast(column_type)
+        if exact.cast(scalar.type) != scalar:
+            return None
+    except pa.ArrowException:
+        return None
+    if types.is_temporal(column_type):
+        # Days or microseconds, which pyiceberg takes for every type of time.
+        return exact.cast(pa.int32() if types.is_date32(column_type) else pa.int64()).as_py()
+    value = exact.as_py()
+    return None if isinstance(value, float) and value != value else value  # NaN
+
+
+def _is_comparable(column_type: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_timestamp(column_type):
+        return bool(column_type.unit == "us")
+    return any(
+        is_kind(column_type)
+        for is_kind in (
+            types.is_boolean,
+            types.is_int32,
+            types.is_int64,
+            types.is_float32,
+            types.is_float64,
+            types.is_date32,
+            types.is_time64,
+            types.is_string,
+            types.is_decimal128,
+        )
+    )

@@ -1,0 +1,304 @@
+"""Iceberg tables as data sets: the part of the composition root that starts from a table.
+
+catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape  →  stream
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.datasets import check_filters, warn_about, wire
+from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, open_table
+from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions, scan_table
+from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice
+from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.table_options import OutputFormat, TableOptions, available_cpus
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TableSource:
+    """Where a table is, and what of it to read; the arguments that `scan_iceberg` and `IcebergDataset` share."""
+
+    table: str
+    catalog_config: Mapping[str, Any] | None
+    scan: IcebergScanOptions
+    path_rewrites: Mapping[str, str] | None
+    storage_options: Mapping[str, Any] | None
+
+    @property
+    def given_options(self) -> Secret | None:
+        """Storage options of the user's own."""
+        return None if self.storage_options is None else Secret(dict(self.storage_options))
+
+    def open(self) -> OpenTable:
+        """The table as it is now."""
+        return open_table(self.table, self.catalog_config, self.path_rewrites, self.given_options)
+
+
+def scan_iceberg(
+    table: str,
+    catalog_config: Mapping[str, Any] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    filters: pc.Expression | None = None,
+    scan_filter: "BooleanExpression | str | None" = None,
+    snapshot_id: int | None = None,
+    as_of_timestamp: int | datetime | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    from_snapshot_id: int | None = None,
+    path_rewrites: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_empty: bool = False,
+    allow_bare_vectors: bool = False,
+    count_rows: Literal["auto"] | bool = "auto",
+) -> Inventory:
+    """The inventory of one snapshot of an Iceberg table.
+
+    Args:
+        table, catalog_config, columns, filters, scan_filter, snapshot_id, as_of_timestamp, branch, tag,
+            from_snapshot_id, path_rewrites, storage_options, allow_empty, allow_bare_vectors: see
+            `IcebergDataset.create_dataloader`.
+        count_rows: "auto" and True count what equality deletes and filters leave by reading key and filter columns
+            once; False leaves those row groups uncounted.
+
+    Returns:
+        Data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.
+
+    Raises:
+        ConfigError, DataError, StoreError: see `IcebergDataset.create_dataloader`.
+    """
+    check_filters(filters)
+    source = _TableSource(
+        table=table,
+        catalog_config=catalog_config,
+        scan=IcebergScanOptions(
+            columns=None if columns is None else tuple(columns),
+            filters=filters,
+            scan_filter=scan_filter,
+            snapshot=SnapshotChoice(
+                snapshot_id=snapshot_id,
+                as_of_timestamp=as_of_timestamp,
+                branch=branch,
+                tag=tag,
+                from_snapshot_id=from_snapshot_id,
+            ),
+            allow_bare_vectors=allow_bare_vectors,
+            allow_empty=allow_empty,
+        ),
+        path_rewrites=path_rewrites,
+        storage_options=storage_options,
+    )
+    opened = source.open()
+    inventory = scan_table(opened, source.scan)
+    if count_rows is False:
+        return inventory
+    spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.options)
+    return count_live_rows(inventory, make_reader(spec), _alone, threads=available_cpus(), part=(0, 1))
+
+
+def _alone(counts: Any) -> Any:
+    return counts
+
+
+class IcebergDataset(TableDataset):
+    """One snapshot of an Iceberg table as an iterable data set of batches, one rank's share of them.
+
+    Every kind of delete is applied, and files are split into row groups whether they have deletes or not. Workers
+    get data files and deletes, never the catalog.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        catalog_config: Mapping[str, Any] | None = None,
+        *,
+        scan_filter: "BooleanExpression | str | None" = None,
+        snapshot_id: int | None = None,
+        as_of_timestamp: int | datetime | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        from_snapshot_id: int | None = None,
+        path_rewrites: Mapping[str, str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        allow_empty: bool = False,
+        allow_bare_vectors: bool = False,
+        inventory: Inventory | None = None,
+        **options: Any,
+    ) -> None:
+        """A data set of this table.
+
+        Args: see `create_dataloader`; num_workers (here 1 by default) is the number that plans are shown for.
+
+        Raises:
+            ConfigError, DataError, StoreError: see `create_dataloader`.
+        """
+        chosen = TableOptions.of({"num_workers": 1, **options})
+        check_filters(chosen.filters)
+        source = _TableSource(
+            table=table,
+            catalog_config=catalog_config,
+            scan=IcebergScanOptions(
+                columns=None if chosen.columns is None else tuple(chosen.columns),
+                filters=chosen.filters,
+                scan_filter=scan_filter,
+                snapshot=SnapshotChoice(
+                    snapshot_id=snapshot_id,
+                    as_of_timestamp=as_of_timestamp,
+                    branch=branch,
+                    tag=tag,
+                    from_snapshot_id=from_snapshot_id,
+                ),
+                allow_bare_vectors=allow_bare_vectors,
+                allow_empty=allow_empty,
+            ),
+            path_rewrites=path_rewrites,
+            storage_options=storage_options,
+        )
+        secret = source.given_options
+        if inventory is None or (catalog_config is not None and secret is None):
+            opened = source.open()  # with an inventory: for the credentials that the catalog gives
+            secret = opened.files.options
+            inventory = scan_table(opened, source.scan) if inventory is None else inventory
+        super().__init__(**wire(under_filter(inventory, chosen.filters), chosen, secret))
+
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str,
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        filters: pc.Expression | None = None,
+        scan_filter: "BooleanExpression | str | None" = None,
+        snapshot_id: int | None = None,
+        shuffle: bool = False,
+        shuffle_seed: int = 42,
+        split_bytes: int | str | None = None,
+        split_rows: int | None = None,
+        split_strategy: SplitStrategy | str | None = None,
+        num_workers: int | None = None,
+        output_format: OutputFormat = "torch",
+        collate_fn: Callable[[Any], Any] | None = None,
+        num_ranks: int | str = 1,
+        rank: int = 0,
+        show_progress: bool = False,
+        progress_interval_sec: float = 120.0,
+        shuffle_buffer_size: int | None = None,
+        *,
+        as_of_timestamp: int | datetime | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        from_snapshot_id: int | None = None,
+        path_rewrites: Mapping[str, str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        allow_empty: bool = False,
+        allow_bare_vectors: bool = False,
+        rank_sharding: Literal["rows", "chunks"] = "rows",
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        shuffle_rows: int | None = None,
+        interleave: int | None = None,
+        num_lanes: int | None = None,
+        lane_rows: int | None = None,
+        count_rows: Literal["auto"] | bool = "auto",
+        nulls: Any = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        inventory: Inventory | None = None,
+        page_checksums: bool = True,
+        decode_threads: int | None = None,
+        decode_ahead_bytes: int | str = "256MiB",
+        **loader_options: Any,
+    ) -> tuple[TableDataLoader, "IcebergDataset"]:
+        """A loader of one rank's batches of an Iceberg table, and its data set.
+
+        Args:
+            table: its name in the catalog ("db.events"); with catalog_config=None the place of a metadata file
+                (*.metadata.json) or the table's directory.
+            catalog_config: passed to pyiceberg's `load_catalog` as it is: {"type": "sql", "uri": ...}, rest, glue,
+                hive, ...; None to do without a catalog.
+            columns: names to deliver, in this order; None for all.
+            filters: a pyarrow expression; exactly the rows for which it is true. Partitions, files and row groups
+                that cannot match are not read.
+            scan_filter: a pyiceberg expression (or its text) that leaves out data files which cannot match it; it
+                filters no rows. For row filters use `filters`.
+            snapshot_id, as_of_timestamp, branch, tag: the snapshot to read, at most one of them; a time is a datetime
+                or milliseconds since 1970. None: the present one.
+            from_snapshot_id: only the data files that appends after this snapshot added, up to the chosen one.
+            path_rewrites: {old prefix: new prefix} for tables that were moved, or whose paths are spelled for another
+                client ({"s3a://": "s3://"}).
+            storage_options: for the storage client; by default what the catalog and catalog_config say.
+            allow_empty: nothing to read gives an empty loader instead of an error.
+            allow_bare_vectors: read deletion vectors without a Puffin container, as some early writers left them.
+            inventory: from `scan_iceberg`; then no manifest is read again.
+
+        All other options are those of `StructuredDataset.create_dataloader`.
+
+        Returns:
+            (loader, dataset). A state is bound to the snapshot that was read.
+
+        Raises:
+            ConfigError: arguments that do not fit each other or the table. NoDataError: no such table, or nothing to
+                read. MissingDependencyError: pyiceberg is not installed.
+            DataError: metadata, deletes or data that are corrupt or use what is not supported.
+            StoreError: catalog or storage failed.
+        """
+        dataset = cls(
+            table,
+            catalog_config,
+            scan_filter=scan_filter,
+            snapshot_id=snapshot_id,
+            as_of_timestamp=as_of_timestamp,
+            branch=branch,
+            tag=tag,
+            from_snapshot_id=from_snapshot_id,
+            path_rewrites=path_rewrites,
+            storage_options=storage_options,
+            allow_empty=allow_empty,
+            allow_bare_vectors=allow_bare_vectors,
+            inventory=inventory,
+            batch_size=batch_size,
+            columns=columns,
+            filters=filters,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            split_bytes=split_bytes,
+            split_rows=split_rows,
+            split_strategy=split_strategy,
+            num_workers=num_workers,
+            output_format=output_format,
+            collate_fn=collate_fn,
+            num_ranks=num_ranks,
+            rank=rank,
+            show_progress=show_progress,
+            progress_interval_sec=progress_interval_sec,
+            shuffle_buffer_size=shuffle_buffer_size,
+            rank_sharding=rank_sharding,
+            drop_last=drop_last,
+            transform=transform,
+            shuffle_rows=shuffle_rows,
+            interleave=interleave,
+            num_lanes=num_lanes,
+            lane_rows=lane_rows,
+            count_rows=count_rows,
+            nulls=nulls,
+            stack=stack,
+            page_checksums=page_checksums,
+            decode_threads=decode_threads,
+            decode_ahead_bytes=decode_ahead_bytes,
+        )
+        warn_about(dataset.plan())
+        return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset

@@ -1,0 +1,162 @@
+"""Rows deleted by their values: key sets read from equality delete files, and looked up a row group at a time.
+
+A row is deleted if it equals some row of a delete file in all of the file's key columns; null equals null, and NaN
+equals NaN. Source: Iceberg spec, "Equality Delete Files".
+
+    keys (a, b)        codes of each column's values, combined into one number, sorted
+    rows of a group    the same codes (or none: not deleted), combined, searched
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc as pa_orc
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.read.checks import foreign_errors, where
+from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
+from torch_dataloader_utils.read.footers import FooterCache
+
+# Key sets of one process; those of a few million keys fit.
+_CAPACITY_BYTES = 512 << 20
+
+_key_sets: FooterCache["KeySet"] = FooterCache(_CAPACITY_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeySet:
+    """Distinct keys of one or more columns.
+
+    values: the distinct values of each column. prefixes: for each column, the distinct keys up to and with it,
+    ascending int64: the number of the key up to the column before, times the distinct values, plus the value's place.
+
+        keys (a, 1) (b, 1) (b, 2)      values [a, b] and [1, 2], prefixes [0, 1] and [0, 2, 3]
+    """
+
+    values: tuple[Any, ...]
+    prefixes: tuple[Int64s, ...]
+
+    @classmethod
+    def of(cls, columns: Sequence[Any]) -> "KeySet":
+        """The set of the rows of these columns."""
+        values = tuple(column.unique() for column in columns)
+        prefixes: list[Int64s] = []
+        keys = np.zeros(len(columns[0]), dtype=np.int64)
+        for column, distinct in zip(columns, values, strict=True):
+            # Numbered anew after each column, so that the product of two counts always fits 63 bits.
+            unique, keys = np.unique(keys * len(distinct) + _places(column, distinct), return_inverse=True)
+            prefixes.append(unique)
+        return cls(values=values, prefixes=tuple(prefixes))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        return sum(each.nbytes for each in (*self.values, *self.prefixes))
+
+    def contains(self, columns: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        """For each row of these columns, whether it is in the set."""
+        found = np.full(len(columns[0]), bool(len(self.prefixes[-1])))
+        keys = np.zeros(len(columns[0]), dtype=np.int64)
+        if found.any():
+            for column, distinct, prefix in zip(columns, self.values, self.prefixes, strict=True):
+                place = _places(column, distinct)
+                wanted = keys * len(distinct) + place
+                keys = np.minimum(np.searchsorted(prefix, wanted), len(prefix) - 1)
+                found &= (place >= 0) & (prefix[keys] == wanted)
+        return found
+
+
+def deleted_by_keys(
+    task: RowGroupTask, batch: Any, columns: Any, extra: IcebergFile, open_store: Callable[[str], Store]
+) -> Int64s:
+    """The rows of the batch that equality deletes delete, ascending.
+
+    batch, columns: what was decoded, and the file's columns by field id (all keys that the file has among them).
+
+    Raises:
+        SchemaError, CorruptFileError, FileChangedError, StoreError: a delete file that cannot be used.
+    """
+    deleted = np.zeros(batch.num_rows, dtype=np.bool_)
+    keys = key_fields(extra)
+    by_keys = sorted(extra.equality_deletes, key=lambda each: each.key_ids)
+    for key_ids, group in groupby(by_keys, key=lambda each: each.key_ids):
+        wanted = [keys.field(str(key_id)) for key_id in key_ids]
+        arrays = project_columns(task, batch, wanted, columns, extra)
+        rows = [innermost(array) for array in arrays]
+        deleted |= _key_set(tuple(group), wanted, extra, open_store).contains(rows)
+    return np.flatnonzero(deleted)
+
+
+def key_fields(extra: IcebergFile) -> Any:
+    """The schema of all key columns; see `TableFields.keys`."""
+    return pa.ipc.read_schema(pa.BufferReader(extra.table.keys))
+
+
+def _key_set(
+    files: tuple[EqualityDeleteFile, ...], wanted: Sequence[Any], extra: IcebergFile, open_store: Callable[[str], Store]
+) -> KeySet:
+    types = [str(each.type) for each in wanted]
+    key = ("\n".join(file.path for file in files), "\n".join([*types, *(file.identity for file in files)]))
+
+    def load() -> tuple[KeySet, int]:
+        parts = [_read_keys(file, wanted, extra, open_store(file.path)) for file in files]
+        keys = KeySet.of([pa.concat_arrays([part[index] for part in parts]) for index in range(len(wanted))])
+        return keys, keys.nbytes
+
+    return _key_sets.get(key, load)
+
+
+def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFile, store: Store) -> list[Any]:
+    task = RowGroupTask(
+        path=file.path,
+        file_size=file.file_size,
+        identity=file.identity,
+        file_format=file.file_format,
+        ordinal=0,
+        first_row=0,
+        physical_rows=-1,
+        live_rows=-1,
+        byte_offset=0,
+        byte_length=file.file_size,
+    )
+    (data,) = store.ranges(file.path, [(0, file.file_size)], file.identity)
+    with foreign_errors(task, lambda: True):
+        table = _read_table(file.file_format, pa.BufferReader(data))
+        columns = identify(table.schema, extra.table)
+        missing = [each.name for each in wanted if int(each.metadata[b"PARQUET:field_id"]) not in columns]
+        if missing:
+            raise SchemaError(
+                f"{where(task)}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "
+                "or the file is wrong."
+            )
+        batch = table.combine_chunks().to_batches()[0] if table.num_rows else _no_rows(table.schema)
+        return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
+
+
+def _read_table(file_format: FileFormat, source: Any) -> Any:
+    if file_format is FileFormat.ORC:
+        return pa_orc.ORCFile(source).read()
+    return pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
+
+
+def _no_rows(schema: Any) -> Any:
+    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+
+
+def _places(column: Any, distinct: Any) -> Int64s:
+    """Where each value is among the distinct ones, -1 for not."""
+    if isinstance(column, pa.ExtensionArray):
+        column, distinct = column.storage, distinct.storage
+    found = pc.index_in(column, value_set=distinct)
+    places: Int64s = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return places

@@ -1,0 +1,241 @@
+"""Columns found by field id and brought to a table's present types: renames, reorders, added and promoted fields.
+
+    file's schema → FileColumn tree (ids) → for each wanted field: which column of the file, or which constant
+
+A field that the file does not have is, in this order: the file's identity partition value, the field's initial
+default, null. A struct that is missing is null as a whole. Source: Iceberg spec, "Column Projection", "Default
+values", "Schema Evolution".
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.read.checks import where
+from torch_dataloader_utils.read.conform import constant, is_harmless
+
+FIELD_ID = b"PARQUET:field_id"
+_ID_KEYS = (FIELD_ID, b"iceberg.id")  # Parquet, ORC
+_ELEMENT, _KEY, _VALUE = "element", "key", "value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FileColumn:
+    """A column of a file, or a field inside one: its name there, its index in the struct around it, its own fields.
+
+    children: of a struct by field id; of a list and a map by "element", "key" and "value".
+    """
+
+    name: str
+    index: int
+    type: Any
+    children: "Mapping[Any, FileColumn]" = field(default_factory=dict)
+
+
+def identify(schema: Any, table: TableFields) -> dict[int, FileColumn]:
+    """The file's top-level columns by field id; columns that the table never had are left out.
+
+    Ids come with the file's fields or, where no column has any, from the table's names.
+    """
+    names = None if any(_own_id(each) is not None for each in _walk(schema)) else _names_of(table)
+    return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
+
+
+def field_id(each: Any) -> int:
+    """The id of a field of the table's schema."""
+    return int(each.metadata[FIELD_ID])
+
+
+def project_columns(
+    task: RowGroupTask, batch: Any, wanted: Any, columns: Mapping[int, FileColumn], extra: IcebergFile
+) -> list[Any]:
+    """One array a field of `wanted` (an Arrow schema with ids); top-level values keep the file's number type.
+
+    Raises:
+        SchemaError: a type that does not become the table's.
+    """
+    constants = _Constants(extra)
+    return [_project(task, batch, each, columns, constants) for each in wanted]
+
+
+def _project(
+    task: RowGroupTask, batch: Any, wanted: Any, columns: Mapping[int, FileColumn], known: "_Constants"
+) -> Any:
+    column = columns.get(field_id(wanted))
+    if column is None:
+        return known.column(wanted, batch.num_rows, top=True)
+    return _Converter(task, known).convert(batch.column(column.name), column, wanted)
+
+
+class _Constants:
+    """Values of fields that a file does not have."""
+
+    def __init__(self, extra: IcebergFile) -> None:
+        self._partition = dict(extra.partition_values)
+        self._defaults = _defaults_of(extra.table)
+
+    def column(self, wanted: Any, num_rows: int, *, top: bool) -> Any:
+        wanted_id = field_id(wanted)
+        value = self._defaults.get(wanted_id)
+        if top and wanted_id in self._partition:
+            value = self._partition[wanted_id]
+        if isinstance(wanted.type, pa.BaseExtensionType):
+            storage = pa.field(wanted.name, wanted.type.storage_type)
+            return wanted.type.wrap_array(constant(getattr(value, "bytes", value), storage, num_rows))
+        return constant(value, wanted, num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Converter:
+    task: RowGroupTask
+    known: _Constants
+
+    def convert(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+        """The array of a file's field as the table's field."""
+        types = pa.types
+        if types.is_struct(wanted.type) and types.is_struct(array.type):
+            return self._struct(array, column, wanted)
+        if types.is_list(wanted.type) and _is_list(array.type):
+            return self._list(array, column, wanted)
+        if types.is_map(wanted.type) and types.is_map(array.type):
+            return self._map(array, column, wanted)
+        return self._leaf(array, wanted)
+
+    def _struct(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+        children = []
+        for child in wanted.type:
+            found = column.children.get(field_id(child))
+            if found is None:
+                children.append(self.known.column(child, len(array), top=False))
+            else:
+                children.append(self.convert(array.field(found.index), found, child))
+        fields = [child.with_type(values.type) for child, values in zip(wanted.type, children, strict=True)]
+        if not fields:
+            return pa.array([None if null else {} for null in array.is_null().to_pylist()], wanted.type)
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+    def _list(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+        if not pa.types.is_list(array.type):
+            array = array.cast(pa.list_(array.type.value_field))
+        element = wanted.type.value_field
+        values = self.convert(array.values, column.children[_ELEMENT], element)
+        list_type = pa.list_(element.with_type(values.type))
+        return _with_children(list_type, array, [values])
+
+    def _map(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+        key_field, item_field = wanted.type.key_field, wanted.type.item_field
+        keys = self.convert(array.keys, column.children[_KEY], key_field)
+        items = self.convert(array.items, column.children[_VALUE], item_field)
+        fields = [key_field.with_type(keys.type).with_nullable(False), item_field.with_type(items.type)]
+        entries = pa.StructArray.from_arrays([keys, items], fields=fields)
+        return _with_children(pa.map_(fields[0], fields[1]), array, [entries])
+
+    def _leaf(self, array: Any, wanted: Any) -> Any:
+        seen, kind, types = array.type, wanted.type, pa.types
+        if seen == kind:
+            return array
+        try:
+            if types.is_timestamp(seen) and types.is_timestamp(kind):
+                # ORC and INT96 store nanoseconds, and INT96 no zone; the table's type is the truth (as in Iceberg's
+                # own readers, which cut what is finer than the type).
+                return array.cast(pa.timestamp(kind.unit, seen.tz), safe=False).cast(kind)
+            if types.is_time(kind) and types.is_integer(seen):
+                return array.cast(kind)  # ORC has no time of day
+            if not is_harmless(seen, kind):
+                raise SchemaError(self._misfit(wanted, seen))
+            if isinstance(kind, pa.BaseExtensionType):
+                storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+                return kind.wrap_array(storage.cast(kind.storage_type))
+            if types.is_dictionary(seen):
+                array = array.dictionary_decode()
+            return array.cast(kind)
+        except pa.ArrowException as error:
+            raise SchemaError(self._misfit(wanted, seen)) from error
+
+    def _misfit(self, wanted: Any, seen: Any) -> str:
+        return (
+            f"{where(self.task)}: field {wanted.name} (id {field_id(wanted)}) is {seen} in the file and {wanted.type} "
+            "in the table, which is no promotion that Iceberg allows. Leave the column out, or rewrite the file."
+        )
+
+
+def _with_children(data_type: Any, array: Any, children: list[Any]) -> Any:
+    # Offsets and validity stay as they are, so that slices and nulls need no care.
+    return pa.Array.from_buffers(
+        data_type, len(array), array.buffers()[:2], null_count=array.null_count, offset=array.offset, children=children
+    )
+
+
+def _struct_children(
+    fields: Any, names: Mapping[tuple[str, ...], int] | None, above: tuple[str, ...]
+) -> dict[Any, Any]:
+    children: dict[Any, FileColumn] = {}
+    for index, each in enumerate(fields):
+        path = (*above, each.name)
+        own = _own_id(each) if names is None else names.get(path)
+        if own is not None:
+            children[own] = FileColumn(
+                name=each.name, index=index, type=each.type, children=_children(each.type, names, path)
+            )
+    return children
+
+
+def _children(data_type: Any, names: Mapping[tuple[str, ...], int] | None, path: tuple[str, ...]) -> dict[Any, Any]:
+    types = pa.types
+    if types.is_struct(data_type):
+        return _struct_children(data_type, names, path)
+    if _is_list(data_type):
+        return {_ELEMENT: _part(data_type.value_field, _ELEMENT, names, path)}
+    if types.is_map(data_type):
+        return {
+            _KEY: _part(data_type.key_field, _KEY, names, path),
+            _VALUE: _part(data_type.item_field, _VALUE, names, path),
+        }
+    return {}
+
+
+def _part(each: Any, name: str, names: Mapping[tuple[str, ...], int] | None, path: tuple[str, ...]) -> FileColumn:
+    return FileColumn(name=each.name, index=0, type=each.type, children=_children(each.type, names, (*path, name)))
+
+
+def _walk(fields: Any) -> Iterator[Any]:
+    for each in fields:
+        yield each
+        if pa.types.is_struct(each.type):
+            yield from _walk(each.type)
+
+
+def _own_id(each: Any) -> int | None:
+    metadata = each.metadata or {}
+    text = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
+    return None if text is None else int(text)
+
+
+def _is_list(data_type: Any) -> bool:
+    types = pa.types
+    return any(is_kind(data_type) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+@lru_cache(maxsize=64)
+def _names_of(table: TableFields) -> Mapping[tuple[str, ...], int]:
+    return dict(table.names)
+
+
+@lru_cache(maxsize=64)
+def _defaults_of(table: TableFields) -> Mapping[int, Any]:
+    return dict(table.defaults)
+
+
+def innermost(array: Any) -> Any:
+    """The values of a key column: what is left when the structs around it, of one field each, are taken off."""
+    while pa.types.is_struct(array.type):
+        array = pc.struct_field(array, [0])
+    return array

@@ -1,0 +1,94 @@
+"""One row group of an Iceberg data file: decoded by field id, its equality deletes found.
+
+file's schema → columns by id → decode → columns of the table, rows that equality deletes delete
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._core.iceberg import IcebergFile
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.read.checks import where
+from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
+from torch_dataloader_utils.read.field_ids import FileColumn, field_id, identify, project_columns
+from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.orc import orc_schema
+from torch_dataloader_utils.read.parquet import parquet_schema
+from torch_dataloader_utils.read.source import TaskSource
+
+Decode = Callable[[TaskSource, Any, int | None], Any]
+
+# A tree of columns is small; the capacity counts the bytes of the schemas they come from.
+_columns: FooterCache[tuple[Any, dict[int, FileColumn]]] = FooterCache(4 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """stored: the row group's rows as columns of the table. deleted: those that equality deletes delete, ascending."""
+
+    stored: Any
+    deleted: Int64s
+
+
+def decode_table_rows(
+    source: TaskSource,
+    extra: IcebergFile,
+    fields: Any,
+    stop_row: int | None,
+    decode: Decode,
+    open_store: Callable[[str], Store],
+) -> TableRows:
+    """The first `stop_row` rows (None: all) of one row group as the columns `fields` of the table.
+
+    fields: an Arrow schema with field ids. decode: reads columns of the file by its own names.
+
+    Raises:
+        SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
+    """
+    schema, columns = _columns.get(source.key, lambda: _load(source, extra))
+    keys = _keys_of(extra)
+    wanted = {field_id(each) for each in (*fields, *keys)}
+    names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
+    _check_known(source, schema, columns, extra)
+    batch = decode(source, pa.schema([schema.field(name) for name in names]), stop_row)
+    arrays = project_columns(source.task, batch, fields, columns, extra)
+    stored = _named(arrays, fields, batch.num_rows)
+    deleted = np.zeros(0, dtype=np.int64)
+    if keys:
+        deleted = deleted_by_keys(source.task, batch, columns, extra, open_store)
+    return TableRows(stored=stored, deleted=deleted)
+
+
+def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[Any, dict[int, FileColumn]], int]:
+    schema = orc_schema(source) if source.task.file_format is FileFormat.ORC else parquet_schema(source)
+    return (schema, identify(schema, extra.table)), 200 * len(schema)
+
+
+def _keys_of(extra: IcebergFile) -> Sequence[Any]:
+    if not extra.equality_deletes:
+        return ()
+    used = {str(key_id) for file in extra.equality_deletes for key_id in file.key_ids}
+    return [each for each in key_fields(extra) if each.name in used]
+
+
+def _check_known(source: TaskSource, schema: Any, columns: Mapping[int, FileColumn], extra: IcebergFile) -> None:
+    if columns or len(schema) == 0 or extra.table.names:
+        return
+    raise SchemaError(
+        f"{where(source.task)}: the file has no field ids, and the table no name mapping, so which column is which "
+        'cannot be said. Set the table property "schema.name-mapping.default".'
+    )
+
+
+def _named(arrays: Sequence[Any], fields: Any, num_rows: int) -> Any:
+    if not arrays:
+        return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=["rows"]).select([])
+    # The type of an array differs from its field's only where conforming is still to come.
+    kept = [each.with_type(array.type) for each, array in zip(fields, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(kept))
