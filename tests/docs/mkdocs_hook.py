@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-_MARK = re.compile(r"^(\s*```python) no-run$", re.MULTILINE)
+_MARK = re.compile(r"^(\s*```python) (no-run|notest)$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
