@@ -90,6 +90,11 @@ def test_tokens_that_do_not_fit_are_refused_not_wrapped(
     assert _names(tmp_path) == set()
 
 
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoDataError, match="Make it first"):
+        IndexedDatasetBuilder(tmp_path / "none" / "c.bin")
+
+
 def test_wrong_lengths_and_open_documents_are_refused(tmp_path: Path) -> None:
     with IndexedDatasetBuilder(tmp_path / "c.bin", multimodal=True) as builder:
         with pytest.raises(ConfigError, match="add up to 3, it has 2"):

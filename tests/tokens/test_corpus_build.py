@@ -187,6 +187,13 @@ def test_a_build_goes_on_where_it_was_killed(directory: Path, tmp_path: Path) ->
     assert _documents(str(tmp_path / "out")) == _numbers(500, 7) + ALL[7:]
 
 
+def test_files_of_others_beside_the_parts_stay(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.parts").mkdir()
+    (tmp_path / "out.parts" / "notes.json").write_text("mine")
+    build_corpus(directory, tmp_path / "out", column="tokens")
+    assert [path.name for path in (tmp_path / "out.parts").iterdir()] == ["notes.json"]
+
+
 def test_an_existing_corpus_is_replaced_on_request_only(directory: Path, tmp_path: Path) -> None:
     build_corpus(directory, tmp_path / "out", column="tokens")
     with pytest.raises(ConfigError, match="overwrites=True"):

@@ -1,3 +1,4 @@
+import itertools
 import struct
 from pathlib import Path
 
@@ -78,14 +79,13 @@ def test_truncation_of_modes_at_every_byte_is_an_error(tmp_path: Path) -> None:
             IndexedDataset(prefix, multimodal=True)
 
 
-def test_every_flipped_byte_of_an_index_is_noticed(tmp_path: Path) -> None:
-    prefix = write_corpus(tmp_path / "flip", EXAMPLE)
-    path = Path(f"{prefix}.idx")
+def test_every_flipped_bit_of_header_lengths_and_pointers_is_noticed(example: str) -> None:
+    path = Path(f"{example}.idx")
     whole = path.read_bytes()
-    for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x80]) + whole[position + 1 :])
+    for position, bit in itertools.product(range(70), range(8)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :])
         with pytest.raises(CorruptFileError):
-            IndexedDataset(prefix)
+            IndexedDataset(example)
 
 
 @pytest.mark.parametrize("count", [2**63, 2**64 - 1, 10**12])

@@ -1,7 +1,7 @@
 """Corpora from columns: a plan of parts, parts built by any executor, parts joined in order."""
 
+import contextlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from torch_dataloader_utils.errors import ConfigError, DataError, FileChangedError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder, merge_corpora
 from torch_dataloader_utils.tokens.corpus_plan import (
+    PART_KEY_LETTERS,
     CorpusOptions,
     Part,
     divide_parts,
@@ -140,7 +141,7 @@ def build_corpus(
     receipts, reused_parts = _build_parts(parts, options, directory, executor, on_progress, storage_options)
     for output, own_parts in zip(outputs, divide_parts(parts, output_count), strict=True):
         merge_corpora([str(directory / part.key(options)) for part in own_parts], output)
-    shutil.rmtree(directory)
+    _remove_parts(directory)
     return CorpusReport(
         prefixes=tuple(outputs),
         document_count=sum(receipt.document_count for receipt in receipts),
@@ -189,6 +190,15 @@ def _build_parts(
         for future in futures:
             future.cancel()
     return [known[number] for number in range(len(parts))], reused_parts
+
+
+def _remove_parts(directory: Path) -> None:
+    """Remove what builds of this corpus have written, and the directory unless it holds something else."""
+    for path in directory.iterdir():
+        if len(path.stem) == PART_KEY_LETTERS and path.suffix in (".bin", ".idx", ".json"):
+            path.unlink()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def _receipt_path(part: Part, options: CorpusOptions, directory: Path) -> Path:

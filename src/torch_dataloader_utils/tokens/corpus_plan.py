@@ -25,6 +25,8 @@ _FOOTER_THREADS = 16
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 1
 
+PART_KEY_LETTERS = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
@@ -80,7 +82,9 @@ class Part:
             "groups": [self.start_group, self.stop_group],
             "options": options.describe(),
         }
-        return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(content, sort_keys=True).encode(), digest_size=PART_KEY_LETTERS // 2
+        ).hexdigest()
 
 
 def identify_source(path: str, storage_options: dict[str, Any] | None) -> FileIdentity:

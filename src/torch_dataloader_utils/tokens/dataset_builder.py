@@ -66,7 +66,8 @@ class BlendedMegatronDatasetBuilder:
         With index_builder "job" or "node" all ranks must call this: those that do not build wait at a barrier of
         torch.distributed until the indices are there. With "lock", each rank may call it when it likes.
         """
-        with take_turns(self.config.index_builder):
+        # A trusted cache is full: nobody builds, and nobody has to wait.
+        with take_turns("lock" if self.config.fast_cache_load else self.config.index_builder):
             return [self._build_split(split) for split in Split]
 
     def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
@@ -98,8 +99,8 @@ class BlendedMegatronDatasetBuilder:
         if 0 in lengths:
             empty = datasets[lengths.index(0)]
             raise ConfigError(
-                f"{empty.dataset_path} has no whole sample for {empty.index_split.name}, and a blend takes no weight of "
-                f"0. Leave the corpus out, or give this split more of it."
+                f"{empty.dataset_path} has no whole sample for {empty.index_split.name}, and a blend takes no weight "
+                f"of 0. Leave the corpus out, or give this split more of it."
             )
         return BlendedDataset(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from torch_dataloader_utils.errors import NoDataError
+
 _SUFFIX = ".pending"
 
 # A pending file younger than this may belong to a writer that has not taken its lock yet.
@@ -24,6 +26,8 @@ class PendingFile:
     """A file on its way to `path`: write to `file`, then `publish` or `discard`, once."""
 
     def __init__(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            raise NoDataError(f"The directory of {path} does not exist. Make it first.")
         self.path = path
         _sweep(path)
         # Like mkstemp, but with the permissions of the user's umask: corpora and caches are shared with a group.

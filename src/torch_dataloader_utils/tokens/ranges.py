@@ -65,12 +65,24 @@ def identify_local(path: str) -> FileIdentity:
         NoDataError: there is no such file.
         StoreError: the file cannot be looked at.
     """
+    descriptor = _open_local(path)
     try:
-        status = local_path(path).stat()
+        return _identify(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_local(path: str) -> int:
+    try:
+        return os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoDataError(f"There is no file {path}. Give the prefix without .bin or .idx.") from error
+        raise NoDataError(f"There is no file {path}. A corpus is named by its prefix, without .bin or .idx.") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be looked at: {error}.") from error
+        raise StoreError(f"{path} cannot be opened: {error}.") from error
+
+
+def _identify(descriptor: int) -> FileIdentity:
+    status = os.fstat(descriptor)
     return FileIdentity(size_bytes=status.st_size, tag=str(status.st_mtime_ns))
 
 
@@ -85,12 +97,15 @@ class MappedFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.identity = identify_local(path)
-        with local_path(path).open("rb") as file:
+        descriptor = _open_local(path)
+        try:
+            self.identity = _identify(descriptor)
             # An empty file cannot be mapped. The map outlives the descriptor, and the views outlive this object:
             # nobody closes the map by hand, it goes when the last view goes.
-            size_bytes = os.fstat(file.fileno()).st_size
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b""
+            size_bytes = self.identity.size_bytes
+            content = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b""
+        finally:
+            os.close(descriptor)
         self._view = memoryview(content)
 
     def read(self, ranges: Sequence[Span]) -> list[Buffer]:
@@ -104,8 +119,8 @@ class PlainFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.identity = identify_local(path)
-        self._descriptor = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = _open_local(path)
+        self.identity = _identify(self._descriptor)
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, ranges: Sequence[Span]) -> list[Buffer]:

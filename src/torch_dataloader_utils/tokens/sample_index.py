@@ -93,32 +93,41 @@ def build_sample_index(
     index = np.zeros((sample_count + 1, 2), dtype=np.int32 if widest <= _INT32_MAX else np.int64)
     # Views of an .idx file are unaligned, and every gather from one would copy it whole.
     lengths = np.require(lengths, requirements="A")
-    filled, base = 1, 0
+    # A sample has begun where its first token and x more are there: count tokens from −x.
+    filled, base = 1, -extra_tokens
     for first in range(0, len(document_index), _BLOCK_DOCUMENTS):
         if filled > sample_count:
             break
         taken = lengths[document_index[first : first + _BLOCK_DOCUMENTS]]
         ends = np.cumsum(taken, dtype=np.int64)
         ends += base
-        # How many samples have begun by the end of each document. Counting per document and repeating is some three
-        # times faster than a binary search per sample.
-        begun = np.empty(len(ends) + 1, dtype=np.int64)
-        begun[0] = filled - 1
-        np.floor_divide(ends - extra_tokens, sequence_length, out=begun[1:])
-        np.clip(begun, filled - 1, sample_count, out=begun)
-        holders = np.flatnonzero(begun[1:] != begun[:-1])
-        documents = np.repeat(holders, begun[holders + 1] - begun[holders])
+        documents = _find_documents(ends, sequence_length, begun=filled - 1, sample_count=sample_count)
         stop = filled + len(documents)
-        begins = np.arange(filled, stop, dtype=np.int64) * sequence_length
+        begins = np.arange(filled, stop, dtype=np.int64) * sequence_length - extra_tokens
         index[filled:stop, 0] = documents + first
         index[filled:stop, 1] = begins - ends[documents] + taken[documents]
-        filled = stop
-        base = int(ends[-1])
+        filled, base = stop, int(ends[-1])
     if filled == sample_count:
         index[filled] = len(document_index) - 1, int(lengths[document_index[-1]]) - extra_tokens
     elif filled < sample_count:
         raise InternalError(f"{sample_count} samples were planned from tokens that give {filled - 1}.")
     return index
+
+
+def _find_documents(
+    ends: npt.NDArray[np.int64], sequence_length: int, *, begun: int, sample_count: int
+) -> npt.NDArray[np.int64]:
+    """The document that each next sample begins in, when `begun` samples have begun before these documents.
+
+    Counting per document and repeating is some three times faster than a binary search per sample.
+    """
+    counts = np.empty(len(ends) + 1, dtype=np.int64)
+    counts[0] = begun
+    np.floor_divide(ends, sequence_length, out=counts[1:])
+    if ends[0] < 0 or counts[-1] > sample_count:
+        np.clip(counts, begun, sample_count, out=counts)
+    holders = np.flatnonzero(counts[1:] != counts[:-1])
+    return np.repeat(holders, counts[holders + 1] - counts[holders])
 
 
 def build_shuffle_index(plan: EpochPlan, random: np.random.RandomState) -> npt.NDArray[np.integer]:

@@ -1,0 +1,181 @@
+"""Token corpora: sample index, blends, packing arithmetic, building from Parquet, reading samples.
+
+    python benchmarks/token_indexes.py [--tokens 200000000] [--rounds 7]
+
+Times are processor seconds of one thread, least of the rounds, in milliseconds unless said otherwise. The pass that the
+sample index is compared with walks the document lengths in the shuffled order and adds them up, which is the least
+that any way to find the samples has to do; the plain sum of the lengths in file order is shown too. Where megatron-core
+is installed, its compiled index builders run on the same arrays.
+"""
+
+import argparse
+import importlib
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.tokens import (
+    GPTDataset,
+    GPTDatasetConfig,
+    IndexedDataset,
+    Split,
+    blend_by_weight,
+    build_corpus,
+    fill_best_fit,
+    fill_greedily,
+)
+from torch_dataloader_utils.tokens.epochs import plan_epochs
+from torch_dataloader_utils.tokens.sample_index import build_indices, build_sample_index
+
+LENGTH = 2048
+OPTIONS = {"sequence_length": LENGTH, "extra_tokens": 1}
+BLEND_SAMPLES = 1_000_000
+
+
+def measure(run: Callable[[], Any], rounds: int) -> float:
+    """Least processor milliseconds of several runs."""
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return min(times) * 1e3
+
+
+def find_megatron() -> Any:
+    """The compiled helpers of megatron-core, or None."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module("megatron.core.datasets.helpers_cpp")
+        except ImportError:
+            return None
+
+
+def print_sample_index(tokens: int, rounds: int, megatron: Any) -> None:
+    print(f"\nSample index of {tokens:,} tokens, samples of {LENGTH}:\n")
+    print("| mean document | documents | sum in file order | pass | sample index | ratio | megatron | all three |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for mean in (100, 500, 2000):
+        random = np.random.default_rng(0)
+        lengths = random.geometric(1 / mean, tokens // mean).astype(np.int32)
+        total = int(lengths.sum())
+        order = np.arange(len(lengths), dtype=np.int32)
+        np.random.RandomState(1).shuffle(order)
+        plan = plan_epochs(total, sequence_length=LENGTH, extra_tokens=1, num_samples=None)
+        once = measure(lambda a=lengths, o=order: np.cumsum(a[o], dtype=np.int64), rounds)
+        ours = measure(
+            lambda a=lengths, o=order, p=plan: build_sample_index(a, o, sample_count=p.sample_count, **OPTIONS),
+            rounds,
+        )
+        theirs = "-"
+        if megatron is not None:
+            time_ms = measure(
+                lambda a=lengths, o=order, t=total: megatron.build_sample_idx_int32(a, o, LENGTH, 1, t, True, 1),
+                rounds,
+            )
+            theirs = f"{time_ms:.2f}"
+        everything = measure(
+            lambda a=lengths, p=plan: build_indices(a, range(len(a)), p, seed=1, **OPTIONS),
+            max(1, rounds // 3),
+        )
+        plain = measure(lambda a=lengths: a.sum(dtype=np.int64), rounds)
+        print(
+            f"| {mean} | {len(lengths):,} | {plain:.2f} | {once:.2f} | {ours:.2f} | {ours / once:.2f} | {theirs} "
+            f"| {everything:.0f} |"
+        )
+
+
+def print_blends(rounds: int, megatron: Any) -> None:
+    print(f"\nBlend of {BLEND_SAMPLES:,} samples:\n\n| weights | data sets | ours | megatron |\n|---|---:|---:|---:|")
+    random = np.random.default_rng(0)
+    cases = {
+        "7 : 2 : 1": [0.7, 0.2, 0.1],
+        "Dirichlet": random.dirichlet(np.ones(10)).tolist(),
+        "1 / k": (1 / np.arange(1, 51)).tolist(),
+        "with two of 1e-5": [0.5, 0.3, 0.2, 1e-5, 1e-5],
+        "Dirichlet 0.3": (random.dirichlet(np.full(300, 0.3)) + 1e-9).tolist(),
+        "equal": [1.0] * 1000,
+    }
+    for name, weights in cases.items():
+        ours = measure(lambda w=weights: blend_by_weight(w, BLEND_SAMPLES), max(1, rounds // 3))
+        theirs = "-"
+        if megatron is not None:
+            arrays = np.zeros(BLEND_SAMPLES, np.int16), np.zeros(BLEND_SAMPLES, np.int64)
+            shares = (np.array(weights) / np.sum(weights)).tolist()
+            time_ms = measure(
+                lambda a=arrays, s=shares: megatron.build_blending_indices(*a, s, len(s), BLEND_SAMPLES, False),
+                max(1, rounds // 3),
+            )
+            theirs = f"{time_ms:.0f}"
+        print(f"| {name} | {len(weights)} | {ours:.0f} | {theirs} |")
+
+
+def print_fill(tokens: int, rounds: int) -> None:
+    lengths = np.random.default_rng(0).geometric(1 / 500, tokens // 500)
+    total = int(lengths.sum())
+    print(f"\nPacking arithmetic of {len(lengths):,} documents, {total:,} tokens, samples of {LENGTH}:\n")
+    print("| way | ms | million tokens/s | fill |\n|---|---:|---:|---:|")
+    ways: dict[str, Callable[[], Any]] = {
+        "greedy": lambda: fill_greedily(lengths, LENGTH),
+        "best fit, window 1,000": lambda: fill_best_fit(lengths, LENGTH, window_documents=1000),
+        "best fit, window 10,000": lambda: fill_best_fit(lengths, LENGTH, window_documents=10_000),
+    }
+    for name, run in ways.items():
+        spent = measure(run, max(1, rounds // 3))
+        pieces = run()
+        fill = int((pieces.stop - pieces.start).sum()) / (pieces.sample_count * LENGTH)
+        print(f"| {name} | {spent:.0f} | {total / spent / 1e3:.0f} | {fill:.2%} |")
+
+
+def print_corpus(directory: Path, rounds: int) -> None:
+    random = np.random.default_rng(0)
+    counts = random.geometric(1 / 500, 40_000)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    values = random.integers(0, 50_000, offsets[-1]).astype(np.int32)
+    column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+    pq.write_table(pa.table({"tokens": column}), directory / "x.parquet", row_group_size=4000)
+    file = pq.ParquetFile(directory / "x.parquet")
+    groups = range(file.num_row_groups)
+    bare = measure(lambda: [file.read_row_group(group, use_threads=False) for group in groups], max(1, rounds // 2))
+    build = measure(
+        lambda: build_corpus(
+            directory / "x.parquet", directory / "c", column="tokens", vocabulary_size=50_000, overwrites=True
+        ),
+        max(1, rounds // 2),
+    )
+    print(
+        f"\nCorpus of {len(values):,} tokens from Parquet: decode alone {bare:.0f} ms, build with join {build:.0f} ms"
+    )
+    print(f"\nReading samples of {LENGTH}, microseconds each:\n\n| reader | sequence | GPT sample |\n|---|---:|---:|")
+    for name, mmap in (("mapped", True), ("plain file", False)):
+        corpus = IndexedDataset(str(directory / "c"), mmap=mmap)
+        picks = random.integers(0, len(corpus), 5000).tolist()
+        one = measure(lambda c=corpus, p=picks: [c[i] for i in p], rounds) / len(picks) * 1e3
+        config = GPTDatasetConfig(random_seed=1, sequence_length=LENGTH, create_attention_mask=False)
+        dataset = GPTDataset(corpus, None, range(len(corpus)), None, Split.train, config)
+        sample = measure(lambda d=dataset: [d[i] for i in range(2000)], rounds) / 2000 * 1e3
+        print(f"| {name} | {one:.1f} | {sample:.1f} |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=200_000_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    helpers = find_megatron()
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}, ")
+    print(f"pyarrow {pa.__version__}, megatron-core {'installed' if helpers is not None else 'not installed'}")
+    print_sample_index(arguments.tokens, arguments.rounds, helpers)
+    print_blends(arguments.rounds, helpers)
+    print_fill(arguments.tokens, arguments.rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        print_corpus(Path(scratch), arguments.rounds)
