@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 
 
@@ -44,6 +45,15 @@ class Block(Protocol):
 
     def split(self, batch_rows: int) -> Iterator[Any]:
         """Batches of `batch_rows` consecutive rows, the last one shorter if it must be; cheaper than slicing."""
+        ...
+
+
+class MeasuredBlock(Block, Protocol):
+    """A block whose rows have lengths, by which windows may be ordered."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """One number a row, shape [num_rows]."""
         ...
 
 

@@ -19,6 +19,8 @@ class PlanOptions:
     shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle.
     interleave: chunks open at once in a window. num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
     strategy: name of a custom split strategy, "" for the built-in steps.
+    bucket_by: column whose lengths order the rows of a window, "" for none; see _core/buckets.py.
+    first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.
     """
 
     split_bytes: int = DEFAULT_SPLIT_BYTES
@@ -31,6 +33,9 @@ class PlanOptions:
     num_lanes: int | None = None
     lane_rows: int | None = None
     strategy: str = ""
+    bucket_by: str = ""
+    first_row: int = 0
+    stop_row: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("split_bytes", "split_rows", "shuffle_rows", "interleave", "num_lanes", "lane_rows"):
@@ -39,6 +44,20 @@ class PlanOptions:
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
         if self.num_lanes is not None and self.rank_sharding == "chunks":
             raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
+        if self.bucket_by and self.shuffle_rows is None:
+            raise ConfigError(
+                f"bucket_by={self.bucket_by!r} sorts the rows of shuffle windows, and there are none: pass "
+                "shuffle_rows=, the rows of a window (50 to 200 batches of them save most of the padding)."
+            )
+
+    def window_rows(self, batch_rows: int) -> int | None:
+        """Rows of a shuffle window, None for no row shuffle; with `bucket_by` rounded up to whole batches.
+
+        shuffle_rows=1000, batch_rows=64      1000, with bucket_by 1024
+        """
+        if self.shuffle_rows is None or not self.bucket_by:
+            return self.shuffle_rows
+        return -(-self.shuffle_rows // batch_rows) * batch_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

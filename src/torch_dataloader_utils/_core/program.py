@@ -1,6 +1,6 @@
 """What one worker does in one epoch: its lanes, and which rows of which lane make each batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -96,12 +96,16 @@ class RotatingLanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerProgram:
-    """The lanes of one worker for the rest of one epoch, and the schedule that draws from them."""
+    """The lanes of one worker for the rest of one epoch, and the schedule that draws from them.
+
+    bucket_rows: rows of a bucket, where windows are ordered by length (see _core/buckets.py); 0 where they are not.
+    """
 
     lanes: tuple[Units, ...]
     schedule: Schedule
     seed: int
     epoch: int
+    bucket_rows: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -147,7 +151,7 @@ def worker_input(program: WorkerProgram, inventory: Inventory, space: RowSpace) 
     lanes = tuple(lane.compact() for lane in program.lanes)
     groups = np.unique(np.concatenate([np.zeros(0, np.int64), *(touched_groups(lane, space) for lane in lanes)]))
     return WorkerInput(
-        program=WorkerProgram(lanes=lanes, schedule=program.schedule, seed=program.seed, epoch=program.epoch),
+        program=replace(program, lanes=lanes),
         inventory=inventory.take_groups(groups),
         group_start=space.group_start[groups],
         group_stop=space.group_start[groups + 1],

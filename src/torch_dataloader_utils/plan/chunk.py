@@ -26,6 +26,16 @@ def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
     return Units.plain(start[filled], stop[filled])
 
 
+def keep_span(units: Units, options: PlanOptions) -> Units:
+    """The plain units cut to the plan rows [first_row, stop_row) of the options; those outside are left out."""
+    if options.first_row == 0 and options.stop_row is None:
+        return units
+    start = np.maximum(units.start, options.first_row)
+    stop = units.stop if options.stop_row is None else np.minimum(units.stop, options.stop_row)
+    inside = stop > start
+    return Units.plain(start[inside], stop[inside])
+
+
 def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
     """The first row group of every chunk, ascending."""
     groups = len(space.file)

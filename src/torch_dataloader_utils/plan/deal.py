@@ -101,9 +101,9 @@ class FreshDeal:
         kept, dropped = units.split_at(sizes.rows)
         weights = self.space.bytes_between(kept.start, kept.stop)
         workers = level_workers(assign_units(kept, weights, self.topology.num_workers), sizes)
-        if self.options.shuffle_rows is not None:
-            window_rows, interleave = self.options.shuffle_rows, self.options.interleave
-            workers = [cut_windows(lane, window_rows, interleave) for lane in workers]
+        window_rows = self.options.window_rows(self.topology.batch_size)
+        if window_rows is not None:
+            workers = [cut_windows(lane, window_rows, self.options.interleave) for lane in workers]
         return RankDeal(workers=tuple(workers), sizes=sizes, dropped=dropped)
 
     def _sliced(self, rank: int) -> Units:

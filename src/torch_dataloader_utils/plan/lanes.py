@@ -69,8 +69,9 @@ class LaneDeal:
         """All rows of one lane, windows cut; built once."""
         if lane not in self._built:
             units = level_list(lane, lambda i: slice_units(self.units, i, self.num_lanes), self._transfers)
-            if self.options.shuffle_rows is not None:
-                units = cut_windows(units, self.options.shuffle_rows, self.options.interleave)
+            window_rows = self.options.window_rows(self.micro_rows)
+            if window_rows is not None:
+                units = cut_windows(units, window_rows, self.options.interleave)
             self._built[lane] = units
         return self._built[lane]
 

@@ -65,8 +65,9 @@ class StrategyDeal:
         owner = owner[: len(kept)]
         lanes = [kept.take(np.flatnonzero(owner == worker)) for worker in range(self.topology.num_workers)]
         workers = level_workers(lanes, sizes)
-        if self.options.shuffle_rows is not None:
-            workers = [cut_windows(lane, self.options.shuffle_rows, self.options.interleave) for lane in workers]
+        window_rows = self.options.window_rows(self.topology.batch_size)
+        if window_rows is not None:
+            workers = [cut_windows(lane, window_rows, self.options.interleave) for lane in workers]
         return RankDeal(workers=tuple(workers), sizes=sizes, dropped=dropped)
 
     def _owners(self, rank: int, units: Units) -> Int64s:

@@ -1,10 +1,12 @@
 """One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
+from torch_dataloader_utils._core.buckets import order_buckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerProgram
@@ -103,10 +105,13 @@ class LaneReader:
         start = int(self._units.start[unit])
         if not self._units.windows.permuted:
             return blocks[0].slice(min(start, stop), stop)
-        order = self._order(unit, sum(block.num_rows for block in blocks))
-        return self._shaper.gather(blocks, order[start:stop])
+        return self._shaper.gather(blocks, self._order(unit, blocks)[start:stop])
 
-    def _order(self, unit: int, rows: int) -> Int64s:
+    def _order(self, unit: int, blocks: list[Block]) -> Int64s:
         key = int(self._units.windows.keys[self._units.window[unit]])
         program = self._program
+        if program.bucket_rows:
+            lengths = np.concatenate([block.lengths for block in cast("list[MeasuredBlock]", blocks)])
+            return order_buckets(lengths, program.bucket_rows, seed=program.seed, epoch=program.epoch, index=key)
+        rows = sum(block.num_rows for block in blocks)
         return permutation(rows, seed=program.seed, epoch=program.epoch, purpose=Purpose.WINDOW, index=key)
