@@ -3,11 +3,12 @@
 inventory, seed, epoch, topology  →  EpochPlan  →  worker inputs, explain(), to_arrow()
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,14 +18,21 @@ from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._core.uses import group_uses
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
-from torch_dataloader_utils.plan.strategy_check import StrategyCall, describe_files, strategy_name
+from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.strategy_check import StrategyCall, describe_files, strategy_name, takes_ranks
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,6 +135,7 @@ def plan_epoch(
     interleave: int = DEFAULT_INTERLEAVE,
     num_lanes: int | None = None,
     lane_rows: int | None = None,
+    bucket_by: str | None = None,
     split_strategy: SplitStrategy | None = None,
 ) -> EpochPlan:
     """The plan of one epoch: a pure function of its arguments.
@@ -142,6 +151,7 @@ def plan_epoch(
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
         shuffle_rows: rows of a shuffle window. interleave: chunks that a window draws from.
         num_lanes, lane_rows: an order that survives a change of topology; see the lanes page of the docs.
+        bucket_by: the column by whose lengths windows are ordered; windows then are whole batches.
         split_strategy: an object with `generate`, instead of the built-in steps.
 
     Raises:
@@ -158,6 +168,7 @@ def plan_epoch(
         num_lanes=num_lanes,
         lane_rows=lane_rows,
         strategy=strategy_name(split_strategy),
+        bucket_by=bucket_by or "",
     )
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last
@@ -168,7 +179,11 @@ def plan_epoch(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planner:
-    """An inventory and options: gives the plan of any position."""
+    """An inventory and options: gives the plan of any position.
+
+    What does not depend on the position is computed once, and the last few plans are kept, so that asking for
+    lengths and plans again and again costs nothing.
+    """
 
     inventory: Inventory
     options: PlanOptions
@@ -190,29 +205,89 @@ class Planner:
             return None
         return StrategyCall(strategy=self.strategy, files=describe_files(self.inventory), space=self.space)
 
+    @cached_property
+    def _stored_chunks(self) -> Units:
+        return keep_span(chunk_row_groups(self.space, self.options), self.options)
+
+    @cached_property
+    def _recent_chunks(self) -> "Recent[int, Units]":
+        return Recent(most=2)
+
+    @cached_property
+    def _recent_plans(self) -> "Recent[Position, EpochPlan]":
+        return Recent(most=4)
+
+    @property
+    def deals_every_row_once(self) -> bool:
+        """Whether ranks share the rows; a strategy without rank arguments gives every rank all of them."""
+        return self.strategy is None or takes_ranks(self.strategy)
+
+    def span(self, num_spans: int, index: int) -> "Planner":
+        """The planner of one of `num_spans` runs of neighbouring plan rows; a span can be cut into spans again.
+
+        Sizes differ by at most one row, the longer ones first:
+
+            11 rows, num_spans=4      0-2  3-5  6-8  9-10
+
+        Raises:
+            ConfigError: row counts are not known, or index is not in [0, num_spans).
+        """
+        if not 0 <= index < num_spans:
+            raise ConfigError(f"shard {index} of {num_spans} does not exist: index must be in [0, num_shards).")
+        if not self.space.exact:
+            raise ConfigError(
+                "A contiguous shard needs row counts, and those of this data set are not known: plan with "
+                'count_rows="auto", or shard with contiguous=False.'
+            )
+        first, stop = self.options.first_row, self.options.stop_row
+        base, spare = divmod((self.space.num_rows if stop is None else stop) - first, num_spans)
+        start = first + index * base + min(index, spare)
+        options = replace(self.options, first_row=start, stop_row=start + base + (index < spare))
+        return replace(self, options=options)
+
     def plan(self, position: Position) -> EpochPlan:
         """The plan from `position` on."""
+        return self._recent_plans.get(position, self._plan)
+
+    def _chunks(self, epoch: int) -> Units:
+        return order_chunks(self._stored_chunks, self.options, epoch)
+
+    def _plan(self, position: Position) -> EpochPlan:
+        shared: dict[str, Any] = {
+            "space": self.space,
+            "options": self.options,
+            "epoch": position.epoch,
+            "chunks": self._recent_chunks.get(position.epoch, self._chunks),
+            "history": position.history,
+            "strategy": self._strategy_call,
+        }
+        segment = position.segment
         details: ExactPlan | InexactPlan
         if self.space.exact:
-            details = ExactPlan(
-                space=self.space,
-                options=self.options,
-                epoch=position.epoch,
-                topology=position.segment.topology,
-                history=position.history,
-                done=position.segment.steps_of(0),
-                strategy=self._strategy_call,
-            )
+            details = ExactPlan(topology=segment.topology, done=segment.steps_of(0), **shared)
         else:
-            details = InexactPlan(
-                space=self.space,
-                options=self.options,
-                epoch=position.epoch,
-                present=position.segment,
-                history=position.history,
-                strategy=self._strategy_call,
-            )
+            details = InexactPlan(present=segment, **shared)
         return EpochPlan(inventory=self.inventory, details=details)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Planner, inventory=self.inventory, options=self.options, strategy=self.strategy), ()
+
+
+class Recent(Generic[Key, Value]):
+    """The results of the last few calls of a pure function."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._results: OrderedDict[Key, Value] = OrderedDict()
+
+    def get(self, key: Key, compute: Callable[[Key], Value]) -> Value:
+        """The result for `key`, computed if it is not among the last few."""
+        if key not in self._results:
+            self._results[key] = compute(key)
+            if len(self._results) > self._most:
+                self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        return self._results[key]
 
 
 def planning_fingerprint(inventory: Inventory) -> str:

@@ -10,7 +10,9 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.epoch import ExactPlan
+from torch_dataloader_utils.plan.order import order_chunks
 
 
 def make_space(files):
@@ -101,9 +103,15 @@ options = st.builds(
 )
 
 
+def make_plan(*, space, options, epoch=0, topology, **more):
+    """A fresh plan."""
+    chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
+    return ExactPlan(space=space, options=options, epoch=epoch, chunks=chunks, topology=topology, **more)
+
+
 @st.composite
 def plans(draw):
     """Fresh plans over random files, options and topologies."""
-    return ExactPlan(
+    return make_plan(
         space=make_space(draw(files)), options=draw(options), epoch=draw(st.integers(0, 3)), topology=draw(topologies)
     )

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.plan.model import advance, make_space, plans, rank_batches, resume, rows_of, topologies
+from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.epoch import ExactPlan
 
 
 def deliver(plan):
@@ -92,7 +91,7 @@ def test_chunk_sharding_gives_each_rank_its_slice(plan):
 
 
 def test_nine_one_chunk_files_over_three_ranks():
-    plan = ExactPlan(
+    plan = make_plan(
         space=make_space([[10]] * 9),
         options=PlanOptions(rank_sharding="chunks"),
         epoch=0,
@@ -105,7 +104,7 @@ def test_nine_one_chunk_files_over_three_ranks():
 @pytest.mark.parametrize(("chunks", "ranks", "expected"), [(7, 3, [3, 2, 2]), (2, 4, [1, 1, 0, 0])])
 def test_chunk_sharding_may_leave_ranks_uneven_and_rows_never_does(chunks, ranks, expected):
     def plan(sharding):
-        return ExactPlan(
+        return make_plan(
             space=make_space([[12]] * chunks),
             options=PlanOptions(rank_sharding=sharding),
             epoch=0,
@@ -118,7 +117,7 @@ def test_chunk_sharding_may_leave_ranks_uneven_and_rows_never_does(chunks, ranks
 
 def test_a_plan_of_a_million_row_groups_keeps_its_arrays_small():
     space = make_space([[10] * 1000] * 1000)
-    plan = ExactPlan(
+    plan = make_plan(
         space=space,
         options=PlanOptions(shuffle=True, split_rows=10),
         epoch=1,
@@ -146,7 +145,7 @@ def test_lanes_give_the_same_rows_on_every_topology(files, shapes, shuffle_rows,
         ranks, workers, batch = shape
         if num_lanes % (ranks * batch * workers):
             continue
-        plan = ExactPlan(
+        plan = make_plan(
             space=space,
             options=options,
             epoch=1,
@@ -156,7 +155,7 @@ def test_lanes_give_the_same_rows_on_every_topology(files, shapes, shuffle_rows,
         assert set(counts) == set(range(space.num_rows))
         assert sum(counts.values()) == space.num_rows + plan.repeated_rows
         numbered = rank_batches_as_numbers(plan)
-        single = ExactPlan(space=space, options=options, epoch=1, topology=Topology(batch_size=1))
+        single = make_plan(space=space, options=options, epoch=1, topology=Topology(batch_size=1))
         one_by_one = [batch[0] for batch in rank_batches(single, 0)]
         whole = len(by_rank[0]) if space.num_rows % (ranks * batch) == 0 else len(by_rank[0]) - 1
         for step in range(whole):
@@ -178,7 +177,7 @@ def test_lanes_continue_on_another_topology(first_steps, second_steps):
     space = make_space([[37, 12], [40], [5, 0, 31]])
     options = PlanOptions(shuffle=True, split_rows=9, num_lanes=24, lane_rows=2)
     shapes = [Topology(num_ranks=2, num_workers=2, batch_size=6), Topology(num_ranks=3, batch_size=4)]
-    plan = ExactPlan(space=space, options=options, epoch=0, topology=shapes[0])
+    plan = make_plan(space=space, options=options, epoch=0, topology=shapes[0])
     received = Counter()
     for steps, following in ((first_steps, shapes[1]), (second_steps, Topology(num_ranks=1, batch_size=8))):
         steps = min(steps, int(plan.rank_steps[0]))
@@ -189,7 +188,7 @@ def test_lanes_continue_on_another_topology(first_steps, second_steps):
 
 
 def test_lanes_that_do_not_fit_say_which_would():
-    plan = ExactPlan(
+    plan = make_plan(
         space=make_space([[10]]),
         options=PlanOptions(num_lanes=10, lane_rows=2),
         epoch=0,
@@ -201,7 +200,7 @@ def test_lanes_that_do_not_fit_say_which_would():
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_out_of_range_is_an_error(rank):
-    plan = ExactPlan(
+    plan = make_plan(
         space=make_space([[4]]), options=PlanOptions(), epoch=0, topology=Topology(num_ranks=2, batch_size=2)
     )
     with pytest.raises(ConfigError, match="global rank"):
@@ -209,7 +208,7 @@ def test_a_rank_out_of_range_is_an_error(rank):
 
 
 def test_golden_order_of_an_epoch():
-    plan = ExactPlan(
+    plan = make_plan(
         space=make_space([[1]] * 8), options=PlanOptions(shuffle=True, seed=42), epoch=3, topology=Topology()
     )
     assert (

@@ -15,14 +15,13 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Segment
-from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
+from torch_dataloader_utils._core.program import Schedule, SingleLane, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.chunk import chunk_row_groups
+from torch_dataloader_utils.plan.chunk import keep_span
 from torch_dataloader_utils.plan.deal import Deal, FreshDeal, SequenceDeal
 from torch_dataloader_utils.plan.lanes import LaneDeal
-from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.remain import remaining_lanes, remaining_units
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.strategy_check import StrategyCall, takes_ranks
@@ -34,20 +33,17 @@ class ExactPlan:
     """The plan of one epoch whose row counts are known.
 
     history: the finished segments of other topologies, oldest first. done: steps already received under `topology`.
+    chunks: all chunks in this epoch's order (see order.py), whoever has them ready.
     """
 
     space: RowSpace
     options: PlanOptions
     epoch: int
+    chunks: Units
     topology: Topology
     history: tuple[Segment, ...] = ()
     done: int = 0
     strategy: StrategyCall | None = None
-
-    @cached_property
-    def chunks(self) -> Units:
-        """All chunks in this epoch's order."""
-        return order_chunks(chunk_row_groups(self.space, self.options), self.options, self.epoch)
 
     @cached_property
     def _deal(self) -> Deal:
@@ -67,7 +63,10 @@ class ExactPlan:
         if self.strategy is None:
             return FreshDeal(units=self.chunks, space=self.space, options=self.options, topology=topology)
         return StrategyDeal(
-            given=self.strategy.units(self.epoch, topology.num_ranks, topology.num_workers),
+            given=tuple(
+                tuple(keep_span(units, self.options) for units in workers)
+                for workers in self.strategy.units(self.epoch, topology.num_ranks, topology.num_workers)
+            ),
             shared=not takes_ranks(self.strategy.strategy),
             space=self.space,
             options=self.options,
@@ -78,11 +77,21 @@ class ExactPlan:
     def _lanes(self) -> LaneDeal | None:
         if self.options.num_lanes is None:
             return None
-        first = self.history[0].topology if self.history else self.topology
-        micro_rows = self.options.lane_rows or first.batch_size
+        micro_rows = self.options.lane_rows or self._first_topology.batch_size
         return LaneDeal(
             units=self.chunks, options=self.options, num_lanes=self.options.num_lanes, micro_rows=micro_rows
         )
+
+    @property
+    def _first_topology(self) -> Topology:
+        return self.history[0].topology if self.history else self.topology
+
+    @property
+    def _bucket_rows(self) -> int:
+        """Rows of a bucket: those of a batch, as they were when the epoch began and its windows were cut."""
+        if not self.options.bucket_by:
+            return 0
+        return self._first_topology.batch_size if self._lanes is None else self._lanes.micro_rows
 
     @cached_property
     def _first_number(self) -> int:
@@ -165,10 +174,16 @@ class ExactPlan:
 
     def _lane_program(self, lanes: LaneDeal, rank: int, worker: int) -> WorkerProgram:
         mine = lanes.worker(rank, worker, self._first_number, self.done, self.topology)
-        return WorkerProgram(lanes=mine.lanes, schedule=mine.schedule, seed=self.options.seed, epoch=self.epoch)
+        return self._program(mine.lanes, mine.schedule)
 
-    def _program(self, lanes: Sequence[Units], schedule: SingleLane) -> WorkerProgram:
-        return WorkerProgram(lanes=tuple(lanes), schedule=schedule, seed=self.options.seed, epoch=self.epoch)
+    def _program(self, lanes: Sequence[Units], schedule: Schedule) -> WorkerProgram:
+        return WorkerProgram(
+            lanes=tuple(lanes),
+            schedule=schedule,
+            seed=self.options.seed,
+            epoch=self.epoch,
+            bucket_rows=self._bucket_rows,
+        )
 
     def _repeat(self) -> Units:
         """One row to take a step with: the first of what this topology deals."""

@@ -13,6 +13,7 @@ def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks:
     lines = [
         f"{inventory.num_files} files, {inventory.num_groups} row groups, {_rows(inventory.num_rows)} rows, "
         f"{format_bytes(int(plan.space.byte_start[-1]))} projected; {len(plan.chunks)} chunks",
+        *inventory.notes,
         f"epoch {plan.epoch}, seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
         + (f", windows of {options.shuffle_rows} rows" if options.shuffle_rows else "")
         + (f", {options.num_lanes} lanes" if options.num_lanes else "")

@@ -9,9 +9,7 @@ from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
-from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.inexact import InexactDeal, after_cursor, remaining_after
-from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
 
@@ -25,6 +23,7 @@ class InexactPlan:
     space: RowSpace
     options: PlanOptions
     epoch: int
+    chunks: Units
     present: Segment
     history: tuple[Segment, ...] = ()
     strategy: StrategyCall | None = None
@@ -35,16 +34,16 @@ class InexactPlan:
                 "num_lanes needs exact row counts, and this plan has none: leave count_rows at its default, "
                 'or pass count_rows="auto".'
             )
+        if self.options.bucket_by:
+            raise ConfigError(
+                "bucket_by needs exact row counts, so that windows are whole batches, and this plan has none: leave "
+                'count_rows at its default, or pass count_rows="auto".'
+            )
 
     @property
     def topology(self) -> Topology:
         """Who shares."""
         return self.present.topology
-
-    @cached_property
-    def chunks(self) -> Units:
-        """All chunks in this epoch's order."""
-        return order_chunks(chunk_row_groups(self.space, self.options), self.options, self.epoch)
 
     @cached_property
     def _deal(self) -> InexactDeal:
