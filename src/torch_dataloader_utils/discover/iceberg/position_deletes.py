@@ -120,9 +120,11 @@ def _read_rows(files: Files, entry: ManifestEntry) -> list[tuple[str, Int64s]]:
         known = pc.and_(paths.is_valid(), positions.is_valid())
         paths, positions = paths.filter(known), positions.filter(known).cast(pa.int64()).to_numpy(zero_copy_only=False)
         encoded = paths.dictionary_encode()
-    order = np.argsort(encoded.indices.to_numpy(zero_copy_only=False), kind="stable")
-    starts = np.searchsorted(encoded.indices.to_numpy(zero_copy_only=False)[order], np.arange(len(encoded.dictionary)))
-    return list(zip(encoded.dictionary.to_pylist(), np.split(positions[order], starts[1:]), strict=True))
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    stops = np.searchsorted(codes[order], np.arange(len(encoded.dictionary)), side="right")
+    parts = np.split(positions[order], stops)  # and nothing after the last stop
+    return list(zip(encoded.dictionary.to_pylist(), parts, strict=False))
 
 
 def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:

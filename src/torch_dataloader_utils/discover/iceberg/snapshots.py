@@ -60,7 +60,7 @@ def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str
     if choice.from_snapshot_id is None:
         return ScanTarget(snapshot=snapshot, schema=schema)
     appends, skipped = _increment(metadata, snapshot, choice.from_snapshot_id, name)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if skipped:
         kinds = ", ".join(f"{each.snapshot_id} ({_operation(each)})" for each in skipped)
         notes = (f"increment: only appends are read; left out are the changes of {kinds}",)

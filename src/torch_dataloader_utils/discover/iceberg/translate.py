@@ -52,18 +52,20 @@ def translate(row_filter: pc.Expression, schema: pa.Schema) -> "BooleanExpressio
 
     (pc.field("id") > 5) & (pc.add(pc.field("x"), 1) > 2)      GreaterThan("id", 5)
     """
+    tree: Node
     try:
         tree = parse_expression(row_filter)
     except UnknownForm:
-        return _expressions().AlwaysTrue()
-    return _Translator(schema).walk(tree, negated=False)
+        tree = Literal(value=pa.scalar(True))
+    expression: BooleanExpression = _Translator(schema).walk(tree, negated=False)
+    return expression
 
 
 class _Translator:
     def __init__(self, schema: pa.Schema) -> None:
         self._fields = {field.name: field for field in schema if schema.names.count(field.name) == 1}
 
-    def walk(self, node: Node, *, negated: bool) -> "BooleanExpression":
+    def walk(self, node: Node, *, negated: bool) -> Any:
         iceberg = _expressions()
 
         match node:
@@ -84,7 +86,7 @@ class _Translator:
             case _:
                 return iceberg.AlwaysTrue()
 
-    def _comparison(self, function: str, ref: FieldRef, literal: Literal, *, negated: bool) -> "BooleanExpression":
+    def _comparison(self, function: str, ref: FieldRef, literal: Literal, *, negated: bool) -> Any:
         iceberg = _expressions()
 
         field = self._fields.get(ref.path[0]) if len(ref.path) == 1 else None
@@ -103,7 +105,7 @@ class _Translator:
         }
         return predicates[_NEGATED[function] if negated else function](field.name, value)
 
-    def _unary(self, call: Call, field: pa.Field, *, negated: bool) -> "BooleanExpression":
+    def _unary(self, call: Call, field: pa.Field, *, negated: bool) -> Any:
         iceberg = _expressions()
 
         # A "required" column is not believed: pyiceberg takes its being null for impossible.

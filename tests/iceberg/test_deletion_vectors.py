@@ -1,0 +1,119 @@
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.iceberg.reading import read_rows
+from tests.iceberg.tables import TableWriter, field_of, vector_blob
+from torch_dataloader_utils import scan_iceberg
+from torch_dataloader_utils.discover.iceberg.deletion_vectors import decode_vector
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+
+
+def numbered(root: Path, **options: object) -> TableWriter:
+    table = TableWriter(root, format_version=3, **options)
+    table.evolve(field_of(1, "id", "long"))
+    return table
+
+
+def ids(start: int, stop: int) -> list[dict[str, int]]:
+    return [{"id": number} for number in range(start, stop)]
+
+
+def read_ids(table: TableWriter, **options: object) -> list[int]:
+    return sorted(row["id"] for row in read_rows(table.metadata, **options))
+
+
+def test_several_vectors_in_one_file_each_for_its_own_data_file(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    first, second = table.append(ids(0, 30), rows_per_group=8), table.append(ids(30, 60), rows_per_group=8)
+    table.delete_vectors({first: [0, 7, 8, 29], second: [1]})
+    gone = {0, 7, 8, 29, 31}
+    assert read_ids(table, num_ranks=2) == [number for number in range(60) if number not in gone]
+    assert scan_iceberg(table.metadata).num_rows == 55
+
+
+def test_a_vector_replaces_position_deletes_and_older_vectors(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 9))
+    table.delete_positions([(path, 8)])
+    table.delete_vectors({path: [1]})
+    table.delete_vectors({path: [1, 2, 8]})
+    assert read_ids(table) == [0, 3, 4, 5, 6, 7]
+
+
+def test_vectors_are_matched_by_the_manifest_not_by_the_paths_in_the_puffin_footer(tmp_path: Path) -> None:
+    table = numbered(tmp_path / "moved", path_prefix="s3://old/place")
+    path = table.append(ids(0, 5))
+    table.delete_vectors({path: [0, 3]}, footer_paths={path: "s3://older/still.parquet"})
+    assert read_ids(table, path_rewrites={"s3://old/place": str(table.root)}) == [1, 2, 4]
+
+
+def test_polars_reads_the_same_rows(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars", reason="the oracle for deletion vectors is not installed")
+    table = numbered(tmp_path)
+    first, second = table.append(ids(0, 30), rows_per_group=8), table.append(ids(30, 60), rows_per_group=8)
+    table.delete_vectors({first: [0, 7, 8, 29], second: [1, 2]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # polars would like another package to plan with
+        oracle = polars.scan_iceberg(table.metadata).collect()["id"].to_list()
+    assert read_ids(table) == sorted(oracle)
+
+
+@given(
+    rows=st.sets(st.integers(0, 200) | st.integers((1 << 32) - 3, (1 << 32) + 3) | st.integers(0, 1 << 40), max_size=40)
+)
+@settings(max_examples=50)
+def test_vectors_of_any_width_decode_to_their_positions(rows: set[int]) -> None:
+    assert np.array_equal(decode_vector("v.puffin", vector_blob(sorted(rows))), sorted(rows))
+
+
+@pytest.mark.parametrize("offset", range(0, len(vector_blob([1, 5])), 3))
+def test_a_flipped_bit_anywhere_is_noticed(offset: int) -> None:
+    blob = bytearray(vector_blob([1, 5]))
+    blob[offset] ^= 4
+    with pytest.raises(CorruptFileError):
+        decode_vector("v.puffin", bytes(blob))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", struct.pack("<Q", 5), struct.pack("<QI", 1, 0) + b"\x01\x02", struct.pack("<Q", 0) + b"xx"]
+)
+def test_a_vector_with_a_right_checksum_and_wrong_contents_is_noticed(body: bytes) -> None:
+    body = b"\xd1\xd3\x39\x64" + body
+    blob = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+    with pytest.raises(CorruptFileError):
+        decode_vector("v.puffin", blob)
+
+
+def test_two_vectors_for_one_file_and_places_outside_the_puffin_file_are_errors(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 5))
+    table.delete_vectors({path: [0]})
+    vector = table.live[-1]
+    table.live.append(vector)
+    table.append(ids(5, 6))
+    with pytest.raises(CorruptFileError, match="second deletion vector"):
+        scan_iceberg(table.metadata)
+    table.live = [each for each in table.live if each is not vector]
+    outside = {**vector.arguments, "content_offset": 1 << 20}
+    table.live.append(type(vector)(**{**vars(vector), "arguments": outside}))
+    table.append(ids(6, 7))
+    with pytest.raises(CorruptFileError, match="does not lie in a file"):
+        scan_iceberg(table.metadata)
+
+
+def test_a_bare_vector_needs_the_option(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 5))
+    puffin = Path(table.delete_vectors({path: [2]}))
+    content = puffin.read_bytes()
+    puffin.write_bytes(b"\0\0\0\0" + content[4:])
+    with pytest.raises(UnsupportedFeatureError, match="allow_bare_vectors"):
+        scan_iceberg(table.metadata)
+    assert read_ids(table, allow_bare_vectors=True) == [0, 1, 3, 4]

@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import plan_epoch, scan_iceberg
+from torch_dataloader_utils.errors import CorruptFileError
+
+
+def numbered(root: Path, **options: object) -> TableWriter:
+    table = TableWriter(root, **options)
+    table.evolve(field_of(1, "id", "long"))
+    return table
+
+
+def ids(start: int, stop: int) -> list[dict[str, int]]:
+    return [{"id": number} for number in range(start, stop)]
+
+
+def read_ids(table: TableWriter, **options: object) -> list[int]:
+    return [row["id"] for row in read_rows(table.metadata, **options)]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+@pytest.mark.parametrize("delete_format", ["parquet", "orc"])
+def test_unsorted_repeated_and_spread_deletes_in_all_formats(
+    tmp_path: Path, file_format: str, delete_format: str
+) -> None:
+    table = numbered(tmp_path)
+    first = table.append(ids(0, 50), rows_per_group=8, file_format=file_format)
+    second = table.append(ids(50, 90), rows_per_group=8, file_format=file_format)
+    table.delete_positions([(second, 3), (first, 49), (first, 0), (second, 3), (first, 20)], file_format=delete_format)
+    table.delete_positions([(first, 20), (first, 21)], file_format=delete_format)
+    gone = {0, 20, 21, 49, 53}
+    assert sorted(read_ids(table)) == [number for number in range(90) if number not in gone]
+    if "orc" not in (file_format, delete_format):
+        assert in_order(read_rows(table.metadata)) == in_order(pyiceberg_rows(table.metadata))
+
+
+def test_files_with_deletes_are_split_into_row_groups_and_counted_exactly(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 40), rows_per_group=10)
+    table.delete_positions([(path, row) for row in [*range(10, 20), 35]])
+    inventory = scan_iceberg(table.metadata)
+    assert inventory.groups.live_rows.tolist() == [10, 10, 9]
+    assert inventory.groups.first_row.tolist() == [0, 20, 30]
+    assert plan_epoch(inventory, num_ranks=4, batch_size=2, split_rows=1).rank_rows == (8, 7, 7, 7)
+    assert sorted(read_ids(table, num_ranks=3, batch_size=4, split_rows=1)) == [
+        *range(10),
+        *range(20, 35),
+        *range(36, 40),
+    ]
+
+
+def test_a_delete_applies_to_files_of_its_own_and_earlier_snapshots_only(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 4))
+    table.delete_positions([(path, 1)])
+    entry = table.live[0]
+    table.live[0] = type(entry)(**{**vars(entry), "sequence_number": 9})  # the file is newer than the delete
+    table.append(ids(4, 5))
+    assert sorted(read_ids(table)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("data_prefix", "delete_prefix", "rewrites"),
+    [
+        ("/warehouse/t", "hdfs://host:8020/warehouse/t", ["/warehouse/t"]),
+        ("file:///warehouse/t", "/warehouse/t", ["file:///warehouse/t"]),
+        ("hdfs://a/warehouse/t", "hdfs://b/warehouse/t", ["hdfs://a/warehouse/t"]),
+        ("s3://bucket/t", "s3a://bucket/t", ["s3://bucket/t", "s3a://bucket/t"]),
+        ("s3://bucket/t", "s3a://bucket/t", ["s3://"]),
+    ],
+)
+def test_no_delete_is_lost_to_the_spelling_of_a_path(
+    tmp_path: Path, data_prefix: str, delete_prefix: str, rewrites: list[str]
+) -> None:
+    table = numbered(
+        tmp_path / "bucket" / "t" if rewrites == ["s3://"] else tmp_path / "warehouse" / "t", path_prefix=data_prefix
+    )
+    path = table.append(ids(0, 6))
+    table.delete_positions([(path.replace(data_prefix, delete_prefix), 2)])
+    target = f"{tmp_path}/" if rewrites == ["s3://"] else str(table.root)
+    if rewrites == ["s3://"]:
+        # After this rewrite only the deletes still have a scheme and a bucket of their own.
+        assert sorted(read_ids(table, path_rewrites={"s3://": target, "s3a://": target})) == [0, 1, 3, 4, 5]
+    assert sorted(
+        read_ids(table, path_rewrites=dict.fromkeys([data_prefix], str(table.root)) | {delete_prefix: str(table.root)})
+    ) == [0, 1, 3, 4, 5]
+
+
+def test_a_delete_that_differs_in_scheme_and_host_finds_its_file_without_a_rewrite(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 6))
+    table.delete_positions([(f"hdfs://namenode:8020{path}", 2)])
+    table.delete_positions([(f"file://{path}", 3)])
+    assert sorted(read_ids(table)) == [0, 1, 4, 5]
+
+
+def test_dangling_deletes_are_ignored_counted_and_explained(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    first = table.append(ids(0, 5))
+    table.append(ids(5, 9))
+    table.delete_positions([(first, 1), (first, 2), ("/elsewhere/x.parquet", 0)])
+    table.remove(first)
+    inventory = scan_iceberg(table.metadata)
+    assert inventory.num_rows == 4
+    assert "dangling deletes ignored: 3" in plan_epoch(inventory).explain()
+    assert sorted(read_ids(table)) == [5, 6, 7, 8]
+
+
+def test_rows_without_a_path_mean_the_file_that_the_manifest_names(tmp_path: Path) -> None:
+    table = numbered(tmp_path, format_version=3)
+    path = table.append(ids(0, 5))
+    table.delete_positions([(None, 1), (path, 2)], referenced=path)
+    table.delete_positions([(None, 3)])
+    assert sorted(read_ids(table)) == [0, 3, 4]
+
+
+@pytest.mark.parametrize("row", [5, -1, 1 << 40])
+def test_a_deleted_row_that_the_file_does_not_have_is_an_error(tmp_path: Path, row: int) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 5))
+    table.delete_positions([(path, row)])
+    with pytest.raises(CorruptFileError, match=f"row {row} is deleted, and the file has 5 rows"):
+        scan_iceberg(table.metadata)
+
+
+def test_a_state_does_not_fit_another_snapshot_with_as_many_rows(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 9))
+    table.delete_positions([(path, 1)])
+    before = scan_iceberg(table.metadata)
+    table.live = table.live[:1]
+    table.delete_positions([(path, 2)])
+    after = scan_iceberg(table.metadata)
+    assert np.array_equal(before.groups.live_rows, after.groups.live_rows)
+    assert before.fingerprint() != after.fingerprint()
