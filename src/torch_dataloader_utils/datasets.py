@@ -7,27 +7,22 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._store import Secret
-from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.planning import EpochPlan, Planner
-from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.read.spec import ReadSpec
-from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, resolve_ranks
+from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import OutputFormat, TableOptions
+from torch_dataloader_utils.table_rows import find_inventory, wire_rows
 
 
 class StructuredDataset(TableDataset):
@@ -60,17 +55,10 @@ class StructuredDataset(TableDataset):
         chosen = TableOptions.of({"num_workers": 1, **options})
         check_filters(chosen.filters)
         secret = None if storage_options is None else Secret(dict(storage_options))
-        if inventory is None:
-            inventory = scan_files(
-                _paths(files),
-                format,
-                columns=chosen.columns,
-                filters=chosen.filters,
-                partitioning=partitioning,
-                storage_options=secret,
-                count_rows=chosen.count_rows,
-            )
-        super().__init__(**wire(under_filter(inventory, chosen.filters), chosen, secret))
+        found = find_inventory(
+            files, format, chosen, partitioning=partitioning, storage_options=secret, inventory=inventory
+        )
+        super().__init__(**wire(found, chosen, secret))
 
     @classmethod
     def create_dataloader(
@@ -106,6 +94,8 @@ class StructuredDataset(TableDataset):
         count_rows: Literal["auto"] | bool = "auto",
         nulls: Any = None,
         stack: Mapping[str, Sequence[str]] | None = None,
+        bucket_by: str | None = None,
+        max_tokens_per_batch: int | None = None,
         inventory: Inventory | None = None,
         page_checksums: bool = True,
         decode_threads: int | None = None,
@@ -145,6 +135,9 @@ class StructuredDataset(TableDataset):
             nulls: what nulls of columns without NaN become: "error", "mask" or {"fill": value}, for all columns or
                 by column.
             stack: matrix name -> columns of one number type, delivered as one [B, n] tensor.
+            bucket_by: batches of rows of similar length, in random order: a column of numbers (its value), lists
+                (items) or text (bytes), delivered or not. Needs shuffle_rows, the rows that are sorted together.
+            max_tokens_per_batch: refused for streams; see the how-to on length bucketing.
             inventory: from `scan_files` or `load_inventory`; then nothing is listed.
             page_checksums: check Parquet page checksums where the file has them.
             decode_threads: row groups decoded at once (threads engine). decode_ahead_bytes: decoded ahead, at most.
@@ -190,6 +183,8 @@ class StructuredDataset(TableDataset):
             count_rows=count_rows,
             nulls=nulls,
             stack=stack,
+            bucket_by=bucket_by,
+            max_tokens_per_batch=max_tokens_per_batch,
             page_checksums=page_checksums,
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,
@@ -203,29 +198,14 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | 
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank)
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
-    schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
-    columns = tuple(schema.names if options.columns is None else options.columns)
-    spec = ReadSpec(
-        schema=inventory.schema,
-        columns=columns,
-        row_filter=options.filters,
-        partition_columns=tuple(column.name for column in inventory.files.partitions),
-        storage_options=storage_options,
-        page_checksums=options.page_checksums,
-    )
-    reader = make_reader(spec)
-    if options.count_rows is not False:
-        part = counting_part(num_ranks, rank)
-        exchange = add_over_ranks if part[1] > 1 else _alone
-        inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
+    rows = wire_rows(inventory, options, storage_options, part=counting_part(num_ranks, rank))
     strategy = options.strategy()
-    planner = Planner(inventory=inventory, options=options.plan_options(strategy), strategy=strategy)
-    shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
+    planner = Planner(inventory=rows.inventory, options=options.plan_options(strategy), strategy=strategy)
     return {
         "planner": planner,
         "pipeline": Pipeline(
-            reader=reader,
-            shaper=shaper,
+            reader=rows.reader,
+            shaper=rows.shaper,
             codec=TensorBatchCodec() if options.output_format == "torch" else None,
             functions=options.functions,
         ),
@@ -234,10 +214,6 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | 
         "num_processes": options.worker_processes,
         "decode": DecodeOptions(threads=options.threads, budget_bytes=options.budget_bytes),
     }
-
-
-def _alone(counts: Any) -> Any:
-    return counts
 
 
 def warn_about(plan: EpochPlan) -> None:
@@ -265,9 +241,3 @@ def check_filters(filters: Any) -> None:
         raise ConfigTypeError(
             f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
         )
-
-
-def _paths(files: Sequence[DataFileInfo | PathLike] | PathLike) -> PathLike | list[PathLike]:
-    if isinstance(files, str) or not isinstance(files, Sequence):
-        return files
-    return [file.path if isinstance(file, DataFileInfo) else file for file in files]

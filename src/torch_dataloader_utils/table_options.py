@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
 
@@ -46,6 +46,8 @@ class TableOptions:
     count_rows: Literal["auto"] | bool = "auto"
     nulls: Any = None
     stack: Mapping[str, Sequence[str]] | None = None
+    bucket_by: str | None = None
+    max_tokens_per_batch: int | None = None
     page_checksums: bool = True
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
@@ -70,6 +72,12 @@ class TableOptions:
             raise ConfigError("shuffle_rows and shuffle_buffer_size are two names of one option: pass one of them.")
         if self.num_workers is not None and self.num_workers < 0:
             raise ConfigError(f"num_workers={self.num_workers}: pass 0 (threads), a number of processes, or None.")
+        if self.max_tokens_per_batch is not None:
+            raise UnsupportedFeatureError(
+                "max_tokens_per_batch: the number of batches would depend on lengths, which the plan of a stream does "
+                "not know, so ranks would take different steps. Use bucket_by= with a fixed batch_size, or RowDataset "
+                "with a TokenBatchSampler, which reads the lengths first."
+            )
         if self.count_rows not in ("auto", True, False):
             raise ConfigError(f'count_rows={self.count_rows!r}: pass "auto", True or False.')
 
@@ -113,6 +121,7 @@ class TableOptions:
             num_lanes=self.num_lanes,
             lane_rows=self.lane_rows,
             strategy=strategy_name(strategy),
+            bucket_by=self.bucket_by or "",
         )
 
     def topology(self, num_ranks: int) -> Topology:

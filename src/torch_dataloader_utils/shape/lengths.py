@@ -1,0 +1,114 @@
+"""How long rows are: the lengths of one column, and blocks that know them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.arrow_types import decoded_type
+from torch_dataloader_utils.shape.decode import plain
+
+
+def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:
+    """Raises ConfigError unless `measure_rows` can measure this column; `option` is what the user called it."""
+    if schema.names.count(column) != 1:
+        raise ConfigError(f"{option}={column!r}: the data set has no such column, or several; {schema.names}")
+    arrow = schema.field(column).type
+    if not (_is_number(arrow) or _is_list(arrow) or _is_text(arrow)):
+        raise ConfigError(
+            f"{option}={column!r} is {arrow}, which has no length. Name a column of integers or floats (its value), "
+            "lists (how many items) or text (how many bytes)."
+        )
+
+
+def measure_rows(array: pa.Array) -> Lengths:
+    """One number a row: the value of a number, the items of a list, the bytes of a text; 0 for a null.
+
+    Numbers keep their dtype, all others give int64.
+    """
+    array = plain(array)
+    arrow = array.type
+    if _is_number(arrow):
+        return np.asarray(array.fill_null(0).to_numpy(zero_copy_only=False))
+    lengths = pc.binary_length(array) if _is_text(arrow) else pc.list_value_length(array)
+    return np.asarray(lengths.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
+
+
+def _is_number(arrow: pa.DataType) -> bool:
+    arrow = decoded_type(arrow)
+    return bool(pt.is_integer(arrow) or pt.is_floating(arrow))
+
+
+def _is_list(arrow: pa.DataType) -> bool:
+    arrow = decoded_type(arrow)
+    return bool(pt.is_list(arrow) or pt.is_large_list(arrow))
+
+
+def _is_text(arrow: pa.DataType) -> bool:
+    arrow = decoded_type(arrow)
+    return bool(pt.is_string(arrow) or pt.is_large_string(arrow) or pt.is_binary(arrow) or pt.is_large_binary(arrow))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LengthBlock:
+    """A block and the length of each of its rows; implements `_core.block.MeasuredBlock`."""
+
+    rows: Block
+    lengths: Lengths
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return self.rows.num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that rows and lengths take."""
+        return self.rows.num_bytes + int(self.lengths.nbytes)
+
+    def slice(self, start: int, stop: int) -> "LengthBlock":
+        """Rows [start, stop), a view."""
+        return LengthBlock(rows=self.rows.slice(start, stop), lengths=self.lengths[start:stop])
+
+    def to_batch(self) -> Any:
+        """All rows as one batch."""
+        return self.rows.to_batch()
+
+    def split(self, batch_rows: int) -> Iterator[Any]:
+        """Batches of `batch_rows` rows, the last one shorter if it must be."""
+        return self.rows.split(batch_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthShaper:
+    """Blocks that know the lengths of `column`, which need not be delivered; what is joined or gathered forgets them.
+
+    Implements `_core.block.Shaper` around another shaper, so that lengths are the same for every output format.
+    """
+
+    shaper: Shaper
+    column: str
+
+    def block(self, batch: pa.RecordBatch) -> LengthBlock:
+        """The block of one record batch that has `column` beside the delivered ones."""
+        return LengthBlock(rows=self.shaper.block(batch), lengths=measure_rows(batch.column(self.column)))
+
+    def concat(self, blocks: Sequence[Block]) -> Block:
+        """The rows of all blocks, one after the other."""
+        return self.shaper.concat([_rows(block) for block in blocks])
+
+    def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
+        """Row order[i] of the blocks' concatenation, for all i."""
+        return self.shaper.gather([_rows(block) for block in blocks], order)
+
+
+def _rows(block: Block) -> Block:
+    return block.rows if isinstance(block, LengthBlock) else block

@@ -1,0 +1,108 @@
+"""Reading and shaping one data set, wired: what iterable and map-style data sets share.
+
+discover  →  read  →  shape      paths or an inventory in; an inventory with row counts, a reader and a shaper out
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils._core.block import Shaper
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.splits import DataFileInfo
+from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover.paths import PathLike
+from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
+from torch_dataloader_utils.shape.shapers import make_shaper
+from torch_dataloader_utils.stream.ranks import add_over_ranks
+from torch_dataloader_utils.table_options import TableOptions
+
+Files = Sequence[DataFileInfo | PathLike] | PathLike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableRows:
+    """How the rows of one data set are found, read and shaped; all of it picklable.
+
+    inventory: with live rows counted, unless the options say not to. reader, shaper: for its row groups.
+    """
+
+    inventory: Inventory
+    reader: Reader
+    shaper: Shaper
+
+
+def find_inventory(
+    files: Files,
+    format: str,  # noqa: A002  # the field's name for it
+    options: TableOptions,
+    *,
+    partitioning: Any,
+    storage_options: Secret | None,
+    inventory: Inventory | None,
+) -> Inventory:
+    """The inventory that was given, if it fits the filter, or that of the files."""
+    if inventory is None:
+        paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
+        inventory = scan_files(
+            paths,
+            format,
+            columns=options.columns,
+            filters=options.filters,
+            partitioning=partitioning,
+            storage_options=storage_options,
+            count_rows=options.count_rows,
+        )
+    return under_filter(inventory, options.filters)
+
+
+def wire_rows(
+    inventory: Inventory, options: TableOptions, storage_options: Secret | None, *, part: tuple[int, int] = (0, 1)
+) -> TableRows:
+    """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
+
+    part: which part of the counting is this process's, (index, count); with a count above 1 all of them must call.
+
+    Raises:
+        ConfigError: columns or options that do not fit the schema.
+    """
+    schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
+    columns = tuple(schema.names if options.columns is None else options.columns)
+    shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
+    if options.bucket_by is not None:
+        check_has_lengths(schema, options.bucket_by, "bucket_by")
+        shaper = LengthShaper(shaper=shaper, column=options.bucket_by)
+        columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
+    reader = make_reader(read_spec(inventory, options, storage_options, columns))
+    if options.count_rows is not False:
+        exchange = add_over_ranks if part[1] > 1 else _alone
+        inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
+    return TableRows(inventory=inventory, reader=reader, shaper=shaper)
+
+
+def read_spec(
+    inventory: Inventory, options: TableOptions, storage_options: Secret | None, columns: tuple[str, ...]
+) -> ReadSpec:
+    """The order to read `columns` of the rows that the options' filter keeps."""
+    return ReadSpec(
+        schema=inventory.schema,
+        columns=columns,
+        row_filter=options.filters,
+        partition_columns=tuple(column.name for column in inventory.files.partitions),
+        storage_options=storage_options,
+        page_checksums=options.page_checksums,
+    )
+
+
+def _alone(counts: Any) -> Any:
+    return counts
+
+
+def _path(file: DataFileInfo | PathLike) -> PathLike:
+    return file.path if isinstance(file, DataFileInfo) else file
