@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         TargetSizeSplitStrategy,
     )
     from torch_dataloader_utils.planning import EpochPlan, plan_epoch
+    from torch_dataloader_utils.row_dataset import RowDataset
+    from torch_dataloader_utils.shape.padding import PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged
     from torch_dataloader_utils.shape.tensor_batch import TensorBatch
     from torch_dataloader_utils.stream.device import DevicePrefetcher
@@ -44,8 +46,10 @@ _HOMES = {
     "IcebergDataset": "iceberg",
     "Inventory": "_core.inventory",
     "LoaderError": "errors",
+    "PadRagged": "shape.padding",
     "Ragged": "shape.ragged",
     "RoundRobinSplitStrategy": "plan.strategies",
+    "RowDataset": "row_dataset",
     "RowRange": "_core.splits",
     "Shard": "_core.splits",
     "SizeBalancedSplitStrategy": "plan.strategies",
@@ -71,8 +75,10 @@ __all__ = [
     "IcebergDataset",
     "Inventory",
     "LoaderError",
+    "PadRagged",
     "Ragged",
     "RoundRobinSplitStrategy",
+    "RowDataset",
     "RowRange",
     "Shard",
     "SizeBalancedSplitStrategy",

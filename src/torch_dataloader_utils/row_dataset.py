@@ -1,0 +1,234 @@
+"""`RowDataset`: random access to the rows of columnar files, as a map-style data set.
+
+discover  →  read  →  shape  →  one row, or the rows of one batch
+"""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import Dataset
+
+from torch_dataloader_utils._core.block import Block
+from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils.datasets import check_filters
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.shape.lengths import check_has_lengths, measure_rows
+from torch_dataloader_utils.shape.rows import split_rows
+from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
+from torch_dataloader_utils.table_options import OutputFormat, TableOptions
+from torch_dataloader_utils.table_rows import Files, find_inventory, read_spec, wire_rows
+
+# Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
+_ITERATED_ROWS = 1024
+
+
+class RowDataset(Dataset[Any]):
+    """Every live row of a data set by its number, for samplers and wrappers that choose rows one by one.
+
+    Rows are numbered in the order of (path, row group, row), after deletes and filter; `len` is exact. It works under
+    `DataLoader` with any sampler and number of workers, `DistributedSampler`, `ShardedDataset`, `BufferSortedDataset`,
+    Accelerate and Lightning.
+
+    A row costs its whole row group, so row groups are kept decoded, the ones used last, up to `cache_bytes` in each
+    process. Orders that stay near themselves (in turn, `BufferSortedDataset`, small row groups) read each row group
+    once; a global random order over more data than the cache decodes one for almost every row. For that,
+    `StructuredDataset` with `shuffle_rows` is the right tool.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        format: str = "parquet",  # noqa: A002  # the field's name for it
+        *,
+        columns: Sequence[str] | None = None,
+        filters: Any = None,
+        partitioning: Literal["hive"] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        inventory: Inventory | None = None,
+        output_format: OutputFormat = "torch",
+        cache_bytes: int | str = "256MiB",
+        length_column: str | None = None,
+        nulls: Any = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        page_checksums: bool = True,
+        decode_threads: int | None = None,
+    ) -> None:
+        """Finds the files and counts their rows; no row is read unless a filter makes that necessary.
+
+        Args:
+            files: data files, paths, or a directory or pattern.
+            format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options, nulls,
+                stack and page_checksums.
+            inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then nothing is listed. Deletes apply.
+            output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
+                values ("dict"), or a RecordBatch of one row ("arrow").
+            cache_bytes: decoded row groups kept in each process, an int or text such as "1GiB"; the last one used
+                stays in any case.
+            length_column: for `sort_key`: a column of numbers (its value), lists (items) or text (bytes).
+            decode_threads: row groups decoded at once for one call; None for the processors there are.
+
+        Raises:
+            ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.
+            DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
+        """
+        check_filters(filters)
+        options = TableOptions(
+            columns=columns,
+            filters=filters,
+            output_format=output_format,
+            nulls=nulls,
+            stack=stack,
+            page_checksums=page_checksums,
+            decode_threads=decode_threads,
+        )
+        secret = None if storage_options is None else Secret(dict(storage_options))
+        found = find_inventory(
+            files, format, options, partitioning=partitioning, storage_options=secret, inventory=inventory
+        )
+        rows = wire_rows(found, options, secret)
+        schema = pa.ipc.read_schema(pa.BufferReader(found.schema))
+        self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
+        self._space = RowSpace.of(rows.inventory.groups)
+        self._threads = options.threads
+        self._cache_bytes = parse_bytes(cache_bytes)
+        self._schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        self._length_reader: Reader | None = None
+        if length_column is not None:
+            check_has_lengths(schema, length_column, "length_column")
+            self._length_reader = make_reader(read_spec(found, options, secret, (length_column,)))
+        # Lengths travel to workers with the data set, decoded row groups do not.
+        self._known_lengths: Lengths | None = None
+        self._cache: ProcessLocal[BlockCache] = ProcessLocal()
+        self._measured: ProcessLocal[Lengths] = ProcessLocal()
+
+    @property
+    def inventory(self) -> Inventory:
+        """The files and row groups, with live rows counted; pass it on to plan or open the same data again."""
+        return self._inventory
+
+    def __len__(self) -> int:
+        """Live rows: after deletes and filter."""
+        return self._space.num_rows
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """One row; a negative index counts from the end, as in a list.
+
+        Raises:
+            IndexError: outside the data set. TypeError: not a whole number.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+        """Rows in the order asked for, the same one twice if asked twice; each row group is read once.
+
+        DataLoader asks for batches with this.
+        """
+        positions = self._positions(indices)
+        return split_rows(self._gather(positions).to_batch(), len(positions))
+
+    def __iter__(self) -> Iterator[Any]:
+        """All rows in order, row group by row group."""
+        for start in range(0, len(self), _ITERATED_ROWS):
+            yield from self.__getitems__(range(start, min(start + _ITERATED_ROWS, len(self))))
+
+    def take(self, indices: Sequence[SupportsIndex]) -> Any:
+        """The rows at `indices` as one batch of the output format, without making single rows first.
+
+        The fast way to random batches, ten times and more for many columns:
+
+            DataLoader(range(len(rows)), batch_size=64, sampler=sampler, collate_fn=rows.take)
+        """
+        return self._gather(self._positions(indices)).to_batch()
+
+    @property
+    def lengths(self) -> Lengths:
+        """The length of every row, shape [len(self)], read-only; int32 where that is wide enough for integers.
+
+        The length column is read once, when first asked for. Ask before making a DataLoader, and its workers have
+        them too; else each worker that needs them reads the column itself.
+
+        Raises:
+            ConfigError: there is no length_column.
+        """
+        if self._known_lengths is None:
+            self._known_lengths = self._measured.get(self._measure)
+        return self._known_lengths
+
+    def sort_key(self, index: SupportsIndex) -> int | float:
+        """The length of a row, from `length_column` alone (see `lengths`)."""
+        return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
+
+    def cache_info(self) -> CacheInfo:
+        """What the row group cache of this process has done: too many misses ask for a larger `cache_bytes`."""
+        return self._blocks.info()
+
+    @property
+    def _blocks(self) -> BlockCache:
+        return self._cache.get(partial(BlockCache, self._cache_bytes))
+
+    def _positions(self, indices: Sequence[SupportsIndex]) -> Int64s:
+        """Row numbers in [0, len(self))."""
+        total = len(self)
+        positions = np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
+        wrong = np.flatnonzero((positions < -total) | (positions >= total))
+        if len(wrong):
+            raise IndexError(f"row {positions[wrong[0]]} of {total} rows")
+        return np.where(positions < 0, positions + total, positions)
+
+    def _gather(self, positions: Int64s) -> Block:
+        """A block of these rows, in this order, in memory of its own."""
+        if len(positions) == 0:
+            return self._shaper.block(pa.RecordBatch.from_pylist([], schema=self._schema))
+        group = self._space.group_of(positions)
+        by_group = np.argsort(group, kind="stable")
+        groups, first = np.unique(group[by_group], return_index=True)
+        wanted = np.split(positions[by_group] - self._space.group_start[group[by_group]], first[1:])
+        parts = self._gather_groups(groups.tolist(), wanted)
+        if len(parts) == 1:
+            return parts[0]
+        place = np.empty_like(by_group)
+        place[by_group] = np.arange(len(by_group))
+        return self._shaper.gather(parts, place)
+
+    def _gather_groups(self, groups: list[int], wanted: list[Int64s]) -> list[Block]:
+        blocks = self._blocks
+        missing = sum(not blocks.holds(group) for group in groups)
+        if missing < 2 or self._threads < 2:
+            return list(map(self._gather_group, groups, wanted))
+        with ThreadPoolExecutor(min(self._threads, missing), thread_name_prefix="tdu-rows") as pool:
+            return list(pool.map(self._gather_group, groups, wanted))
+
+    def _gather_group(self, group: int, rows: Int64s) -> Block:
+        """Copies, so that a row that somebody keeps does not keep its row group."""
+        return self._shaper.gather([self._blocks.get(group, self._decode)], rows)
+
+    def _decode(self, group: int) -> Block:
+        return self._shaper.block(self._reader.read(self._inventory.task(group)))
+
+    def _measure(self) -> Lengths:
+        if self._length_reader is None:
+            raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
+        reader, inventory = self._length_reader, self._inventory
+
+        def measure(group: int) -> Lengths:
+            return measure_rows(reader.read(inventory.task(group)).column(0))
+
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="tdu-rows") as pool:
+            parts = list(pool.map(measure, range(inventory.num_groups)))
+        lengths = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+        narrow = np.iinfo(np.int32)
+        if lengths.dtype.kind in "iu" and len(lengths) and narrow.min <= lengths.min() <= lengths.max() <= narrow.max:
+            lengths = lengths.astype(np.int32, copy=False)
+        lengths.flags.writeable = False
+        return lengths

@@ -1,0 +1,90 @@
+"""A collate function that pads: ragged columns to dense tensors with masks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PadRagged:
+    """Pads the ragged columns of a batch; pass it as `collate_fn=PadRagged()` (picklable, for all workers).
+
+    Column `tokens` becomes a tensor [rows, length, ...], and `tokens_mask` comes beside it: bool [rows, length], True
+    where there is a value. length is that of the longest row of the batch, rounded up to `pad_to_multiple_of`.
+
+        [[7, 8], [], [9]], multiple of 4      7 8 0 0      1 1 0 0
+                                              0 0 0 0      0 0 0 0
+                                              9 0 0 0      1 0 0 0
+
+    Attributes:
+        columns: which ragged columns; None for all.
+        padding_value: fills what a row leaves free; one number, or one for each column by name (0 for the others).
+        side: where the padding goes, "right" or "left".
+        pad_to_multiple_of: lengths are rounded up to a multiple of it: tensor cores like multiples of 8 or 64, and
+            compiled models few different shapes.
+        with_masks: whether masks come along.
+    """
+
+    columns: Sequence[str] | None = None
+    padding_value: float | Mapping[str, float] = 0
+    side: str = "right"
+    pad_to_multiple_of: int = 1
+    with_masks: bool = True
+
+    def __post_init__(self) -> None:
+        if self.side not in ("right", "left"):
+            raise ConfigError(f'PadRagged: side={self.side!r}; it is "right" (values first) or "left" (padding first).')
+        if self.pad_to_multiple_of < 1:
+            raise ConfigError(f"PadRagged: pad_to_multiple_of={self.pad_to_multiple_of}; give at least 1.")
+
+    def __call__(self, batch: TensorBatch) -> TensorBatch:
+        """The batch with dense columns; columns that are not ragged stay as they are.
+
+        Raises:
+            ConfigError: a column that is not there or not ragged, or a mask whose name is taken.
+        """
+        if not isinstance(batch, TensorBatch):
+            raise ConfigError(f'PadRagged pads batches of output_format="torch", not {type(batch).__name__}.')
+        chosen = self._chosen(batch)
+        padded = TensorBatch(num_rows=batch.num_rows)
+        for name, column in batch.items():
+            if name not in chosen:
+                padded[name] = column
+                continue
+            padded[name] = self._pad(name, column)
+            if self.with_masks:
+                if name + MASK_SUFFIX in batch:
+                    raise ConfigError(
+                        f"PadRagged: the batch already has {name + MASK_SUFFIX!r}. Rename the column, give nulls of "
+                        f"{name!r} a fill value instead of a mask, or pass with_masks=False."
+                    )
+                padded[name + MASK_SUFFIX] = self._mask(column)
+        return padded
+
+    def _chosen(self, batch: TensorBatch) -> set[str]:
+        ragged = {name for name, column in batch.items() if isinstance(column, Ragged)}
+        if self.columns is None:
+            return ragged
+        for name in self.columns:
+            if name not in ragged:
+                raise ConfigError(f"PadRagged: {name!r} is no ragged column of the batch; ragged are {sorted(ragged)}.")
+        return set(self.columns)
+
+    def _width(self, column: Ragged) -> int:
+        longest = int(column.lengths.max()) if len(column) else 0
+        return -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+    def _pad(self, name: str, column: Ragged) -> torch.Tensor:
+        value = self.padding_value.get(name, 0) if isinstance(self.padding_value, Mapping) else self.padding_value
+        return column.to_padded(value, max_length=self._width(column), side=self.side)
+
+    def _mask(self, column: Ragged) -> torch.Tensor:
+        place = torch.arange(self._width(column), device=column.offsets.device)
+        lengths = column.lengths[:, None]
+        return place < lengths if self.side == "right" else place >= len(place) - lengths
