@@ -1,15 +1,18 @@
 """The loader's state as JSON: a log of topologies, not a cursor for every file.
 
-    {"version": 1, "fingerprint": "...", "options": {...}, "epoch": 3,
-     "log": [{"num_ranks": 8, "num_workers": 4, "batch_size": 1024, "steps": 1200}], "checksum": "..."}
+    {"version": 1, "fingerprint": "...", "options": [["seed", 42], ["shuffle", true]], "epoch": 3,
+     "log": {"num_ranks": [8], "num_workers": [4], "batch_size": [1024], "drop_last": [false], "steps": [1200],
+             "cursors": []}, "checksum": "..."}
 
-Plans are pure, so the steps alone say which rows every rank has received. Loading executes nothing; unknown keys,
-another version and any changed byte are errors.
+Plans are pure, so the steps alone say which rows every rank has received. The log has one entry a topology, in columns:
+the keys of a state are then always the same and its values plain lists, which torch.distributed.checkpoint needs to
+load one state into the place of another. Loading executes nothing; unknown keys, another version and any changed byte
+are errors.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any
 
@@ -20,6 +23,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 VERSION = 1
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
 _OPTIONAL_KEYS = {"worker"}
+_LOG_KEYS = {"num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
         "fingerprint": identity.fingerprint,
         "options": _changed_options(identity.options),
         "epoch": position.epoch,
-        "log": [_encode_segment(segment) for segment in segments],
+        "log": _encode_log(segments),
         **({} if worker is None else {"worker": worker}),
     }
     return {**state, "checksum": _checksum(state)}
@@ -58,7 +62,7 @@ def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topolog
     check_intact(state)
     _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
     _compare("options", state["options"], _changed_options(identity.options))
-    segments = tuple(_decode_segment(entry) for entry in state["log"])
+    segments = _decode_log(state["log"])
     if not segments:
         return Position(epoch=state["epoch"], segment=Segment(topology=topology)), state.get("worker")
     return Position(epoch=state["epoch"], history=segments[:-1], segment=segments[-1]), state.get("worker")
@@ -97,23 +101,22 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key in ("fingerprint", "options", "epoch"):
             _compare(key, state[key], states[0][key])
     merged = {key: states[0][key] for key in _KEYS - {"checksum"}}
-    merged["log"] = _merge_logs([state["log"] for state in states])
+    merged["log"] = _encode_log(_merge_logs([_decode_log(state["log"]) for state in states]))
     return {**merged, "checksum": _checksum(merged)}
 
 
-def _merge_logs(logs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    length = max(len(log) for log in logs)
-    if length == 0:
+def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
+    longest = max(logs, key=len)
+    if not longest:
         return []
-    template = next(log for log in logs if len(log) == length)
-    for log in logs:
-        _compare("log of earlier topologies", log[: length - 1], template[:-1])
-    topology = _decode_segment(template[-1]).topology
-    if len(logs) != topology.num_ranks:
-        raise ConfigError(f"merge_states needs one state a rank: got {len(logs)} of num_ranks={topology.num_ranks}.")
-    last = [_decode_segment(log[-1]) if len(log) == length else Segment(topology=topology) for log in logs]
-    for segment in last:
-        _compare("topology", asdict(segment.topology), asdict(topology))
+    *earlier, present = longest
+    topology, num_ranks = present.topology, present.topology.num_ranks
+    if len(logs) != num_ranks:
+        raise ConfigError(f"merge_states needs one state a rank: got {len(logs)} of num_ranks={num_ranks}.")
+    last = [log[-1] if len(log) == len(longest) else Segment(topology=topology) for log in logs]
+    for log, segment in zip(logs, last, strict=True):
+        _compare("log of earlier topologies", log[: len(earlier)], tuple(earlier))
+        _compare("topology", segment.topology, topology)
     cursors: dict[int, RankCursors] = {}
     for segment in last:
         cursors.update(dict(segment.cursors or ()))
@@ -123,51 +126,53 @@ def _merge_logs(logs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         steps=steps[0] if len(set(steps)) == 1 else tuple(steps),
         cursors=tuple(sorted(cursors.items())) or None,
     )
-    return [*template[:-1], _encode_segment(together)]
+    return [*earlier, together]
 
 
-def _encode_segment(segment: Segment) -> dict[str, Any]:
-    topology = segment.topology
-    entry: dict[str, Any] = {
-        "num_ranks": topology.num_ranks,
-        "num_workers": topology.num_workers,
-        "batch_size": topology.batch_size,
-        "steps": segment.steps if isinstance(segment.steps, int) else list(segment.steps),
-    }
-    if topology.drop_last:
-        entry["drop_last"] = True
-    if segment.cursors is not None:
-        entry["cursors"] = {str(rank): [list(c) for c in of_rank] for rank, of_rank in segment.cursors}
-    return entry
-
-
-def _decode_segment(entry: Mapping[str, Any]) -> Segment:
-    known = {"num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors"}
-    if not known >= set(entry):
-        raise CheckpointMismatchError(f"A log entry of the state has unknown keys: {sorted(set(entry) - known)}.")
-    topology = Topology(
-        num_ranks=entry["num_ranks"],
-        num_workers=entry["num_workers"],
-        batch_size=entry["batch_size"],
-        drop_last=entry.get("drop_last", False),
-    )
-    steps, cursors = entry["steps"], entry.get("cursors")
-    return Segment(
-        topology=topology,
-        steps=steps if isinstance(steps, int) else tuple(steps),
-        cursors=None
-        if cursors is None
-        else tuple(sorted((int(rank), tuple((c[0], c[1]) for c in of_rank)) for rank, of_rank in cursors.items())),
-    )
-
-
-def _changed_options(options: PlanOptions) -> dict[str, Any]:
-    defaults = PlanOptions()
+def _encode_log(segments: Sequence[Segment]) -> dict[str, list[Any]]:
     return {
-        field.name: getattr(options, field.name)
+        "num_ranks": [segment.topology.num_ranks for segment in segments],
+        "num_workers": [segment.topology.num_workers for segment in segments],
+        "batch_size": [segment.topology.batch_size for segment in segments],
+        "drop_last": [segment.topology.drop_last for segment in segments],
+        "steps": [s.steps if isinstance(s.steps, int) else list(s.steps) for s in segments],
+        "cursors": _encode_cursors(segments),
+    }
+
+
+def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
+    """Per segment a list of [rank, [[units, rows], ...]]; nothing at all where no segment has cursors."""
+    if all(segment.cursors is None for segment in segments):
+        return []
+    return [[[rank, [list(c) for c in of_rank]] for rank, of_rank in segment.cursors or ()] for segment in segments]
+
+
+def _decode_log(log: Mapping[str, Any]) -> tuple[Segment, ...]:
+    if set(log) != _LOG_KEYS:
+        raise CheckpointMismatchError(f"The state's log has keys {sorted(log)}, wanted {sorted(_LOG_KEYS)}.")
+    cursors = log["cursors"] or [[]] * len(log["steps"])
+    columns = (log["num_ranks"], log["num_workers"], log["batch_size"], log["drop_last"], log["steps"], cursors)
+    return tuple(_decode_segment(*entry) for entry in zip(*columns, strict=True))
+
+
+def _decode_segment(
+    num_ranks: int, num_workers: int, batch_size: int, drop_last: bool, steps: Any, cursors: Any
+) -> Segment:
+    return Segment(
+        topology=Topology(num_ranks=num_ranks, num_workers=num_workers, batch_size=batch_size, drop_last=drop_last),
+        steps=steps if isinstance(steps, int) else tuple(steps),
+        cursors=tuple((rank, tuple((c[0], c[1]) for c in of_rank)) for rank, of_rank in cursors) or None,
+    )
+
+
+def _changed_options(options: PlanOptions) -> list[list[Any]]:
+    """[name, value] of the options that are not at their defaults, and of the seed."""
+    defaults = PlanOptions()
+    return [
+        [field.name, getattr(options, field.name)]
         for field in fields(PlanOptions)
         if field.name == "seed" or getattr(options, field.name) != getattr(defaults, field.name)
-    }
+    ]
 
 
 def _compare(what: str, saved: Any, present: Any) -> None:

@@ -44,47 +44,34 @@ class LaneReader:
     def take(self, rows: int) -> list[Block]:
         """The next `rows` rows as one block or several; fewer only where the lane ends."""
         taken = []
-        while rows > 0 and self._advance():
-            count = min(rows, self._left)
-            taken.append(self._slice(count))
+        while rows > 0 and (block := self._block_with_rows()) is not None:
+            start, count = self._offset, min(rows, block.num_rows - self._offset)
+            taken.append(block if count == block.num_rows else block.slice(start, start + count))
+            self._moved(count)
             rows -= count
         return taken
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
         """Batches that lie whole in the present block, at most `most`; the fast path, views all of them."""
-        if not self._advance():
+        block = self._block_with_rows()
+        if block is None:
             return
-        count = min(self._left // batch_rows, most)
-        if count == 0 or self._current is None:
-            return
-        rows = self._current.slice(self._offset, self._offset + count * batch_rows)
-        for batch in rows.split(batch_rows):
+        count = min((block.num_rows - self._offset) // batch_rows, most)
+        for batch in block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows):
             self._moved(batch_rows)
             yield batch
-
-    @property
-    def _left(self) -> int:
-        return 0 if self._current is None else self._current.num_rows - self._offset
-
-    def _slice(self, count: int) -> Block:
-        block = self._current
-        if block is None:
-            raise StopIteration
-        start = self._offset
-        self._moved(count)
-        return block if count == block.num_rows else block.slice(start, start + count)
 
     def _moved(self, rows: int) -> None:
         self._offset += rows
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
 
-    def _advance(self) -> bool:
-        """Make sure that the present block has rows left; False at the end of the lane."""
-        while self._left == 0:
+    def _block_with_rows(self) -> Block | None:
+        """The present block, or the next one if its rows are all taken; None at the end of the lane."""
+        while self._current is None or self._offset == self._current.num_rows:
             self._current, self._offset = next(self._source, None), 0
             if self._current is None:
-                return False
-        return True
+                return None
+        return self._current
 
     def _unit_blocks(self) -> Iterator[Block]:
         for unit in range(len(self._units)):

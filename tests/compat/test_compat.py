@@ -1,0 +1,47 @@
+"""States and plans of every released version of this major stay what they were, byte for byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.compat.make import HISTORY, OPTIONS, make_inventory, make_plan, make_state
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.state import Identity, decode_state
+from torch_dataloader_utils.planning import Planner
+
+VERSIONS = sorted(path for path in Path(__file__).parent.iterdir() if (path / "state.json").exists())
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+def test_states_still_load_and_continue(version):
+    planner = Planner(inventory=make_inventory(), options=OPTIONS)
+    identity = Identity(fingerprint=planner.fingerprint, options=OPTIONS)
+    state = json.loads((version / "state.json").read_text())
+    position, worker = decode_state(state, identity, Topology())
+    assert worker is None
+    assert position.epoch == 2
+    assert position.history == HISTORY
+    assert position.segment.steps == 3
+    assert sum(work.program.num_rows for work in planner.plan(position).worker_inputs(0)) > 0
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+def test_plans_are_what_they_were(version):
+    assert make_plan() == json.loads((version / "plan.json").read_text())
+
+
+def test_this_version_writes_what_is_kept():
+    assert make_state() == json.loads((VERSIONS[-1] / "state.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("purpose", "index", "expected"),
+    [
+        (Purpose.CHUNKS, 0, [1, 6, 8, 7, 2, 0, 3, 5, 4, 9]),
+        (Purpose.WINDOW, 1000, [0, 2, 4, 5, 6, 3, 1, 7, 8, 9]),
+    ],
+)
+def test_permutations_are_pinned(purpose, index, expected):
+    assert permutation(10, seed=42, epoch=3, purpose=purpose, index=index).tolist() == expected

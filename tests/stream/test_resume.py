@@ -1,0 +1,189 @@
+"""Resume in constant time, on lanes, with filters, with ranks that drifted apart, and from a distributed checkpoint."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pyarrow.compute as pc
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import StructuredDataset, merge_states
+from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+
+TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]
+TOTAL = 300
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    assert write_table(folder, TABLE) == TOTAL
+    return str(folder)
+
+
+def load(table, **options):
+    return StructuredDataset.create_dataloader(
+        table, **{"batch_size": 8, "num_workers": 0, "shuffle": True, "split_rows": 20, **options}
+    )
+
+
+@dataclass
+class CountingReader:
+    """A reader that remembers which row groups it read."""
+
+    reader: RowGroupReader
+    read_groups: list = field(default_factory=list)
+
+    def read(self, task, stop_row=None):
+        self.read_groups.append((task.path, task.ordinal))
+        return self.reader.read(task, stop_row)
+
+
+def counted(dataset):
+    reader = CountingReader(dataset.pipeline.reader)
+    dataset.pipeline = replace(dataset.pipeline, reader=reader)
+    dataset.decode = replace(dataset.decode, threads=1, budget_bytes=0)
+    return reader.read_groups
+
+
+@pytest.mark.parametrize(("shuffle_rows", "most"), [(None, 1), (32, 4)])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_resume_reads_only_what_the_next_batch_needs(table, shuffle_rows, most, ranks):
+    """With nothing decoded ahead, the first batch of a resume at 90 % opens one row group; a window, its chunks."""
+    options = {"shuffle_rows": shuffle_rows, "interleave": 4}
+    loader, _ = load(table, **options)
+    batches = iter(loader)
+    for _ in range(len(loader) * 9 // 10):
+        next(batches)
+    state = loader.state_dict()
+    _, dataset = resumed = load(table, **options, num_ranks=ranks, rank=0, batch_size=3 if ranks > 1 else 8)
+    groups = counted(dataset)
+    resumed[0].load_state_dict(state)
+    batches = iter(resumed[0])
+    next(batches)
+    batches.close()
+    assert 1 <= len(groups) <= most + 1
+    assert len(set(groups)) == len(groups)
+
+
+LANE_SHAPES = [(ranks, workers, batch) for ranks in (1, 2, 3, 4, 6) for workers in (0, 2) for batch in (2, 4)]
+
+
+def global_batches(table, num_lanes, ranks, workers, batch, state=None, steps=None):
+    """Per step, the rows of all ranks; and the state after `steps` steps."""
+    by_rank, states = [], []
+    for rank in range(ranks):
+        loader, _ = load(
+            table, num_ranks=ranks, rank=rank, num_workers=workers, batch_size=batch, num_lanes=num_lanes, lane_rows=2
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        by_rank.append(
+            [check_batch(next(batches)) for _ in range(len(loader) if steps is None else steps)]
+            if steps
+            else [check_batch(item) for item in batches]
+        )
+        states.append(loader.state_dict())
+    assert all(other == states[0] for other in states)
+    return [sorted(row for rank in by_rank for row in rank[step]) for step in range(len(by_rank[0]))], states[0]
+
+
+@pytest.mark.parametrize("num_lanes", [24, 48])
+def test_global_batches_are_the_same_rows_on_every_topology(table, num_lanes):
+    expected, _ = global_batches(table, num_lanes, 1, 0, 24)
+    assert sorted(row for step in expected for row in step) == list(range(TOTAL))
+    for ranks, workers, batch in LANE_SHAPES:
+        if 24 % (ranks * batch) or num_lanes % (max(1, workers) * ranks * batch // 2) or (workers and ranks > 2):
+            continue
+        steps, _ = global_batches(table, num_lanes, ranks, workers, batch)
+        per_step = ranks * batch
+        for step, rows in enumerate(expected[: TOTAL // 24]):
+            narrow = steps[step * 24 // per_step : (step + 1) * 24 // per_step]
+            assert sorted(row for part in narrow for row in part) == rows
+
+
+def test_lanes_keep_their_sequence_over_a_change_of_topology(table):
+    expected, _ = global_batches(table, 24, 1, 0, 24)
+    first, state = global_batches(table, 24, 2, 2, 12, steps=3)
+    second, state = global_batches(table, 24, 3, 0, 8, state=state, steps=4)
+    rest, _ = global_batches(table, 24, 1, 0, 24, state=state)
+    assert first + second + rest == expected
+
+
+def test_filtered_data_has_equal_steps_and_resumes_exactly(table):
+    keep = pc.field("payload") > 400_000
+    expected = [row for batch in load(table, filters=keep)[0] for row in check_batch(batch)]
+    assert 0 < len(expected) < TOTAL
+    received, lengths, states = [], set(), []
+    for rank in range(3):
+        loader, _ = load(table, filters=keep, num_ranks=3, rank=rank)
+        lengths.add(len(loader))
+        batches = iter(loader)
+        received += [row for _ in range(2) for row in check_batch(next(batches))]
+        states.append(loader.state_dict())
+    assert len(lengths) == 1
+    for rank in range(2):
+        loader, _ = load(table, filters=keep, num_ranks=2, rank=rank, batch_size=5)
+        loader.load_state_dict(states[rank])
+        received += [row for batch in loader for row in check_batch(batch)]
+    assert sorted(received) == sorted(expected)
+
+
+@pytest.mark.parametrize("shuffle_rows", [None, 40])
+def test_unknown_counts_resume_on_another_topology_from_merged_states(table, shuffle_rows):
+    options = {"filters": pc.field("payload") > 400_000, "count_rows": False, "shuffle_rows": shuffle_rows}
+    expected = [row for batch in load(table, **options)[0] for row in check_batch(batch)]
+    received, states = [], []
+    for rank, steps in enumerate((2, 1, 3)):
+        loader, _ = load(table, **options, num_ranks=3, rank=rank)
+        batches = iter(loader)
+        received += [row for _ in range(steps) for row in check_batch(next(batches))]
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    merged = merge_states(states)
+    for rank in range(2):
+        loader, _ = load(table, **options, num_ranks=2, rank=rank, batch_size=5)
+        loader.load_state_dict(merged)
+        received += [row for batch in loader for row in check_batch(batch)]
+    assert sorted(received) == sorted(expected)
+    lonely, _ = load(table, **options, num_ranks=2, rank=0)
+    lonely.load_state_dict(states[0])
+    with pytest.raises(CheckpointMismatchError, match="merge_states"):
+        next(iter(lonely))
+
+
+def test_ranks_that_drifted_apart_resume_from_merged_states(table):
+    received, states = [], []
+    for rank, steps in enumerate((2, 4, 3)):
+        loader, _ = load(table, num_ranks=3, rank=rank)
+        batches = iter(loader)
+        received += [row for _ in range(steps) for row in check_batch(next(batches))]
+        states.append(loader.state_dict())
+    merged = merge_states(states)
+    lengths = set()
+    for rank in range(3):
+        loader, _ = load(table, num_ranks=3, rank=rank)
+        loader.load_state_dict(merged)
+        rest = [row for batch in loader for row in check_batch(batch)]
+        lengths.add(len(rest) // 8)
+        received += rest
+    assert Counter(received) == Counter(range(TOTAL))
+    assert len(lengths) == 1
+    with pytest.raises(ConfigError, match="one state a rank"):
+        merge_states(states[:2])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about a process group that is not there
+def test_a_loader_is_a_stateful_of_a_distributed_checkpoint(table, tmp_path):
+    whole = [check_batch(batch) for batch in load(table)[0]]
+    loader, _ = load(table)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    dcp.save({"loader": loader}, checkpoint_id=str(tmp_path / "checkpoint"))
+    resumed, _ = load(table)
+    dcp.load({"loader": resumed}, checkpoint_id=str(tmp_path / "checkpoint"))
+    assert [check_batch(batch) for batch in resumed] == whole[5:]
