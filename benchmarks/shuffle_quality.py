@@ -1,0 +1,103 @@
+"""How good is a shuffle of chunks and windows, held against a full permutation, and what memory does it cost?
+
+The plan alone is asked, nothing is read: 64 files of 4 row groups of 4,096 rows, chunks of one row group.
+
+    rank correlation   |Spearman's rho| between stored and delivered position; a full permutation gives about 0
+    chunk distance     mean distance in the output between neighbours of one chunk, in rows; a full permutation of N
+                       rows with C chunks gives about C (each chunk is spread evenly over everything)
+    distinct chunks    chunks that contribute to a batch of 256 rows, on average; a full permutation: nearly 160 of 256
+"""
+
+import json
+
+import numpy as np
+from measure import RESULTS
+
+from torch_dataloader_utils import Inventory, plan_epoch
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.strings import StringColumn
+
+FILES, GROUPS, ROWS, BATCH = 64, 4, 4096, 256
+TOTAL = FILES * GROUPS * ROWS
+
+
+def make_inventory() -> Inventory:
+    count = FILES * GROUPS
+    rows = np.full(count, ROWS, dtype=np.int64)
+    zeros = np.zeros(count, dtype=np.int64)
+    return Inventory(
+        files=FileTable(
+            paths=StringColumn.of(f"part-{i:03}" for i in range(FILES)),
+            sizes=np.full(FILES, 1),
+            identities=StringColumn.of("x" for _ in range(FILES)),
+            formats=np.ones(FILES, dtype=np.uint8),
+        ),
+        groups=GroupTable(
+            file=np.repeat(np.arange(FILES, dtype=np.int32), GROUPS),
+            ordinal=np.tile(np.arange(GROUPS, dtype=np.int32), FILES),
+            first_row=zeros,
+            physical_rows=rows,
+            live_rows=rows,
+            projected_bytes=rows * 241,
+            byte_offset=zeros,
+            byte_length=zeros,
+        ),
+        schema=b"",
+        source="made up",
+    )
+
+
+def delivered(inventory: Inventory, **options) -> np.ndarray:
+    """Stored row numbers in the order in which one rank with one worker receives them."""
+    plan = plan_epoch(inventory, batch_size=BATCH, split_rows=ROWS, epoch=1, **options)
+    (lane,) = plan.details.programs(0)[0].lanes
+    parts = []
+    for start, stop, window in zip(lane.start, lane.stop, lane.window, strict=True):
+        if window < 0:
+            parts.append(np.arange(start, stop))
+            continue
+        stored = np.concatenate([np.arange(a, b) for a, b in zip(*lane.windows.pieces(window), strict=True)])
+        key = int(lane.windows.keys[window])
+        parts.append(stored[permutation(len(stored), seed=42, epoch=1, purpose=Purpose.WINDOW, index=key)][start:stop])
+    return np.concatenate(parts)
+
+
+def quality(order: np.ndarray) -> dict[str, float]:
+    position = np.empty(TOTAL, dtype=np.int64)
+    position[order] = np.arange(TOTAL)
+    correlation = abs(float(np.corrcoef(np.arange(TOTAL), position)[0, 1]))
+    by_chunk = np.sort(position.reshape(-1, ROWS), axis=1)
+    chunks = (order // ROWS).reshape(-1, BATCH)
+    distinct = np.mean([len(np.unique(batch)) for batch in chunks])
+    return {
+        "rank_correlation": correlation,
+        "chunk_distance": float(np.diff(by_chunk, axis=1).mean()),
+        "distinct_chunks_per_batch": float(distinct),
+    }
+
+
+def main() -> None:
+    inventory = make_inventory()
+    rows = [{"shuffle": "none", **quality(delivered(inventory))}]
+    rows.append({"shuffle": "chunks", **quality(delivered(inventory, shuffle=True))})
+    for window in (4096, 16_384, 65_536, 262_144):
+        for interleave in (1, 4, 16, 64):
+            order = delivered(inventory, shuffle=True, shuffle_rows=window, interleave=interleave)
+            held_mb = (window + interleave * ROWS) * 241 / 1e6
+            rows.append({"shuffle": f"{window:,} rows of {interleave} chunks", **quality(order), "held_mb": held_mb})
+    full = np.random.default_rng(0).permutation(TOTAL)
+    rows.append({"shuffle": "full permutation", **quality(full), "held_mb": TOTAL * 241 / 1e6})
+    print("| shuffle | rank correlation | distance within a chunk | chunks in a batch of 256 | MB held |")
+    print("|---|---:|---:|---:|---:|")
+    for row in rows:
+        print(
+            f"| {row['shuffle']} | {row['rank_correlation']:.3f} | {row['chunk_distance']:.1f} "
+            f"| {row['distinct_chunks_per_batch']:.1f} | {row.get('held_mb', ROWS * 241 / 1e6):.0f} |"
+        )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "shuffle_quality.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
