@@ -4,7 +4,7 @@ catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,24 +28,59 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
 
+_TABLE_OPTIONS = frozenset(field.name for field in fields(TableOptions))
+# Which keyword arguments say what to read of a table, and which choose its snapshot.
+_SNAPSHOT_OPTIONS = tuple(field.name for field in fields(SnapshotChoice))
+_SCAN_OPTIONS = (
+    *_SNAPSHOT_OPTIONS,
+    "scan_filter",
+    "allow_empty",
+    "allow_bare_vectors",
+    "path_rewrites",
+    "storage_options",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableSource:
-    """Where a table is, and what of it to read; the arguments that `scan_iceberg` and `IcebergDataset` share."""
+    """Where a table is, and what of it to read."""
 
     table: str
     catalog_config: Mapping[str, Any] | None
     scan: IcebergScanOptions
-    path_rewrites: Mapping[str, str] | None
-    storage_options: Mapping[str, Any] | None
+    path_rewrites: Mapping[str, str] | None = None
+    storage_options: Secret | None = None
 
-    @property
-    def given_options(self) -> Secret | None:
-        """Storage options of the user's own."""
-        return None if self.storage_options is None else Secret(dict(self.storage_options))
+    @classmethod
+    def of(
+        cls,
+        table: str,
+        catalog_config: Mapping[str, Any] | None,
+        columns: Sequence[str] | None,
+        filters: pc.Expression | None,
+        options: Mapping[str, Any],
+    ) -> "_TableSource":
+        """From a caller's arguments; `options` are those named in _SCAN_OPTIONS."""
+        check_filters(filters)
+        given = options.get("storage_options")
+        return cls(
+            table=table,
+            catalog_config=catalog_config,
+            scan=IcebergScanOptions(
+                columns=None if columns is None else tuple(columns),
+                filters=filters,
+                scan_filter=options.get("scan_filter"),
+                snapshot=SnapshotChoice(**{name: options.get(name) for name in _SNAPSHOT_OPTIONS}),
+                allow_bare_vectors=options.get("allow_bare_vectors", False),
+                allow_empty=options.get("allow_empty", False),
+            ),
+            path_rewrites=options.get("path_rewrites"),
+            storage_options=None if given is None else Secret(dict(given)),
+        )
 
     def open(self) -> OpenTable:
         """The table as it is now."""
-        return open_table(self.table, self.catalog_config, self.path_rewrites, self.given_options)
+        return open_table(self.table, self.catalog_config, self.path_rewrites, self.storage_options)
 
 
 def scan_iceberg(
@@ -81,27 +116,19 @@ def scan_iceberg(
     Raises:
         ConfigError, DataError, StoreError: see `IcebergDataset.create_dataloader`.
     """
-    check_filters(filters)
-    source = _TableSource(
-        table=table,
-        catalog_config=catalog_config,
-        scan=IcebergScanOptions(
-            columns=None if columns is None else tuple(columns),
-            filters=filters,
-            scan_filter=scan_filter,
-            snapshot=SnapshotChoice(
-                snapshot_id=snapshot_id,
-                as_of_timestamp=as_of_timestamp,
-                branch=branch,
-                tag=tag,
-                from_snapshot_id=from_snapshot_id,
-            ),
-            allow_bare_vectors=allow_bare_vectors,
-            allow_empty=allow_empty,
-        ),
-        path_rewrites=path_rewrites,
-        storage_options=storage_options,
-    )
+    options = {
+        "scan_filter": scan_filter,
+        "snapshot_id": snapshot_id,
+        "as_of_timestamp": as_of_timestamp,
+        "branch": branch,
+        "tag": tag,
+        "from_snapshot_id": from_snapshot_id,
+        "path_rewrites": path_rewrites,
+        "storage_options": storage_options,
+        "allow_empty": allow_empty,
+        "allow_bare_vectors": allow_bare_vectors,
+    }
+    source = _TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
     inventory = scan_table(opened, source.scan)
     if count_rows is False:
@@ -126,16 +153,6 @@ class IcebergDataset(TableDataset):
         table: str,
         catalog_config: Mapping[str, Any] | None = None,
         *,
-        scan_filter: "BooleanExpression | str | None" = None,
-        snapshot_id: int | None = None,
-        as_of_timestamp: int | datetime | None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        from_snapshot_id: int | None = None,
-        path_rewrites: Mapping[str, str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        allow_empty: bool = False,
-        allow_bare_vectors: bool = False,
         inventory: Inventory | None = None,
         **options: Any,
     ) -> None:
@@ -146,29 +163,10 @@ class IcebergDataset(TableDataset):
         Raises:
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
+        scan = {name: options.pop(name) for name in _SCAN_OPTIONS if name in options}
         chosen = TableOptions.of({"num_workers": 1, **options})
-        check_filters(chosen.filters)
-        source = _TableSource(
-            table=table,
-            catalog_config=catalog_config,
-            scan=IcebergScanOptions(
-                columns=None if chosen.columns is None else tuple(chosen.columns),
-                filters=chosen.filters,
-                scan_filter=scan_filter,
-                snapshot=SnapshotChoice(
-                    snapshot_id=snapshot_id,
-                    as_of_timestamp=as_of_timestamp,
-                    branch=branch,
-                    tag=tag,
-                    from_snapshot_id=from_snapshot_id,
-                ),
-                allow_bare_vectors=allow_bare_vectors,
-                allow_empty=allow_empty,
-            ),
-            path_rewrites=path_rewrites,
-            storage_options=storage_options,
-        )
-        secret = source.given_options
+        source = _TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
+        secret = source.storage_options
         if inventory is None or (catalog_config is not None and secret is None):
             opened = source.open()  # with an inventory: for the credentials that the catalog gives
             secret = opened.files.options
@@ -207,21 +205,8 @@ class IcebergDataset(TableDataset):
         storage_options: Mapping[str, Any] | None = None,
         allow_empty: bool = False,
         allow_bare_vectors: bool = False,
-        rank_sharding: Literal["rows", "chunks"] = "rows",
-        drop_last: bool = False,
-        transform: Callable[[Any], Any] | None = None,
-        shuffle_rows: int | None = None,
-        interleave: int | None = None,
-        num_lanes: int | None = None,
-        lane_rows: int | None = None,
-        count_rows: Literal["auto"] | bool = "auto",
-        nulls: Any = None,
-        stack: Mapping[str, Sequence[str]] | None = None,
         inventory: Inventory | None = None,
-        page_checksums: bool = True,
-        decode_threads: int | None = None,
-        decode_ahead_bytes: int | str = "256MiB",
-        **loader_options: Any,
+        **options: Any,
     ) -> tuple[TableDataLoader, "IcebergDataset"]:
         """A loader of one rank's batches of an Iceberg table, and its data set.
 
@@ -244,8 +229,8 @@ class IcebergDataset(TableDataset):
             allow_empty: nothing to read gives an empty loader instead of an error.
             allow_bare_vectors: read deletion vectors without a Puffin container, as some early writers left them.
             inventory: from `scan_iceberg`; then no manifest is read again.
-
-        All other options are those of `StructuredDataset.create_dataloader`.
+            options: every other keyword option of `StructuredDataset.create_dataloader`, those for torch's DataLoader
+                included; the options above that are not explained are explained there too.
 
         Returns:
             (loader, dataset). A state is bound to the snapshot that was read.
@@ -256,6 +241,7 @@ class IcebergDataset(TableDataset):
             DataError: metadata, deletes or data that are corrupt or use what is not supported.
             StoreError: catalog or storage failed.
         """
+        own = {name: options.pop(name) for name in [*options] if name in _TABLE_OPTIONS}
         dataset = cls(
             table,
             catalog_config,
@@ -286,19 +272,7 @@ class IcebergDataset(TableDataset):
             show_progress=show_progress,
             progress_interval_sec=progress_interval_sec,
             shuffle_buffer_size=shuffle_buffer_size,
-            rank_sharding=rank_sharding,
-            drop_last=drop_last,
-            transform=transform,
-            shuffle_rows=shuffle_rows,
-            interleave=interleave,
-            num_lanes=num_lanes,
-            lane_rows=lane_rows,
-            count_rows=count_rows,
-            nulls=nulls,
-            stack=stack,
-            page_checksums=page_checksums,
-            decode_threads=decode_threads,
-            decode_ahead_bytes=decode_ahead_bytes,
+            **own,
         )
         warn_about(dataset.plan())
-        return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
+        return TableDataLoader(dataset, num_workers=dataset.num_processes, **options), dataset

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
 from pyiceberg.table import StaticTable
 
 from torch_dataloader_utils.iceberg import IcebergDataset
@@ -35,5 +34,5 @@ def in_order(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def pyiceberg_rows(metadata: str, snapshot_id: int | None = None, **scan: Any) -> list[dict[str, Any]]:
     """What pyiceberg's own full scan gives."""
-    table: pa.Table = StaticTable.from_metadata(metadata).scan(snapshot_id=snapshot_id, **scan).to_arrow()
+    table = StaticTable.from_metadata(metadata).scan(snapshot_id=snapshot_id, **scan).to_arrow()
     return table.to_pylist()

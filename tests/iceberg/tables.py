@@ -244,22 +244,12 @@ class TableWriter:
         sequence_number = len(self.snapshots) + 1
         snapshot_id = 1000 + sequence_number
         self.live += [replace(each, snapshot_id=snapshot_id) for each in added]
-        manifests = []
-        for is_delete in (False, True):
-            for spec in self.specs:
-                chosen = [
-                    each
-                    for each in self.live
-                    if (each.content != DataFileContent.DATA) == is_delete and each.spec_id == spec.spec_id
-                ]
-                for part in (
-                    [e for e in chosen if e.snapshot_id == snapshot_id],
-                    [e for e in chosen if e.snapshot_id != snapshot_id],
-                ):
-                    if part:
-                        manifests.append(
-                            self._write_manifest(part, spec, snapshot_id, sequence_number, is_delete=is_delete)
-                        )
+        manifests = [
+            self._write_manifest(part, spec, snapshot_id, sequence_number, is_delete=is_delete)
+            for is_delete in (False, True)
+            for spec in self.specs
+            for part in self._parts(spec, snapshot_id, is_delete=is_delete)
+        ]
         self.snapshots.append(
             {
                 "snapshot-id": snapshot_id,
@@ -272,6 +262,16 @@ class TableWriter:
             }
         )
         self.write_metadata()
+
+    def _parts(self, spec: PartitionSpec, snapshot_id: int, *, is_delete: bool) -> list[list[LiveFile]]:
+        """New and existing live files of one spec and kind, each a manifest of its own."""
+        chosen = [
+            each
+            for each in self.live
+            if (each.content != DataFileContent.DATA) == is_delete and each.spec_id == spec.spec_id
+        ]
+        parts = [[each for each in chosen if (each.snapshot_id == snapshot_id) == is_new] for is_new in (True, False)]
+        return [part for part in parts if part]
 
     def _write_manifest(
         self, part: list[LiveFile], spec: PartitionSpec, snapshot_id: int, sequence_number: int, *, is_delete: bool
