@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
+from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import Secret
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigTypeError
@@ -124,7 +125,7 @@ class StructuredDataset(TableDataset):
             partitioning: "hive" reads typed columns from directory names such as year=2024.
             num_ranks: training processes, or "auto" to ask torch.distributed (or RANK and WORLD_SIZE).
             rank: this process's global rank, in [0, num_ranks).
-            show_progress: log rows and rows per second every progress_interval_sec seconds.
+            show_progress: a bar for each rank on a terminal; elsewhere a log line every progress_interval_sec seconds.
             shuffle_buffer_size: another name of shuffle_rows.
             rank_sharding: "rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.
             drop_last: full batches only; the plan says how many rows that leaves out.
@@ -213,6 +214,7 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | 
         "rank": rank,
         "num_processes": options.worker_processes,
         "decode": DecodeOptions(threads=options.threads, budget_bytes=options.budget_bytes),
+        "callbacks": (ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
     }
 
 

@@ -85,6 +85,14 @@ class EpochPlan:
         """Rows that come a second time because a rank has none left for its last step, over all ranks."""
         return self.details.repeated_rows if isinstance(self.details, ExactPlan) else 0
 
+    def padding_rows(self, rank: int) -> int:
+        """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
+        plan = self.details
+        if not self.repeated_rows or not isinstance(plan, ExactPlan):
+            return 0
+        before_last = (int(plan.rank_steps[rank]) - 1) * self.topology.batch_size
+        return int(plan.rank_rows[rank] == before_last)
+
     @cached_property
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of everything this plan is a function of."""

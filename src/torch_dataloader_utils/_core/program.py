@@ -127,6 +127,19 @@ class WorkerInput:
     exact: bool
 
 
+def scheduled_rows(schedule: Schedule) -> int:
+    """Rows of all batches of a schedule, repeats included; 0 where only reading can tell.
+
+    All batches but the last two are alike.
+    """
+    count = schedule.num_batches or 0
+    if count == 0:
+        return 0
+    last = range(max(1, count - 2), count)
+    first, *others = (sum(rows for _, rows in schedule.draws(batch)) for batch in (0, *last))
+    return first * (count - len(others)) + sum(others)
+
+
 def touched_groups(units: Units, space: RowSpace) -> Int64s:
     """The row groups that these units read, ascending and distinct; groups without rows are never touched."""
     plain = units.window < 0

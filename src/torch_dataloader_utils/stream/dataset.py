@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._core.state import Identity
+from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
@@ -26,6 +27,10 @@ class Plan(Protocol):
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
         """What each worker of a rank still has to do."""
+        ...
+
+    def padding_rows(self, rank: int) -> int:
+        """Rows that a rank delivers a second time, to take its last step."""
         ...
 
 
@@ -63,6 +68,7 @@ class TableDataset(IterableDataset[Any]):
         rank: int,
         num_processes: int,
         decode: DecodeOptions,
+        callbacks: tuple[LoaderCallback, ...] = (),
     ) -> None:
         super().__init__()
         topology.check_rank(rank)
@@ -72,6 +78,7 @@ class TableDataset(IterableDataset[Any]):
         self.topology = topology
         self.rank = rank
         self.decode = decode
+        self.callbacks = callbacks
         self.progress = Progress(Identity(fingerprint=planner.fingerprint, options=planner.options), topology, rank)
         self._shared_epoch: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._seen_epoch = 0

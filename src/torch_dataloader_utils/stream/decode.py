@@ -9,6 +9,7 @@ from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._core.uses import GroupUses, group_uses
+from torch_dataloader_utils._observe.counters import WorkerCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,17 @@ class DecodeOptions:
 
 
 class Decoder:
-    """Decodes the row groups of one worker; closing it cancels what has not begun."""
+    """Decodes the row groups of one worker, and counts them; closing it cancels what has not begun."""
 
-    def __init__(self, work: WorkerInput, reader: RowGroupReader, shaper: Shaper, options: DecodeOptions) -> None:
+    def __init__(
+        self,
+        work: WorkerInput,
+        reader: RowGroupReader,
+        shaper: Shaper,
+        options: DecodeOptions,
+        counters: WorkerCounters,
+    ) -> None:
+        self.counters = counters
         self._work = work
         self._reader = reader
         self._shaper = shaper
@@ -55,10 +64,11 @@ class Decoder:
     def release(self, group: int) -> None:
         """Give the budget of a row group back: no later unit of its lane needs it."""
         self._held_bytes -= self.group_bytes(group)
+        self.counters.released_groups += 1
 
     def _decode(self, group: int, stop_row: int | None) -> Block:
         task = self._work.inventory.task(group)
-        return self._shaper.block(self._reader.read(task, stop_row))
+        return self.counters.count_decode(lambda: self._shaper.block(self._reader.read(task, stop_row)))
 
     def where(self, group: int) -> str:
         """A row group, for messages."""
@@ -98,7 +108,8 @@ class LaneBlocks:
         while group not in self._pending:
             self._start()
         self.prefetch()
-        whole = self._pending[group].result()
+        pending = self._pending[group]
+        whole = pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
         if self._last_use[group] == use:
             del self._pending[group]
             self._decoder.release(group)

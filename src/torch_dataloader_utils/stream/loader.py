@@ -1,6 +1,6 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
+from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
+from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.progress import Pass, Progress
@@ -22,7 +26,7 @@ def as_it_is(batch: Any) -> Any:
 
 
 class TableDataLoader(DataLoader[Any]):
-    """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len` and `plan`.
+    """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len`, `plan` and `metrics`.
 
     num_workers=0 decodes ahead in threads of this process. num_workers=N runs N worker processes, under all start
     methods, with what DataLoader offers for them (pinning, time-outs, persistent workers, in_order).
@@ -33,8 +37,11 @@ class TableDataLoader(DataLoader[Any]):
 
     _is_accelerate_prepared = True
 
-    def __init__(self, dataset: TableDataset, *, num_workers: int, **options: Any) -> None:
+    def __init__(
+        self, dataset: TableDataset, *, num_workers: int, callbacks: Sequence[LoaderCallback] = (), **options: Any
+    ) -> None:
         super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
+        self._meter = LoaderMeter((*dataset.callbacks, *callbacks))
         self._sampler = TicketSampler()
         self._processes: DataLoader[Answer] | None = None
         if num_workers > 0:
@@ -75,6 +82,10 @@ class TableDataLoader(DataLoader[Any]):
         """The epoch of the present or next pass."""
         return self._data.epoch
 
+    def metrics(self) -> Metrics:
+        """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""
+        return self._meter.metrics()
+
     def set_epoch(self, epoch: int) -> None:
         """See TableDataset.set_epoch."""
         self._data.set_epoch(epoch)
@@ -99,22 +110,36 @@ class TableDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
         dataset = self._data
         run = dataset.progress.begin(dataset.topology)
-        if self._processes is not None:
-            return self._from_processes(self._processes, run)
-        return self._from_threads(run)
-
-    def _from_threads(self, run: Pass) -> Iterator[Any]:
-        dataset = self._data
-        (work,) = dataset.planner.plan(run.position).worker_inputs(dataset.rank)
-        for batch in counted(WorkerStream(work, dataset.pipeline, dataset.decode), run, dataset.progress, 0):
-            yield self._pinned(batch)
-
-    def _from_processes(self, processes: DataLoader[Answer], run: Pass) -> Iterator[Any]:
-        dataset = self._data
         plan = dataset.planner.plan(run.position)
         works = plan.worker_inputs(dataset.rank)
         done = run.position.segment.steps_of(dataset.rank)
         left = None if plan.rank_steps is None else plan.rank_steps[dataset.rank] - done
+        if self._processes is None:
+            batches = self._from_threads(works[0], run)
+        else:
+            batches = self._from_processes(self._processes, works, done, left, run)
+        watched = EpochRun(
+            epoch=run.position.epoch,
+            rank=dataset.rank,
+            num_ranks=dataset.topology.num_ranks,
+            num_workers=self.num_workers,
+            num_batches=left,
+            num_rows=None if left is None else sum(scheduled_rows(work.program.schedule) for work in works),
+            padding_rows=plan.padding_rows(dataset.rank),
+            fingerprint=dataset.planner.fingerprint,
+        )
+        return self._meter.watch(batches, watched)
+
+    def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:
+        dataset = self._data
+        stream = WorkerStream(work, dataset.pipeline, dataset.decode, self._meter.worker())
+        for batch in counted(stream, run, dataset.progress, 0):
+            yield self._pinned(batch)
+
+    def _from_processes(
+        self, processes: DataLoader[Answer], works: Sequence[WorkerInput], done: int, left: int | None, run: Pass
+    ) -> Generator[Any]:
+        dataset = self._data
         readers = self._slab_readers(len(works))
         self._sampler.start(
             works,
@@ -124,6 +149,7 @@ class TableDataLoader(DataLoader[Any]):
         )
         if left != 0:
             for answer in self._answers(processes, len(works), left):
+                self._meter.received(answer.worker, answer.tally)
                 if left is None:
                     run.received_from(answer.worker, answer.cursor)
                 else:
@@ -148,7 +174,7 @@ class TableDataLoader(DataLoader[Any]):
         """The answers that carry a batch, `left` of them, or until every worker has ended."""
         ended = set[int]()
         received = 0
-        for answer in processes:
+        for answer in self._meter.answers(processes):
             if answer.error is not None:
                 raise answer.error
             if answer.ended:

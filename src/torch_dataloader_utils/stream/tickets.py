@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Sampler
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._observe.counters import NO_TALLY, Tally
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
@@ -39,12 +40,16 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A batch (or the message that stands for it) and how far the worker came with it; or an error; or the end."""
+    """A batch (or the message that stands for it) and how far the worker came with it; or an error; or the end.
+
+    tally: what the worker has counted in this pass so far.
+    """
 
     worker: int
     batch: Any = None
     slab: SlabMessage | None = None
     cursor: Cursor = (0, 0)
+    tally: Tally = NO_TALLY
     ended: bool = False
     error: LoaderError | None = None
 
@@ -84,12 +89,14 @@ class TicketWorker(Dataset[Answer]):
             self._slabs.reset()
 
     def _answer(self, worker: int, batch: Any) -> Answer:
-        cursor = self._stream.cursor if self._stream is not None else (0, 0)
+        cursor, tally = (0, 0), NO_TALLY
+        if self._stream is not None:
+            cursor, tally = self._stream.cursor, self._stream.counters.tally()
         if self._slabs is not None and self._start is not None and self._start.uses_slabs:
             message = self._slabs.write(batch)
             if message is not None:
-                return Answer(worker=worker, slab=message, cursor=cursor)
-        return Answer(worker=worker, batch=batch, cursor=cursor)
+                return Answer(worker=worker, slab=message, cursor=cursor, tally=tally)
+        return Answer(worker=worker, batch=batch, cursor=cursor, tally=tally)
 
 
 class TicketSampler(Sampler[Ticket]):

@@ -7,6 +7,7 @@ from typing import Any
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import SingleLane, UntilExhausted, WorkerInput
+from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
@@ -29,12 +30,18 @@ class Pipeline:
 
 
 class WorkerStream:
-    """The batches of one worker, in order; `cursor` says how far the last one reached (see LaneReader)."""
+    """The batches of one worker, in order; `cursor` says how far the last one reached (see LaneReader).
 
-    def __init__(self, work: WorkerInput, pipeline: Pipeline, options: DecodeOptions) -> None:
+    counters: what it did is added here.
+    """
+
+    def __init__(
+        self, work: WorkerInput, pipeline: Pipeline, options: DecodeOptions, counters: WorkerCounters | None = None
+    ) -> None:
+        self.counters = counters or WorkerCounters()
         self._schedule = work.program.schedule
         self._pipeline = pipeline
-        self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options)
+        self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._lanes = [
             LaneReader(work.program, lane, self._decoder.lane(lane), pipeline.shaper, exact=work.exact)
             for lane in work.program.lanes
@@ -79,6 +86,7 @@ class WorkerStream:
         while done < count:
             for batch in lane.whole_batches(rows, count - done):
                 done += 1
+                self.counters.rows += rows
                 yield batch, lane
             if done < count:
                 done += 1
@@ -86,6 +94,7 @@ class WorkerStream:
 
     def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
         while blocks := lane.take(rows):
+            self.counters.rows += sum(block.num_rows for block in blocks)
             yield self._pipeline.shaper.concat(blocks).to_batch(), lane
 
     def _batch(self, draws: list[tuple[LaneReader, int]]) -> Any:
@@ -93,6 +102,7 @@ class WorkerStream:
         found, wanted = sum(block.num_rows for block in blocks), sum(rows for _, rows in draws)
         if found != wanted:
             raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
+        self.counters.rows += found
         block = blocks[0] if len(blocks) == 1 else self._pipeline.shaper.concat(blocks)
         return block.to_batch()
 

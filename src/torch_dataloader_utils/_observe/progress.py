@@ -1,0 +1,120 @@
+"""What `show_progress=True` shows: bars on a terminal, log lines elsewhere."""
+
+import logging
+import sys
+from time import monotonic
+from typing import Any, Protocol
+
+from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
+from torch_dataloader_utils._observe.metrics import Metrics
+
+logger = logging.getLogger("torch_dataloader_utils.progress")
+
+
+class ProgressDisplay(Protocol):
+    """Shows one pass. interval_seconds: how often it wants to be told."""
+
+    interval_seconds: float
+
+    def update(self, metrics: Metrics) -> None:
+        """Where the pass stands."""
+
+    def close(self, metrics: Metrics, *, completed: bool) -> None:
+        """Where the pass ended."""
+
+
+class ProgressReporter(LoaderCallback):
+    """The callback behind `show_progress`: chooses a display at the start of a pass, and tells it now and then."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._display: ProgressDisplay | None = None
+        self._due = 0.0
+
+    def on_epoch_start(self, run: EpochRun) -> None:
+        """See LoaderCallback."""
+        self._display = choose_display(run, self._interval_seconds)
+        self._due = monotonic() + self._display.interval_seconds
+
+    def on_batch(self, run: EpochRun, batch: Any) -> None:  # noqa: ARG002
+        """See LoaderCallback. Costs one look at the clock, but for when the display is due."""
+        now = monotonic()
+        if now >= self._due and self._display is not None:
+            self._due = now + self._display.interval_seconds
+            self._display.update(run.metrics())
+
+    def on_epoch_end(self, run: EpochRun, *, completed: bool) -> None:
+        """See LoaderCallback."""
+        if self._display is not None:
+            self._display.close(run.metrics(), completed=completed)
+            self._display = None
+
+
+def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
+    """Bars where stderr is a terminal and rich is installed, else log lines."""
+    if sys.stderr.isatty():
+        try:
+            from torch_dataloader_utils._observe.bars import TerminalBars
+        except ImportError:
+            logger.info('Bars need rich: pip install "torch-dataloader-utils[cli]". Log lines instead.')
+        else:
+            return TerminalBars(run)
+    return LogLines(run, interval_seconds)
+
+
+class LogLines:
+    """A line every interval and one at the end, at level INFO, with the figures as extras for structured handlers.
+
+    Where nobody has configured logging the lines go to stderr: whoever asked for progress wants to see it.
+    """
+
+    def __init__(self, run: EpochRun, interval_seconds: float) -> None:
+        self.interval_seconds = interval_seconds
+        self._run = run
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+
+    def update(self, metrics: Metrics) -> None:
+        """See ProgressDisplay."""
+        self._log(metrics, "progress", _time_left(self._run, metrics))
+
+    def close(self, metrics: Metrics, *, completed: bool) -> None:
+        """See ProgressDisplay."""
+        self._log(metrics, "epoch_end" if completed else "epoch_stopped", "done" if completed else "stopped")
+
+    def _log(self, metrics: Metrics, event: str, ending: str) -> None:
+        run = self._run
+        logger.info(
+            "epoch %d rank %d/%d: %s, %s rows/s, %.0f MB/s, waited %.0f %%, %s",
+            run.epoch,
+            run.rank,
+            run.num_ranks,
+            _rows(metrics.rows, run.num_rows),
+            f"{metrics.rows_per_second:,.0f}",
+            metrics.decoded_bytes_per_second / 1e6,
+            100 * metrics.wait_share,
+            ending,
+            extra={"event": event, "epoch": run.epoch, "rank": run.rank, "metrics": metrics.to_dict()},
+        )
+
+
+def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
+    """Seconds until all rows are through at this pace; None where that cannot be said."""
+    if num_rows is None or rows_per_second <= 0:
+        return None
+    return max(0, num_rows - rows) / rows_per_second
+
+
+def _rows(rows: int, num_rows: int | None) -> str:
+    return f"{rows:,} rows" if not num_rows else f"{rows:,} of {num_rows:,} rows ({rows / num_rows:.0%})"
+
+
+def _time_left(run: EpochRun, metrics: Metrics) -> str:
+    left = seconds_left(metrics.rows, run.num_rows, metrics.rows_per_second)
+    if left is None:
+        return "time left unknown"
+    minutes, seconds = divmod(round(left), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left"
