@@ -101,6 +101,7 @@ class StructuredDataset(TableDataset):
         page_checksums: bool = True,
         decode_threads: int | None = None,
         decode_ahead_bytes: int | str = "256MiB",
+        mesh: "DeviceMesh | None" = None,
         **loader_options: Any,
     ) -> tuple[TableDataLoader, "StructuredDataset"]:
         """A loader of one rank's batches, and its data set.
@@ -123,7 +124,7 @@ class StructuredDataset(TableDataset):
             storage_options: for the storage client; never logged, saved or put into a state.
             collate_fn: applied to each batch, after `transform`, where the batch is read.
             partitioning: "hive" reads typed columns from directory names such as year=2024.
-            num_ranks: training processes, or "auto" to ask torch.distributed (or RANK and WORLD_SIZE).
+            num_ranks: training processes, or "auto" to ask torch.distributed, Ray Train, or RANK and WORLD_SIZE.
             rank: this process's global rank, in [0, num_ranks).
             show_progress: a bar for each rank on a terminal; elsewhere a log line every progress_interval_sec seconds.
             shuffle_buffer_size: another name of shuffle_rows.
@@ -142,6 +143,9 @@ class StructuredDataset(TableDataset):
             inventory: from `scan_files` or `load_inventory`; then nothing is listed.
             page_checksums: check Parquet page checksums where the file has them.
             decode_threads: row groups decoded at once (threads engine). decode_ahead_bytes: decoded ahead, at most.
+            mesh: a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its
+                data-parallel ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...)
+                the same.
             loader_options: for torch's DataLoader: pin_memory, prefetch_factor, persistent_workers, timeout,
                 multiprocessing_context, worker_init_fn, in_order.
 
@@ -189,6 +193,7 @@ class StructuredDataset(TableDataset):
             page_checksums=page_checksums,
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,
+            mesh=mesh,
         )
         warn_about(dataset.plan())
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
@@ -196,7 +201,7 @@ class StructuredDataset(TableDataset):
 
 def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | None) -> dict[str, Any]:
     """The stages of one data set, as the arguments of TableDataset."""
-    num_ranks, rank = resolve_ranks(options.num_ranks, options.rank)
+    num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
     rows = wire_rows(inventory, options, storage_options, part=counting_part(num_ranks, rank))
@@ -220,6 +225,13 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | 
 
 def warn_about(plan: EpochPlan) -> None:
     """Warn of what a trainer must know before it begins: ranks that differ in steps, rows that come twice."""
+    if plan.is_shared:
+        warnings.warn(
+            f"Split strategy {plan.details.options.strategy} has no rank arguments: each of the "
+            f"{plan.topology.num_ranks} ranks reads every row. Give its generate() num_ranks and rank.",
+            UserWarning,
+            stacklevel=3,
+        )
     steps = plan.rank_steps
     if steps is not None and len(set(steps)) > 1:
         warnings.warn(

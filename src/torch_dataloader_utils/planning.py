@@ -26,7 +26,12 @@ from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.order import order_chunks
-from torch_dataloader_utils.plan.strategy_check import StrategyCall, describe_files, strategy_name, takes_ranks
+from torch_dataloader_utils.plan.strategy_check import (
+    StrategyCall,
+    describe_files,
+    strategy_name,
+    takes_ranks,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,6 +64,12 @@ class EpochPlan:
     def is_exact(self) -> bool:
         """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
         return isinstance(self.details, ExactPlan)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every one of several ranks reads everything: a split strategy without rank arguments."""
+        call = self.details.strategy
+        return call is not None and self.topology.num_ranks > 1 and not takes_ranks(call.strategy)
 
     @property
     def rank_steps(self) -> tuple[int, ...] | None:

@@ -49,8 +49,9 @@ def _nanoseconds(time: Any) -> str:
         case None:
             return ""
         case datetime():
-            return str(int(time.timestamp() * 1_000_000) * 1_000)
+            return _nanoseconds(time.timestamp())
         case float():
-            return str(int(time * 1_000_000_000))
+            # Microseconds are what a float of today's seconds holds; fsspec lists floats and looks up datetimes.
+            return str(round(time * 1_000_000) * 1_000)
         case _:
             return str(time)
