@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import redact, store_error, translated, unknown_scheme
 from torch_dataloader_utils._store.identity import check_identity, short_read, stat_of
@@ -124,6 +125,7 @@ class FsspecStore:
 
 def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
     filesystem.invalidate_cache(key)
+    thread_requests().requests += 1
     info: Mapping[str, Any] = filesystem.info(key)
     return info
 
@@ -132,9 +134,12 @@ def _fetch(filesystem: Any, key: str, spans: Sequence[Span]) -> list[bytes]:
     starts = [start for start, _ in spans]
     stops = [start + length for start, length in spans]
     replies = filesystem.cat_ranges([key] * len(spans), starts, stops, on_error="return")
+    seen = thread_requests()
+    seen.requests += len(spans)
     for reply in replies:
         if isinstance(reply, BaseException):
             raise reply
+        seen.fetched_bytes += len(reply)
     return list(replies)
 
 
