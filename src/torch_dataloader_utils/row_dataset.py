@@ -167,7 +167,7 @@ class RowDataset(Dataset[Any]):
 
     def sort_key(self, index: SupportsIndex) -> int | float:
         """The length of a row, from `length_column` alone (see `lengths`)."""
-        return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
+        return self.lengths[operator.index(index)].item()  # type: ignore[no-any-return]
 
     def cache_info(self) -> CacheInfo:
         """What the row group cache of this process has done: too many misses ask for a larger `cache_bytes`."""
