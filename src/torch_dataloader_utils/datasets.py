@@ -5,7 +5,7 @@ discover  →  plan  →  read  →  shape  →  stream
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
 
@@ -24,6 +24,9 @@ from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import OutputFormat, TableOptions
 from torch_dataloader_utils.table_rows import find_inventory, wire_rows
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class StructuredDataset(TableDataset):

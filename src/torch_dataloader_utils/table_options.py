@@ -51,6 +51,7 @@ class TableOptions:
     page_checksums: bool = True
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
+    mesh: Any = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "TableOptions":

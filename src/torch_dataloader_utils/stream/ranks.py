@@ -1,7 +1,9 @@
-"""Which rank this process is: the one function that looks at torch.distributed and at the environment."""
+"""Which rank this process is: the one place that looks at torch.distributed, meshes, Ray and the environment."""
 
 import os
+import sys
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,30 +12,115 @@ import torch.distributed as dist
 
 from torch_dataloader_utils.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-def resolve_ranks(num_ranks: int | str, rank: int) -> tuple[int, int]:
-    """(num_ranks, rank); "auto" asks torch.distributed if it is up, else RANK and WORLD_SIZE, else gives (1, 0).
+# What torchtitan, Accelerate, Lightning and the tutorials of PyTorch call the dimensions of a mesh. Along the first
+# kind processes train on different rows; along the second they work on the same batch together.
+DATA_DIMENSIONS = frozenset(
+    "dp ddp fsdp hsdp batch data data_parallel replicate shard dp_replicate dp_shard dp_shard_mod_ep "
+    "dp_shard_in_ep".split()
+)
+MODEL_DIMENSIONS = frozenset(
+    "tp cp pp sp ep etp model tensor_parallel context_parallel pipeline_parallel sequence_parallel expert_parallel "
+    "model_parallel".split()
+)
+
+
+def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = None) -> tuple[int, int]:
+    """(num_ranks, rank) among the processes that train on different rows.
+
+    With a mesh: see `mesh_ranks`. "auto" asks torch.distributed if it is up, else a Ray Train worker's context, else
+    RANK and WORLD_SIZE, else gives (1, 0).
 
     Warns when a loader for one rank is built while torch.distributed runs several: each would read everything.
 
     Raises:
-        ConfigError: num_ranks is neither "auto" nor an int.
+        ConfigError: num_ranks is neither "auto" nor an int, or is given beside a mesh; the mesh or the environment
+            does not say which rank this is.
     """
-    running = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    if mesh is not None:
+        if num_ranks not in (1, "auto") or rank != 0:
+            raise ConfigError(f"num_ranks={num_ranks!r}, rank={rank} and mesh: the mesh says both; pass only mesh.")
+        return mesh_ranks(mesh)
     if num_ranks == "auto":
-        if running:
-            return running, dist.get_rank()
-        return int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        return _surrounding_ranks()
     if not isinstance(num_ranks, int):
         raise ConfigError(f'num_ranks={num_ranks!r}: pass the number of training processes, or "auto".')
+    warn_if_unshared(num_ranks, running_ranks())
+    return num_ranks, rank
+
+
+def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
+    """(num_ranks, rank) along the data-parallel dimensions of a mesh; its other dimensions share their data.
+
+        shape (2, 2, 2), names ("dp_replicate", "dp_shard", "tp")      global ranks 0 1  2 3  4 5  6 7
+        gives num_ranks=4 and                                                 rank 0 0  1 1  2 2  3 3
+
+    A mesh without names must have one dimension. Without any data-parallel dimension all processes read everything.
+
+    Raises:
+        ConfigError: a dimension that is not known to be the one or the other, or a mesh without this process.
+    """
+    names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
+    if not names or not set(names) <= DATA_DIMENSIONS | MODEL_DIMENSIONS:
+        raise ConfigError(
+            f"mesh has the dimensions {names or mesh.ndim}; which of them are data-parallel is not known. Pass the "
+            'part of it along which processes train on different rows, such as mesh["dp_replicate", "dp_shard"].'
+        )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ConfigError("This process is not part of mesh. Pass the mesh that it trains on.")
+    rank, num_ranks = 0, 1
+    for name, size, place in zip(names, mesh.shape, coordinate, strict=True):
+        if name in DATA_DIMENSIONS:
+            rank, num_ranks = rank * size + place, num_ranks * size
+    return num_ranks, rank
+
+
+def running_ranks() -> int:
+    """Processes of torch.distributed; 0 if it is not up."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+
+
+def warn_if_unshared(num_ranks: int, running: int) -> None:
+    """Warn of a loader for one rank in one of several running processes."""
     if num_ranks == 1 and running > 1:
         warnings.warn(
             f"num_ranks=1, but torch.distributed runs {running} ranks: each of them would read every row. Pass "
             'num_ranks="auto", or num_ranks=dist.get_world_size() and rank=dist.get_rank().',
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return num_ranks, rank
+
+
+def _surrounding_ranks() -> tuple[int, int]:
+    running = running_ranks()
+    if running:
+        return running, dist.get_rank()
+    ray_context = _ray_context()
+    if ray_context is not None:
+        return ray_context
+    num_ranks, rank = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    # A launcher that sets one of them only (Lightning's own does) cannot be asked before torch.distributed is up.
+    if rank is None and num_ranks is not None and int(num_ranks) > 1:
+        raise ConfigError(
+            f'num_ranks="auto" found WORLD_SIZE={num_ranks} but no RANK, and torch.distributed is not up yet. Build '
+            "the loader after it is (with Lightning: in train_dataloader of a DataModule), or pass num_ranks and rank."
+        )
+    return int(num_ranks or 1), int(rank or 0)
+
+
+def _ray_context() -> tuple[int, int] | None:
+    """(num_ranks, rank) in a worker of Ray Train; None elsewhere. Imports nothing that the program has not."""
+    ray_train = sys.modules.get("ray.train")
+    if ray_train is None:
+        return None
+    try:
+        context = ray_train.get_context()
+    except (RuntimeError, DeprecationWarning):  # what it raises outside of a worker, and inside Ray Tune
+        return None
+    return context.get_world_size(), context.get_world_rank()
 
 
 def counting_part(num_ranks: int, rank: int) -> tuple[int, int]:
