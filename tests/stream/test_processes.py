@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils.errors import TransformError
+from torch_dataloader_utils.errors import ConfigError, TransformError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
@@ -109,9 +109,19 @@ def test_a_broken_pass_of_persistent_workers_leaves_nothing_behind(table):
     assert [check_batch(batch) for batch in loader] == first
 
 
-def test_out_of_order_delivery_is_complete(table):
+def test_out_of_order_delivery_is_complete_and_never_gives_a_wrong_state(table):
+    whole = [check_batch(batch) for batch in load(table[0])[0]]
     loader, _ = load(table[0], in_order=False)
-    assert sorted(row for batch in loader for row in check_batch(batch)) == list(range(table[1]))
+    received = []
+    for step, batch in enumerate(loader, start=1):
+        received.append(check_batch(batch))
+        is_prefix = sorted(received) == sorted(whole[:step])
+        try:
+            assert loader.state_dict()["log"]["steps"] == ([step] if step < len(whole) else [])
+            assert is_prefix
+        except ConfigError:
+            assert not is_prefix
+    assert sorted(received) == sorted(whole)
 
 
 def test_unknown_counts_over_processes_resume_by_cursor(table):

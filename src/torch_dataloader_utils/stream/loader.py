@@ -45,7 +45,8 @@ class TableDataLoader(DataLoader[Any]):
         self._sampler = TicketSampler()
         self._processes: DataLoader[Answer] | None = None
         if num_workers > 0:
-            worker = TicketWorker(dataset.pipeline, DecodeOptions(threads=1, budget_bytes=dataset.decode.budget_bytes))
+            share = DecodeOptions(threads=1, budget_bytes=dataset.decode.budget_bytes // num_workers)
+            worker = TicketWorker(dataset.pipeline, share)
             self._processes = DataLoader(
                 worker,
                 batch_size=None,
@@ -153,7 +154,7 @@ class TableDataLoader(DataLoader[Any]):
                 if left is None:
                     run.received_from(answer.worker, answer.cursor)
                 else:
-                    run.received()
+                    run.received() if self.in_order else run.received_out_of_turn(answer.worker)
                     left -= 1
                     if left == 0:
                         dataset.progress.finish(run)

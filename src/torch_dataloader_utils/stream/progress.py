@@ -8,6 +8,7 @@ from typing import Any
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils.errors import ConfigError
 
 
 class Pass:
@@ -24,6 +25,7 @@ class Pass:
         stored = dict(position.segment.cursors or ()).get(rank)
         self._stored: RankCursors = stored or ((0, 0),) * position.segment.topology.num_workers
         self._reached: list[Cursor] | None = None if stored is None else list(stored)
+        self._from_worker: dict[int, int] = {}
 
     @property
     def position(self) -> Position:
@@ -35,6 +37,21 @@ class Pass:
     def received(self) -> None:
         """One more batch was received."""
         self._steps += self._stride
+
+    def received_out_of_turn(self, worker: int) -> None:
+        """A batch of `worker` was received, whoever's turn it was (`in_order=False`)."""
+        self._steps += 1
+        self._from_worker[worker] = self._from_worker.get(worker, 0) + 1
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether the batches received are the first ones of the epoch, so that their number says which they are."""
+        workers = self._begin.segment.topology.num_workers
+        first, count = self._begin.segment.steps_of(self._rank) % workers, sum(self._from_worker.values())
+        return all(
+            self._from_worker.get((first + turn) % workers, 0) == (count - turn + workers - 1) // workers
+            for turn in range(workers if self._from_worker else 0)
+        )
 
     def received_from(self, worker: int, cursor: Cursor) -> None:
         """Without row counts: a batch of `worker`, whose lane came as far as `cursor` since the pass began."""
@@ -130,7 +147,16 @@ class Progress:
         return self.next_position(self._topology)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as a new JSON-able dict."""
+        """The state as a new JSON-able dict.
+
+        Raises:
+            ConfigError: batches came out of turn (`in_order=False`), so that no number of steps says which they were.
+        """
+        if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_turn:
+            raise ConfigError(
+                "With in_order=False the batches received so far are not the first ones of the epoch, and a state would "
+                "lose or repeat rows. Save states at the end of an epoch, or leave in_order=True."
+            )
         return self.encode(self.position)
 
     def encode(self, position: Position) -> dict[str, Any]:
