@@ -154,7 +154,7 @@ class Progress:
         """
         if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_turn:
             raise ConfigError(
-                "With in_order=False the batches received so far are not the first ones of the epoch, and a state would "
+                "With in_order=False the batches received so far are not the first of the epoch, and a state would "
                 "lose or repeat rows. Save states at the end of an epoch, or leave in_order=True."
             )
         return self.encode(self.position)
