@@ -5,12 +5,13 @@ file's schema → columns by id → decode → columns of the table, rows that e
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._core.iceberg import IcebergFile
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
@@ -51,7 +52,8 @@ def decode_table_rows(
     Raises:
         SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
     """
-    schema, columns = _columns.get(source.key, lambda: _load(source, extra))
+    path, identity = source.key
+    schema, columns = _columns.get((path, identity + _names_key(extra.table)), lambda: _load(source, extra))
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
@@ -63,6 +65,12 @@ def decode_table_rows(
     if keys:
         deleted = deleted_by_keys(source.task, batch, columns, extra, open_store)
     return TableRows(stored=stored, deleted=deleted)
+
+
+@lru_cache(maxsize=64)
+def _names_key(table: TableFields) -> str:
+    # Files without ids are read by names that the table may change.
+    return f" {hash(table.names)}"
 
 
 def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[Any, dict[int, FileColumn]], int]:

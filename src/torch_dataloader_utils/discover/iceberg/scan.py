@@ -85,7 +85,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions) -> Inventory:
     extras = _extras(table, target, schema, data, positions, _equality_index(table, listed))
     inventory = Inventory(
         files=_file_table(data, scans, extras),
-        groups=_groups(scans),
+        groups=_groups(scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
         schema=schema.serialize().to_pybytes(),
         source=f"{table.name}, {_described(target)}",
         row_filter="" if options.filters is None else str(options.filters),
@@ -175,11 +175,11 @@ def _file_table(data: Sequence[DataFile], scans: Sequence[FileScan], extras: tup
     )
 
 
-def _groups(scans: Sequence[FileScan]) -> GroupTable:
+def _groups(scans: Sequence[FileScan], unjudged: Verdict) -> GroupTable:
+    """All row groups; `unjudged` is the verdict of those whose statistics were not looked at."""
     counts = [len(scan.groups) for scan in scans]
     verdicts = [
-        np.full(len(scan.groups), Verdict.IN, dtype=np.int64) if scan.verdict is None else scan.verdict
-        for scan in scans
+        np.full(len(scan.groups), unjudged, dtype=np.int64) if scan.verdict is None else scan.verdict for scan in scans
     ]
     return assemble_groups(
         np.repeat(np.arange(len(scans), dtype=np.int32), counts),

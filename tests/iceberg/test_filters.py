@@ -1,0 +1,196 @@
+import datetime
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.expressions import AlwaysTrue, EqualTo, GreaterThan, In, NotNull
+
+from tests.iceberg.reading import in_order, read_rows
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, plan_epoch, scan_iceberg
+from torch_dataloader_utils.discover.iceberg.expressions import Call, FieldRef, Literal, parse_expression
+from torch_dataloader_utils.discover.iceberg.translate import translate
+from torch_dataloader_utils.errors import ConfigError
+
+SCHEMA = pa.schema(
+    {"a": pa.int64(), "s": pa.string(), "x": pa.float64(), "y": pa.float32(), "d": pa.date32(), "t": pa.timestamp("us")}
+)
+
+
+def regions(root: Path, *transforms: tuple[int, str]) -> TableWriter:
+    table = TableWriter(root)
+    table.evolve(field_of(1, "region_id", "int"), field_of(2, "v", "long"), field_of(3, "x", "double"))
+    if transforms:
+        table.partition_by(*transforms)
+    for region in range(10):
+        rows = [{"region_id": region, "v": 100 * region + i, "x": math.nan if i == 3 else float(i)} for i in range(20)]
+        table.append(rows, rows_per_group=6, partition=(region,) if transforms else ())
+    return table
+
+
+def test_an_expression_is_walked_as_a_tree() -> None:
+    tree = parse_expression((pc.field("a") > 5) & ~pc.field("s", "t").is_null())
+    assert tree == Call(
+        function="and_kleene",
+        arguments=(
+            Call(function="greater", arguments=(FieldRef(path=("a",)), Literal(value=pa.scalar(5)))),
+            Call(
+                function="invert",
+                arguments=(
+                    Call(
+                        function="is_null",
+                        arguments=(FieldRef(path=("s", "t")),),
+                        options=parse_expression(pc.field("q").is_null()).options,  # type: ignore[union-attr]
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (pc.field("a") >= 5, "GreaterThanOrEqual(term=Reference(name='a'), literal=LongLiteral(5))"),
+        (pc.scalar(5) < pc.field("a"), "GreaterThan(term=Reference(name='a'), literal=LongLiteral(5))"),
+        (~(pc.field("a") == 5), "NotEqualTo(term=Reference(name='a'), literal=LongLiteral(5))"),
+        (pc.field("s") == "a = 5 and b", "EqualTo(term=Reference(name='s'), literal=literal('a = 5 and b'))"),
+        (pc.starts_with(pc.field("s"), "ab"), "StartsWith(term=Reference(name='s'), literal=literal('ab'))"),
+        (pc.field("d") == datetime.date(1970, 1, 3), "EqualTo(term=Reference(name='d'), literal=LongLiteral(2))"),
+        (pc.field("x").is_valid(), "NotNull(term=Reference(name='x'))"),
+        (~(pc.field("x") > 5), "AlwaysTrue()"),  # NaN
+        (pc.field("y") > 0.1, "AlwaysTrue()"),  # not a float32
+        (pc.field("a") > 5.5, "AlwaysTrue()"),
+        (pc.add(pc.field("a"), 1) > 5, "AlwaysTrue()"),
+        (pc.field("a") == pc.field("y"), "AlwaysTrue()"),
+        (pc.starts_with(pc.field("s"), "ab", ignore_case=True), "AlwaysTrue()"),
+        (pc.field("a").isin([1, None]), "AlwaysTrue()"),
+    ],
+)
+def test_translations(expression: pc.Expression, text: str) -> None:
+    assert repr(translate(expression, SCHEMA)) == text
+
+
+def expressions() -> st.SearchStrategy[pc.Expression]:
+    numbers = st.sampled_from([-2, -1, 0, 1, 2, 3])
+    floats = st.sampled_from([-1.5, 0.0, 0.5, 1.0, 2.0])
+    texts = st.sampled_from(["", "a", "ab", "b"])
+    operators = st.sampled_from(["__gt__", "__ge__", "__lt__", "__le__", "__eq__", "__ne__"])
+
+    def compare(name: str, value: Any, operator: str) -> pc.Expression:
+        return getattr(pc.field(name), operator)(value)
+
+    leaves = st.one_of(
+        st.builds(compare, st.just("a"), numbers | floats, operators),
+        st.builds(compare, st.just("x"), floats | numbers, operators),
+        st.builds(compare, st.just("s"), texts, operators),
+        st.builds(lambda name: pc.field(name).is_null(), st.sampled_from(["a", "x", "s"])),
+        st.builds(lambda name: pc.field(name).is_valid(), st.sampled_from(["a", "x", "s"])),
+        st.builds(lambda flag: pc.field("x").is_null(nan_is_null=flag), st.booleans()),
+        st.just(pc.is_nan(pc.field("x"))),
+        st.builds(lambda values: pc.field("a").isin(values), st.lists(numbers | st.none(), min_size=1, max_size=3)),
+        st.builds(lambda text: pc.starts_with(pc.field("s"), text), texts),
+        st.builds(lambda value: pc.add(pc.field("a"), 1) > value, numbers),
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.builds(lambda a, b: a & b, inner, inner)
+            | st.builds(lambda a, b: a | b, inner, inner)
+            | inner.map(lambda a: ~a)
+        ),
+        max_leaves=5,
+    )
+
+
+row = st.fixed_dictionaries(
+    {
+        "a": st.none() | st.integers(-2, 3),
+        "s": st.sampled_from([None, "", "a", "ab", "abc", "b"]),
+        "x": st.sampled_from([None, -1.5, 0.0, 0.5, 1.0, 2.0, math.nan]),
+    }
+)
+
+
+@given(
+    files=st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=4),
+    row_filter=expressions(),
+    spec=st.integers(0, 4),
+)
+@settings(max_examples=60)
+def test_pruning_never_loses_a_row_and_filtering_is_exact(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[dict[str, Any]]], row_filter: pc.Expression, spec: int
+) -> None:
+    table = TableWriter(tmp_path_factory.mktemp("t"))
+    table.evolve(field_of(1, "a", "long"), field_of(2, "s", "string"), field_of(3, "x", "double"))
+    table.partition_by(*[[], [(1, "identity")], [(2, "truncate[1]")], [(1, "bucket[4]")], [(3, "identity")]][spec])
+    every = []
+    for rows in files:
+        # All rows of a file are of one partition: that of its first row.
+        name = {1: "a", 2: "s", 3: "a", 4: "x"}.get(spec)
+        rows = [each if name is None else {**each, name: rows[0][name]} for each in rows]
+        parts = tuple(
+            part.transform.transform(table.schema.find_field(part.source_id).field_type)(rows[0][name])
+            for part in table.specs[0].fields
+        )
+        table.append(
+            rows, rows_per_group=2 if file_format == "parquet" else 1000, partition=parts, file_format=file_format
+        )
+        every += rows
+    plain = pa.Table.from_pylist(every, pa.schema({"a": pa.int64(), "s": pa.string(), "x": pa.float64()}))
+    wanted = plain.filter(row_filter).to_pylist()
+    assert in_order(read_rows(table.metadata, filters=row_filter, allow_empty=True)) == in_order(wanted)
+
+
+@pytest.mark.parametrize("transforms", [(), ((1, "identity"),)])
+def test_partitions_files_and_row_groups_are_pruned(tmp_path: Path, transforms: tuple[Any, ...]) -> None:
+    table = regions(tmp_path, *transforms)
+    inventory = scan_iceberg(table.metadata, filters=pc.field("region_id") >= 5)
+    assert (inventory.num_files, inventory.num_rows) == (5, 100)
+    groups = scan_iceberg(
+        table.metadata, filters=(pc.field("region_id") == 5) & (pc.field("v") < 506), count_rows=False
+    )
+    assert (groups.num_files, groups.num_groups, groups.num_rows) == (1, 1, 6)
+
+
+def test_rows_that_a_filter_keeps_are_counted_beside_deletes(tmp_path: Path) -> None:
+    table = regions(tmp_path)
+    table.delete_equal([2], [{"v": 503}, {"v": 700}])
+    row_filter = (pc.field("region_id") >= 5) & (pc.field("x") < 10)
+    rows = read_rows(table.metadata, filters=row_filter, num_ranks=2, columns=["v"])
+    wanted = [100 * r + i for r in range(5, 10) for i in range(10) if i != 3 and 100 * r + i != 700]
+    assert sorted(each["v"] for each in rows) == wanted
+    assert plan_epoch(scan_iceberg(table.metadata, filters=row_filter)).rank_rows == (len(wanted),)
+
+
+def test_a_scan_filter_leaves_out_files_and_filters_no_rows(tmp_path: Path) -> None:
+    table = regions(tmp_path)
+    for scan_filter in (EqualTo("v", 305), "v = 305", In("v", {305, 306})):
+        assert sorted(row["v"] for row in read_rows(table.metadata, scan_filter=scan_filter)) == list(range(300, 320))
+    both = read_rows(table.metadata, scan_filter=GreaterThan("region_id", 7), filters=pc.field("v") < 905)
+    assert len(both) == 25
+    assert len(read_rows(table.metadata, scan_filter=NotNull("v"))) == 200
+    assert len(read_rows(table.metadata, scan_filter=AlwaysTrue())) == 200
+    with pytest.raises(ConfigError, match="does not fit the table's columns"):
+        scan_iceberg(table.metadata, scan_filter=EqualTo("nope", 1))
+    with pytest.raises(TypeError, match="scan_filter is a int"):
+        scan_iceberg(table.metadata, scan_filter=5)
+    with pytest.raises(TypeError, match="filters is a str"):
+        IcebergDataset.create_dataloader(table.metadata, filters="v > 5")
+
+
+def test_filters_name_columns_as_the_scanned_schema_does(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "old", "int"))
+    table.append([{"old": i} for i in range(10)], rows_per_group=3)
+    table.evolve(field_of(1, "new", "long"), field_of(2, "old", "string", initial_default=None))
+    table.append([{"new": i, "old": "x"} for i in range(10, 20)], rows_per_group=3)
+    assert len(read_rows(table.metadata, filters=(pc.field("new") > 5) & (pc.field("new") < 15))) == 9
+    assert len(read_rows(table.metadata, filters=pc.field("old") == "x")) == 10
+    assert len(read_rows(table.metadata, filters=pc.field("old").is_null())) == 10
+    assert len(read_rows(table.metadata, filters=pc.field("old") > 5, snapshot_id=1001)) == 4

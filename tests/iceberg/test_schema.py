@@ -1,0 +1,208 @@
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.orc as pa_orc
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
+
+from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils.errors import ConfigError, SchemaError
+
+
+def optional(field_id: int, name: str, kind: Any) -> NestedField:
+    return NestedField(field_id, name, kind, required=False)
+
+
+def test_renames_reorders_additions_and_promotions_in_parquet_and_orc(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(
+        field_of(1, "a", "int"), field_of(2, "b", "float"), field_of(3, "c", "string"), field_of(5, "d", "decimal(5,2)")
+    )
+    old = [{"a": i, "b": i / 2, "c": f"c{i}", "d": Decimal(i) / 4} for i in range(5)]
+    table.append(old)
+    table.append(old, file_format="orc")
+    table.evolve(
+        field_of(3, "b", "string"),  # c renamed to a name that another column had
+        field_of(1, "a2", "long"),
+        field_of(6, "e", "int", initial_default=9),
+        field_of(2, "x", "double"),
+        field_of(5, "d", "decimal(9,2)"),
+        field_of(7, "c", "long"),  # and a new column under c's old name
+    )
+    table.append([{"b": "n", "a2": 1 << 40, "e": None, "x": 0.1, "d": Decimal("1234567.25"), "c": 3}])
+    rows = read_rows(table.metadata, batch_size=4)
+    assert in_order(rows) == in_order(
+        [
+            *2
+            * [
+                {"b": f"c{i}", "a2": i, "e": 9, "x": i / 2, "d": Decimal(i) / 4 + Decimal("0.00"), "c": None}
+                for i in range(5)
+            ],
+            {"b": "n", "a2": 1 << 40, "e": None, "x": 0.1, "d": Decimal("1234567.25"), "c": 3},
+        ]
+    )
+    assert list(rows[0]) == ["b", "a2", "e", "x", "d", "c"]
+    assert read_rows(table.metadata, columns=["c", "a2"])[0].keys() == {"c": 0, "a2": 0}.keys()
+
+
+def test_pyiceberg_gives_the_same_rows_after_evolution(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "int"), field_of(2, "b", "float"))
+    table.append([{"a": i, "b": i / 3} for i in range(9)], rows_per_group=4)
+    table.evolve(field_of(2, "bb", "double"), field_of(1, "a", "long"), field_of(3, "c", "date"))
+    table.append([{"a": i, "bb": i / 3, "c": datetime.date(2020, 1, 1)} for i in range(9)], rows_per_group=4)
+    assert in_order(read_rows(table.metadata, num_ranks=2)) == in_order(pyiceberg_rows(table.metadata))
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+def test_nested_fields_evolve_by_id(tmp_path: Path, file_format: str) -> None:
+    before = StructType(optional(3, "x", IntegerType()), optional(4, "y", StringType()))
+    table = TableWriter(tmp_path)
+    table.evolve(
+        optional(1, "id", LongType()),
+        optional(2, "s", before),
+        optional(5, "l", ListType(6, StructType(optional(7, "k", IntegerType())), element_required=False)),
+        optional(
+            8, "m", MapType(9, StringType(), 10, StructType(optional(11, "v", IntegerType())), value_required=False)
+        ),
+    )
+    table.append(
+        [
+            {"id": 0, "s": {"x": 1, "y": "a"}, "l": [{"k": 1}, None, {"k": 2}], "m": [("p", {"v": 1}), ("q", None)]},
+            {"id": 1, "s": None, "l": None, "m": None},
+            {"id": 2, "s": {"x": None, "y": "b"}, "l": [], "m": []},
+            {"id": 3, "s": {"x": 4, "y": None}, "l": [{"k": 9}], "m": [("r", {"v": 5})]},
+        ],
+        file_format=file_format,
+        rows_per_group=2 if file_format == "parquet" else 1000,
+    )
+    after = StructType(optional(4, "why", StringType()), optional(12, "z", LongType()), optional(3, "x", LongType()))
+    table.evolve(
+        optional(2, "struct", after),
+        optional(
+            5,
+            "l",
+            ListType(
+                6, StructType(optional(13, "n", StringType()), optional(7, "key", LongType())), element_required=False
+            ),
+        ),
+        optional(
+            8, "m", MapType(9, StringType(), 10, StructType(optional(11, "value", LongType())), value_required=False)
+        ),
+    )
+    rows = read_rows(table.metadata)
+    assert rows == [
+        {
+            "struct": {"why": "a", "z": None, "x": 1},
+            "l": [{"n": None, "key": 1}, None, {"n": None, "key": 2}],
+            "m": [("p", {"value": 1}), ("q", None)],
+        },
+        {"struct": None, "l": None, "m": None},
+        {"struct": {"why": "b", "z": None, "x": None}, "l": [], "m": []},
+        {"struct": {"why": None, "z": None, "x": 4}, "l": [{"n": None, "key": 9}], "m": [("r", {"value": 5})]},
+    ]
+
+
+def test_a_missing_struct_is_null_even_if_its_fields_have_defaults(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(field_of(1, "id", "long"), optional(2, "s", StructType(optional(3, "x", IntegerType()))))
+    table.append([{"id": 1, "s": {"x": 5}}, {"id": 2, "s": None}])
+    defaulted = NestedField(4, "y", IntegerType(), required=False, initial_default=7)
+    table.evolve(
+        field_of(1, "id", "long"),
+        optional(2, "s", StructType(optional(3, "x", IntegerType()), defaulted)),
+        optional(5, "t", StructType(NestedField(6, "z", IntegerType(), required=False, initial_default=8))),
+    )
+    assert read_rows(table.metadata) == [
+        {"id": 1, "s": {"x": 5, "y": 7}, "t": None},
+        {"id": 2, "s": None, "t": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind_and_value", [("int", 7), ("string", "de"), ("double", 2.222), ("date", 19000), ("string", None)]
+)
+def test_identity_partition_values_that_are_not_in_the_file(tmp_path: Path, kind_and_value: tuple[str, Any]) -> None:
+    kind, value = kind_and_value
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "p", kind, initial_default=None))
+    table.partition_by((2, "identity"))
+    table.append([{"id": 1}, {"id": 2}], partition=(value,), without_columns=("p",))
+    wanted = datetime.date(1970, 1, 1) + datetime.timedelta(days=value) if kind == "date" else value
+    assert read_rows(table.metadata) == [{"id": 1, "p": wanted}, {"id": 2, "p": wanted}]
+
+
+def test_files_without_ids_by_name_mapping_or_by_names_that_never_changed_meaning(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"), field_of(2, "b", "string"))
+    table.append([{"a": 1, "b": "x"}], without_ids=True)
+    table.evolve(field_of(2, "c", "string"), field_of(1, "a", "long"))
+    assert read_rows(table.metadata) == [{"c": "x", "a": 1}]
+    table.properties["schema.name-mapping.default"] = json.dumps([{"field-id": 1, "names": ["a", "other"]}])
+    table.write_metadata()
+    assert read_rows(table.metadata) == [{"c": None, "a": 1}]
+
+
+def test_types_that_are_no_promotion_are_refused_with_file_and_field(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "string"))
+    table.append([{"a": "x"}])
+    table.evolve(field_of(1, "a", "int"))
+    with pytest.raises(SchemaError, match=r"\.parquet row group 0: field a \(id 1\) is string in the file and int32"):
+        read_rows(table.metadata)
+
+
+def test_timestamps_stored_in_other_units_and_without_zone(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "t", "timestamptz"), field_of(2, "u", "timestamp"))
+    when = datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
+    path = table.append([{"t": when.replace(tzinfo=datetime.UTC), "u": when}])
+    for write in ("int96", "orc"):
+        plain = pa.table({"t": pa.array([when], pa.timestamp("ns")), "u": pa.array([when], pa.timestamp("ns"))})
+        fields = [
+            each.with_metadata({"PARQUET:field_id": str(i + 1), "iceberg.id": str(i + 1)})
+            for i, each in enumerate(plain.schema)
+        ]
+        plain = plain.cast(pa.schema(fields))
+        if write == "int96":
+            pq.write_table(plain, path, use_deprecated_int96_timestamps=True)
+        else:
+            pa_orc.write_table(plain, path)
+            table.live[0].arguments["file_format"] = type(table.live[0].arguments["file_format"]).ORC
+            table.append([])
+        assert read_rows(table.metadata) == [{"t": when.replace(tzinfo=datetime.UTC), "u": when}]
+
+
+def test_mixed_formats_and_widths_have_one_output_schema(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"), field_of(2, "b", "string"))
+    table.append([{"a": 1, "b": "x"}])
+    table.append([{"a": 2, "b": "y"}], file_format="orc")
+    loader, _ = IcebergDataset.create_dataloader(table.metadata, output_format="arrow", num_workers=0, batch_size=1)
+    schemas = [batch.schema for batch in loader]
+    assert all(schema == pa.schema({"a": pa.int64(), "b": pa.string()}) for schema in schemas)
+
+
+def test_unknown_columns_are_named_with_near_ones(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "price", "double"))
+    table.append([{"price": 1.0}])
+    with pytest.raises(ConfigError, match="did you mean 'price'"):
+        scan_iceberg(table.metadata, columns=["prise"])
+
+
+def test_files_in_avro_are_refused_at_plan_time(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    table.append([{"a": 1}])
+    table.live[0].arguments["file_format"] = type(table.live[0].arguments["file_format"]).AVRO
+    table.append([{"a": 2}])
+    with pytest.raises(NotImplementedError, match="avro"):
+        scan_iceberg(table.metadata)

@@ -1,0 +1,105 @@
+import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.iceberg.reading import pyiceberg_rows, read_rows
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils.errors import ConfigError, NoDataError
+
+
+def history(root: Path) -> TableWriter:
+    """Snapshots 1001 (a: 0 to 3), 1002 (a: 4, 5), 1003 (0 deleted), 1004 (renamed to b: 6)."""
+    table = TableWriter(root)
+    table.evolve(field_of(1, "a", "int"))
+    path = table.append([{"a": i} for i in range(4)])
+    table.append([{"a": i} for i in (4, 5)])
+    table.delete_positions([(path, 0)])
+    table.evolve(field_of(1, "b", "long"))
+    table.append([{"b": 6}])
+    table.refs = {
+        "audit": {"snapshot-id": 1002, "type": "branch"},
+        "v1": {"snapshot-id": 1001, "type": "tag"},
+    }
+    table.write_metadata()
+    return table
+
+
+def values(table: TableWriter, **options: object) -> tuple[str, list[int]]:
+    rows = read_rows(table.metadata, **options)
+    (name,) = rows[0]
+    return name, sorted(row[name] for row in rows)
+
+
+def test_time_travel_reads_under_the_schema_of_that_time(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    assert values(table) == ("b", [1, 2, 3, 4, 5, 6])
+    assert values(table, snapshot_id=1002) == ("a", [0, 1, 2, 3, 4, 5])
+    assert values(table, snapshot_id=1003) == ("a", [1, 2, 3, 4, 5])
+    assert values(table, tag="v1") == ("a", [0, 1, 2, 3])
+    assert values(table, as_of_timestamp=1_700_000_002_999) == ("a", [0, 1, 2, 3, 4, 5])
+    at = datetime.datetime.fromtimestamp(1_700_000_003, tz=datetime.UTC)
+    assert values(table, as_of_timestamp=at) == ("a", [1, 2, 3, 4, 5])
+    assert values(table, as_of_timestamp=at.replace(tzinfo=None)) == ("a", [1, 2, 3, 4, 5])
+    for snapshot_id in (1001, 1002, 1003):
+        oracle = sorted(row["a"] for row in pyiceberg_rows(table.metadata, snapshot_id))
+        assert values(table, snapshot_id=snapshot_id) == ("a", oracle)
+
+
+def test_a_branch_is_read_under_the_tables_present_schema(tmp_path: Path) -> None:
+    assert values(history(tmp_path), branch="audit") == ("b", [0, 1, 2, 3, 4, 5])
+
+
+def test_an_increment_is_what_was_appended_in_between(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    assert values(table, from_snapshot_id=1001) == ("b", [4, 5, 6])
+    assert values(table, from_snapshot_id=1001, snapshot_id=1002) == ("a", [4, 5])
+    assert values(table, from_snapshot_id=1003) == ("b", [6])
+    notes = scan_iceberg(table.metadata, from_snapshot_id=1001).notes
+    assert notes == ("increment: only appends are read; left out are the changes of 1003 (delete)",)
+    with pytest.raises(NoDataError, match="nothing to read"):
+        read_rows(table.metadata, from_snapshot_id=1002, snapshot_id=1003)
+    with pytest.raises(ConfigError, match="no ancestor"):
+        read_rows(table.metadata, from_snapshot_id=1003, snapshot_id=1002)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"snapshot_id": 5}, "no snapshot 5"),
+        ({"branch": "v1"}, "no branch 'v1'"),
+        ({"tag": "nope"}, "it has v1"),
+        ({"tag": "v1", "branch": "main"}, "pass one of them"),
+        ({"as_of_timestamp": 1}, "had no snapshot at 1"),
+        ({"as_of_timestamp": "2024-01-01"}, "milliseconds since 1970"),
+    ],
+)
+def test_wrong_choices_say_what_there_is(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        scan_iceberg(history(tmp_path).metadata, **options)
+
+
+def test_nothing_to_read_is_an_error_or_an_empty_loader_by_option(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    table.write_metadata()
+    with pytest.raises(FileNotFoundError, match=r"no snapshot.*allow_empty"):
+        IcebergDataset.create_dataloader(table.metadata)
+    loader, _ = IcebergDataset.create_dataloader(table.metadata, allow_empty=True, num_workers=0)
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
+def test_a_table_directory_means_its_newest_metadata(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    assert scan_iceberg(str(tmp_path)).num_rows == 6
+    (tmp_path / "metadata" / "version-hint.text").write_text("2")
+    assert scan_iceberg(str(tmp_path)).num_files >= 1
+    with pytest.raises(NoDataError):
+        scan_iceberg(str(tmp_path / "nowhere"))
+    (tmp_path / "empty" / "metadata").mkdir(parents=True)
+    (tmp_path / "empty" / "metadata" / "x.txt").write_text("")
+    with pytest.raises(NoDataError, match="no Iceberg table"):
+        scan_iceberg(str(tmp_path / "empty"))
+    assert table.snapshot_id == 1004
