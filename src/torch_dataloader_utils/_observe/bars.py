@@ -16,14 +16,15 @@ class TerminalBars:
     are.
     """
 
-    interval_seconds = 0.2
-
     def __init__(self, run: EpochRun, console: Console | None = None) -> None:
         self._run = run
         self._board = RankBoard.open(run)
+        draws = self._board is None or self._board.draws
+        # Ranks that only write their line do so more often than it is drawn, so that no bar looks behind.
+        self.interval_seconds = 0.2 if draws else 0.05
         self._bars: dict[int, TaskID] = {}
         self._progress: Progress | None = None
-        if self._board is None or self._board.draws:
+        if draws:
             self._progress = _progress(console or Console(stderr=True))
             self._progress.start()
         self.update(Metrics())

@@ -88,7 +88,7 @@ class LogLines:
     def _log(self, metrics: Metrics, event: str, ending: str) -> None:
         run = self._run
         logger.info(
-            "epoch %d rank %d/%d: %s, %s rows/s, %.0f MB/s, waited %.0f %%, %s",
+            "epoch %d rank %d of %d: %s, %s rows/s, %.0f MB/s, waited %.0f %%, %s",
             run.epoch,
             run.rank,
             run.num_ranks,

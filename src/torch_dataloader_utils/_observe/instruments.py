@@ -1,0 +1,59 @@
+"""The metrics as instruments of monitoring systems: one table, so that every exporter says the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakMethod
+
+from torch_dataloader_utils._observe.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instrument:
+    """name: without unit. unit: "s", "By" or "" (UCUM, as OpenTelemetry wants). attribute: of Metrics."""
+
+    name: str
+    attribute: str
+    unit: str
+    help: str
+    only_grows: bool = True
+
+
+INSTRUMENTS = (
+    Instrument(name="batches", attribute="batches", unit="", help="Batches received by the trainer."),
+    Instrument(name="rows", attribute="rows", unit="", help="Rows received by the trainer."),
+    Instrument(
+        name="padding_rows", attribute="padding_rows", unit="", help="Rows repeated so that all ranks take equal steps."
+    ),
+    Instrument(name="passes", attribute="passes", unit="", help="Passes that reached their last batch."),
+    Instrument(name="row_groups", attribute="row_groups", unit="", help="Row groups decoded."),
+    Instrument(name="decoded", attribute="decoded_bytes", unit="By", help="Memory of decoded rows."),
+    Instrument(name="fetched", attribute="fetched_bytes", unit="By", help="Bytes received from remote storage."),
+    Instrument(name="requests", attribute="requests", unit="", help="Requests to remote storage."),
+    Instrument(name="retries", attribute="retries", unit="", help="Requests sent again after a failure."),
+    Instrument(name="decode", attribute="decode_seconds", unit="s", help="Time of reading and decoding, all workers."),
+    Instrument(name="wait", attribute="wait_seconds", unit="s", help="Time the trainer waited in next()."),
+    Instrument(name="stall", attribute="stall_seconds", unit="s", help="Part of the wait without anything decoded."),
+    Instrument(name="pass", attribute="seconds", unit="s", help="Time in passes, training included."),
+    Instrument(
+        name="queue_depth",
+        attribute="queue_depth",
+        unit="",
+        help="Row groups decoded and not used up.",
+        only_grows=False,
+    ),
+)
+
+MetricsSource = Callable[[], Metrics]
+
+
+def weak_source(metrics: MetricsSource) -> Callable[[], Metrics | None]:
+    """The same source without keeping its loader alive: gives None once the loader is gone."""
+    if not hasattr(metrics, "__self__"):
+        return metrics
+    method = WeakMethod(metrics)
+
+    def read() -> Metrics | None:
+        source = method()
+        return None if source is None else source()
+
+    return read
