@@ -12,6 +12,7 @@ from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
@@ -23,6 +24,11 @@ class Plan(Protocol):
     @property
     def rank_steps(self) -> tuple[int, ...] | None:
         """Batches of every rank under the present topology; None where row counts are not known."""
+        ...
+
+    @property
+    def repeated_rows(self) -> int:
+        """Ranks that repeat one row for their last step, because they have none left."""
         ...
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
@@ -47,8 +53,17 @@ class PlanSource(Protocol):
         """What states are bound to."""
         ...
 
+    @property
+    def deals_every_row_once(self) -> bool:
+        """Whether ranks share the rows; a strategy may give every rank all of them."""
+        ...
+
     def plan(self, position: Position) -> Plan:
         """The plan from a position on."""
+        ...
+
+    def span(self, num_spans: int, index: int) -> "PlanSource":
+        """The planner of one of `num_spans` runs of neighbouring rows."""
         ...
 
 
@@ -111,6 +126,45 @@ class TableDataset(IterableDataset[Any]):
         if get_worker_info() is None:
             self._shared_epoch[0] = self.progress.epoch
             self._seen_epoch = self.progress.epoch
+
+    def shard_rows(self, num_shards: int, index: int, contiguous: bool = False) -> "TableDataset":
+        """One shard of this data set, for `wrappers.streaming_shard`: nothing is read that it does not keep.
+
+        In turn, the shards of rank r of R are the ranks r, r + R, r + 2 R, ... of R * num_shards: chunks are dealt in
+        turn and levelled, so all shards take equal steps. (Single rows in turn would make every shard decode all.)
+        Contiguous, a shard is one span of neighbouring rows in stored order, which shuffling then stays within; sizes
+        differ by at most one row. Spans of spans and ranks of ranks nest, in any order. Over all shards (of all
+        ranks) every row comes once.
+
+        The shard begins at the present epoch. Its states are its own.
+
+        Raises:
+            ConfigError: no such shard; contiguous without row counts; a split strategy without rank arguments.
+        """
+        if not 0 <= index < num_shards:
+            raise ConfigError(f"shard {index} of {num_shards} does not exist: index must be in [0, num_shards).")
+        planner, topology, rank = self.planner, self.topology, self.rank
+        if contiguous:
+            planner = planner.span(num_shards, index)
+        elif planner.deals_every_row_once:
+            rank += topology.num_ranks * index
+            topology = replace(topology, num_ranks=topology.num_ranks * num_shards)
+        else:
+            raise ConfigError(
+                f"Split strategy {planner.options.strategy} has no rank arguments: every rank reads everything, so "
+                "shards in turn would repeat rows. Give generate() num_ranks and rank, or shard with contiguous=True."
+            )
+        shard = TableDataset(
+            planner=planner,
+            pipeline=self.pipeline,
+            topology=topology,
+            rank=rank,
+            num_processes=self.num_processes,
+            decode=self.decode,
+            callbacks=self.callbacks,
+        )
+        shard.set_epoch(self.epoch)
+        return shard
 
     def plan(self) -> Any:
         """The plan of the pass that would begin now (an EpochPlan): print `dataset.plan().explain()`."""
