@@ -14,7 +14,9 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
 from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import WorkerStream
@@ -31,17 +33,22 @@ class TableDataLoader(DataLoader[Any]):
     num_workers=0 decodes ahead in threads of this process. num_workers=N runs N worker processes, under all start
     methods, with what DataLoader offers for them (pinning, time-outs, persistent workers, in_order).
 
-    The loader is sharded already. `_is_accelerate_prepared` makes `Accelerator.prepare` hand it back as it is; without
-    that, Accelerate would train every process on rank 0's rows.
+    The loader is sharded already: `Accelerator.prepare` gives it back, and from then on its batches arrive on the
+    device; samplers that trainers set the epoch of (Lightning does) set the loader's.
     """
 
-    _is_accelerate_prepared = True
+    # Accelerate saves and loads the states of loaders that have this, in save_state and load_state.
+    use_stateful_dataloader = True
 
     def __init__(
         self, dataset: TableDataset, *, num_workers: int, callbacks: Sequence[LoaderCallback] = (), **options: Any
     ) -> None:
         super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
         self._meter = LoaderMeter((*dataset.callbacks, *callbacks))
+        # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
+        self.__dict__["sampler"] = EpochSampler(dataset)
+        self._placement: Placement | None = None
+        self._ranks_at_build = running_ranks()
         self._sampler = TicketSampler()
         self._processes: DataLoader[Answer] | None = None
         if num_workers > 0:
@@ -87,6 +94,21 @@ class TableDataLoader(DataLoader[Any]):
         """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""
         return self._meter.metrics()
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether Accelerate is to leave the loader as it is; else it would train every process on rank 0's rows."""
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
+        """Accelerate writes this at the end of `prepare`."""
+        if is_prepared and self._placement is None:
+            self._placement = Placement.of_process(non_blocking=self.pin_memory)
+
+    def place(self, device: torch.device | str | int | None, non_blocking: bool = False) -> None:
+        """Give batches on `device` from the next pass on (None: where they are), and tell Accelerate of each pass."""
+        self._placement = Placement(device=device, non_blocking=non_blocking)
+
     def set_epoch(self, epoch: int) -> None:
         """See TableDataset.set_epoch."""
         self._data.set_epoch(epoch)
@@ -110,6 +132,8 @@ class TableDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
         dataset = self._data
+        if self._ranks_at_build < 2:
+            warn_if_unshared(dataset.topology.num_ranks, running_ranks())
         run = dataset.progress.begin(dataset.topology)
         plan = dataset.planner.plan(run.position)
         works = plan.worker_inputs(dataset.rank)
@@ -129,7 +153,11 @@ class TableDataLoader(DataLoader[Any]):
             padding_rows=plan.padding_rows(dataset.rank),
             fingerprint=dataset.planner.fingerprint,
         )
-        return self._meter.watch(batches, watched)
+        given = self._meter.watch(batches, watched)
+        if self._placement is None:
+            return given
+        repeats = plan.repeated_rows
+        return self._placement.follow(given, left, dataset.topology.num_ranks - repeats if repeats else 0)
 
     def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:
         dataset = self._data

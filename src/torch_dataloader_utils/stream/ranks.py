@@ -18,12 +18,38 @@ if TYPE_CHECKING:
 # What torchtitan, Accelerate, Lightning and the tutorials of PyTorch call the dimensions of a mesh. Along the first
 # kind processes train on different rows; along the second they work on the same batch together.
 DATA_DIMENSIONS = frozenset(
-    "dp ddp fsdp hsdp batch data data_parallel replicate shard dp_replicate dp_shard dp_shard_mod_ep "
-    "dp_shard_in_ep".split()
+    [
+        "dp",
+        "ddp",
+        "fsdp",
+        "hsdp",
+        "batch",
+        "data",
+        "data_parallel",
+        "replicate",
+        "shard",
+        "dp_replicate",
+        "dp_shard",
+        "dp_shard_mod_ep",
+        "dp_shard_in_ep",
+    ]
 )
 MODEL_DIMENSIONS = frozenset(
-    "tp cp pp sp ep etp model tensor_parallel context_parallel pipeline_parallel sequence_parallel expert_parallel "
-    "model_parallel".split()
+    [
+        "tp",
+        "cp",
+        "pp",
+        "sp",
+        "ep",
+        "etp",
+        "model",
+        "tensor_parallel",
+        "context_parallel",
+        "pipeline_parallel",
+        "sequence_parallel",
+        "expert_parallel",
+        "model_parallel",
+    ]
 )
 
 

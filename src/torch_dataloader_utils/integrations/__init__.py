@@ -1,0 +1,10 @@
+"""What trainers need beyond a loader: a module for each, imported by its user, so that none is needed by another.
+
+accelerate.py     `prepare`: as `Accelerator.prepare`, and gathering of batches that differ in size between ranks
+lightning.py      `TableDataModule`: builds loaders when the ranks are known
+transformers.py   `LoaderStateCallback`: the loader's place in the Trainer's checkpoints, resumed without replay
+
+A loader works in all of them without these: it is sharded already, and nothing shards it again. Ranks come from
+`num_ranks="auto"` or `mesh=`. Plain PyTorch, Ray Train and torch.distributed.checkpoint need nothing from here; see the
+page on trainers.
+"""

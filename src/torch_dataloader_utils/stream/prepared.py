@@ -1,0 +1,75 @@
+"""What trainers expect of a loader: a sampler that takes epochs, batches on the device, word of the last batch.
+
+Accelerate keeps a list of the loaders that are being iterated (`GradientState`), and asks the innermost one two things:
+whether this batch is its last, so that `accelerator.accumulate` steps the optimizer, and how many rows of the last
+global batch are not repeats, so that `accelerator.gather_for_metrics` cuts the rest off.
+"""
+
+import itertools
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from torch_dataloader_utils.stream.dataset import TableDataset
+
+
+class EpochSampler(Sampler[None]):
+    """Stands where trainers look for a DistributedSampler: passes epochs on to the data set, and orders nothing."""
+
+    def __init__(self, dataset: TableDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; in the present one it does nothing.
+
+        Lightning calls this after it has begun to iterate, where `TableDataset.set_epoch` would give up the pass.
+        """
+        if epoch != self._dataset.epoch:
+            self._dataset.set_epoch(epoch)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class _LoaderRecord:
+    """One pass, as GradientState sees it; remainder 0: the last batch holds no repeats, -1: it is not known."""
+
+    remainder: int
+    end_of_dataloader: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a prepared loader puts its batches; None leaves them where they are."""
+
+    device: Any
+    non_blocking: bool
+
+    @classmethod
+    def of_process(cls, non_blocking: bool) -> "Placement":
+        """The device that Accelerate has chosen for this process."""
+        from accelerate.state import PartialState  # type: ignore[import-untyped]
+
+        return cls(device=PartialState().device, non_blocking=non_blocking)
+
+    def follow(self, batches: Iterator[Any], num_batches: int | None, remainder: int) -> Generator[Any]:
+        """`batches` on the device, with Accelerate told where the pass stands.
+
+        Which batch is the last one is known without looking ahead, because plans count batches; so states stay those
+        of batches received. Without row counts (num_batches=None) no batch is called the last one.
+        """
+        from accelerate.state import GradientState
+        from accelerate.utils import send_to_device  # type: ignore[import-untyped]
+
+        gradient_state = GradientState()
+        record = _LoaderRecord(remainder=remainder)
+        gradient_state._add_dataloader(record)
+        try:
+            for number, batch in enumerate(batches, start=1):
+                record.end_of_dataloader = number == num_batches
+                yield batch if self.device is None else send_to_device(batch, self.device, self.non_blocking)
+        finally:
+            gradient_state._remove_dataloader(record)
