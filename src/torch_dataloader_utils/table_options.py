@@ -9,9 +9,10 @@ from typing import Any, Literal
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
+from torch_dataloader_utils.token_packing.options import TokenPacking
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 
@@ -48,6 +49,7 @@ class TableOptions:
     stack: Mapping[str, Sequence[str]] | None = None
     bucket_by: str | None = None
     max_tokens_per_batch: int | None = None
+    pack: TokenPacking | None = None
     page_checksums: bool = True
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
@@ -79,8 +81,23 @@ class TableOptions:
                 "not know, so ranks would take different steps. Use bucket_by= with a fixed batch_size, or RowDataset "
                 "with a TokenBatchSampler, which reads the lengths first."
             )
+        if self.pack is not None:
+            self._check_packing(self.pack)
         if self.count_rows not in ("auto", True, False):
             raise ConfigError(f'count_rows={self.count_rows!r}: pass "auto", True or False.')
+
+    def _check_packing(self, packing: TokenPacking) -> None:
+        if not isinstance(packing, TokenPacking):
+            raise ConfigTypeError(f"pack is a {type(packing).__name__}: pass what pack_tokens(...) gives.")
+        if self.columns is not None and tuple(self.columns) != (packing.column,):
+            raise ConfigError(
+                f"columns={list(self.columns)} with pack=: samples are made of column {packing.column!r} alone. Leave "
+                "columns= out; pack_tokens(fields=...) says what batches hold."
+            )
+        if self.bucket_by is not None:
+            raise ConfigError("bucket_by with pack=: packed samples are all of one length. Leave one of them out.")
+        # What is scanned and weighed is what is read.
+        object.__setattr__(self, "columns", (packing.column,))
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:

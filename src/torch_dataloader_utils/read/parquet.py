@@ -51,7 +51,7 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
     """
     task = source.task
-    footer = _footers.get(source.key, lambda: _load(source))
+    footer = parquet_footer(source)
     if task.ordinal >= footer.metadata.num_row_groups:
         raise no_such_group(task, footer.metadata.num_row_groups)
     group = footer.metadata.row_group(task.ordinal)
@@ -77,9 +77,14 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
     return decoded
 
 
+def parquet_footer(source: TaskSource) -> Footer:
+    """The file's footer, read once a process."""
+    return _footers.get(source.key, lambda: _load(source))
+
+
 def parquet_schema(source: TaskSource) -> Any:
     """The file's own Arrow schema, with field ids as metadata where the file has them."""
-    return _footers.get(source.key, lambda: _load(source)).schema
+    return parquet_footer(source).schema
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:

@@ -23,6 +23,7 @@ from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.filters import keep_mask
 from torch_dataloader_utils.read.iceberg import decode_table_rows
+from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet
 from torch_dataloader_utils.read.projection import Projection, project, project_counting
@@ -80,18 +81,19 @@ class Reader:
         """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
         return int(self._live_rows(task, self.counting, None, check_live=False).num_rows)
 
+    def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:
+        """What the footer of the task's Parquet file says of a list column; see `list_items`."""
+        source = self._source(task)
+        with foreign_errors(task, source.file_is_planned):
+            return list_items(source, self.projection.stored.field(column))
+
     def _live_rows(
         self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
     ) -> Any:
         deleted = group_deletes(task)
         reads_all = stop_row is None or projection.row_filter is not None or has_unplaced_deletes(task)
         stop = None if stop_row is None or reads_all else rows_to_decode(stop_row, deleted)
-        source = TaskSource(
-            task=task,
-            store=self._store(task.path),
-            page_checksums=self.spec.page_checksums,
-            max_row_group_bytes=self.spec.max_row_group_bytes,
-        )
+        source = self._source(task)
         with foreign_errors(task, source.file_is_planned):
             stored, deleted = self._decoded(source, projection, stop, deleted)
             is_whole = stop is None or stored.num_rows < stop or stored.num_rows == task.physical_rows
@@ -101,6 +103,14 @@ class Reader:
         if is_whole and check_live:
             check_live_rows(task, live.num_rows)
         return live
+
+    def _source(self, task: RowGroupTask) -> TaskSource:
+        return TaskSource(
+            task=task,
+            store=self._store(task.path),
+            page_checksums=self.spec.page_checksums,
+            max_row_group_bytes=self.spec.max_row_group_bytes,
+        )
 
     def _decoded(
         self, source: TaskSource, projection: Projection, stop: int | None, deleted: Int64s | None

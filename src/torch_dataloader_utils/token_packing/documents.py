@@ -1,0 +1,71 @@
+"""The documents of one row group: a list column as one array of tokens and where documents begin in it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.errors import ConfigError, NullValueError
+from torch_dataloader_utils.token_packing.options import TokenPacking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Documents:
+    """values: all tokens. offsets: document d is values[offsets[d]:offsets[d + 1]], int64 [documents + 1], from 0."""
+
+    values: npt.NDArray[Any]
+    offsets: Int64s
+
+    @property
+    def lengths(self) -> Int64s:
+        """Tokens of each document, int64 [documents]."""
+        return np.diff(self.offsets)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The column's integer type."""
+        return self.values.dtype
+
+
+def list_documents(column: pa.Array, where: str) -> Documents:
+    """The documents of a list column; null lists are empty ones.
+
+    Raises:
+        NullValueError: a null among the tokens. where: names the row group in the message.
+    """
+    tokens = column.flatten()
+    if tokens.null_count:
+        raise NullValueError(
+            f"{where}: {tokens.null_count} tokens of {len(tokens)} are null. A token has no stand-in: write the file "
+            "without them, or filter their rows out."
+        )
+    offsets = np.zeros(len(column) + 1, dtype=np.int64)
+    lengths = pc.list_value_length(column)
+    np.cumsum(lengths.fill_null(0) if lengths.null_count else lengths, out=offsets[1:])
+    return Documents(values=tokens.to_numpy(), offsets=offsets)
+
+
+def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
+    """The integer type of the tokens in the packed column.
+
+    Raises:
+        ConfigError: no such column, one that is no list of integers, or an eod or pad_id that the type cannot hold.
+    """
+    if schema.names.count(packing.column) != 1:
+        raise ConfigError(f"pack_tokens: column {packing.column!r} is not in the data set; it has {schema.names}.")
+    arrow = schema.field(packing.column).type
+    is_list = any(is_kind(arrow) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    if not is_list or not pa.types.is_integer(arrow.value_type):
+        raise ConfigError(
+            f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text, tokenize "
+            "first (torch_dataloader_utils.tokens.build_corpus does)."
+        )
+    largest = np.iinfo(arrow.value_type.to_pandas_dtype()).max
+    for name, value in (("eod", packing.eod or 0), ("pad_id", packing.pad_id)):
+        if value > largest:
+            raise ConfigError(f"pack_tokens: {name}={value} does not fit the column's {arrow.value_type} tokens.")
+    return arrow.value_type

@@ -1,0 +1,137 @@
+"""Inventories of samples: the same files and row groups, with samples in the place of rows."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.token_packing.documents import token_type
+from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
+from torch_dataloader_utils.token_packing.options import TokenPacking
+from torch_dataloader_utils.token_packing.reader import PackingReader
+
+_PACKING = b"torch_dataloader_utils.packing"
+_STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
+_BYTES_BESIDE_TOKEN = 5  # positions and loss mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """This process's share of the counting: every count-th row group (or file) from `index` on.
+
+    exchange: adds up what all processes counted: arrays of one shape, zero where another one counts.
+    """
+
+    index: int
+    count: int
+    exchange: Callable[[Int64s], Int64s]
+    threads: int
+
+
+def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inventory:
+    """The inventory of documents behind one of samples; any other one as it is.
+
+    Raises:
+        ConfigError: it counts samples, and no packing is asked for.
+    """
+    metadata = _read_schema(inventory).metadata or {}
+    if _PACKING not in metadata:
+        return inventory
+    if packing is None:
+        raise ConfigError(
+            f"The inventory counts packed samples ({metadata[_PACKING].decode()}), not rows: pass the same pack=, or "
+            "an inventory from scan_files."
+        )
+    unknown = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
+    return replace(inventory, schema=metadata[_STORED_SCHEMA], groups=replace(inventory.groups, live_rows=unknown))
+
+
+def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> Inventory:
+    """The inventory of samples; one that already counts them is given back as it is.
+
+    Raises:
+        ConfigError: it counts samples of another packing, or the column does not hold tokens.
+        DataError, StoreError: see Reader.read.
+    """
+    packing = reader.packing
+    metadata = _read_schema(inventory).metadata or {}
+    if _PACKING in metadata:
+        if metadata[_PACKING].decode() != packing.describe():
+            raise ConfigError(
+                f"The inventory counts samples of {metadata[_PACKING].decode()}; this call packs {packing.describe()}. "
+                "Pass the same options, or an inventory from scan_files."
+            )
+        if inventory.rows_are_known:
+            return inventory
+    stored = stored_inventory(inventory, packing)
+    schema = packed_schema(_read_schema(stored), stored.schema, packing)
+    samples = _count(stored, reader, share)
+    item_bytes = schema.field("tokens").type.value_type.bit_width // 8
+    groups = replace(
+        stored.groups,
+        live_rows=samples,
+        projected_bytes=samples * packing.sample_tokens * (item_bytes + _BYTES_BESIDE_TOKEN),
+    )
+    return replace(
+        stored,
+        schema=schema.serialize().to_pybytes(),
+        groups=groups.take(np.flatnonzero(samples > 0)),
+        notes=(*stored.notes, f"packed: {samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
+    )
+
+
+def packed_schema(stored: pa.Schema, stored_bytes: bytes, packing: TokenPacking) -> pa.Schema:
+    """The Arrow schema of samples, all fields; its metadata holds the packing and the schema of the documents."""
+    token, length = token_type(stored, packing), packing.sequence_length
+    return pa.schema(
+        [
+            pa.field("tokens", pa.list_(token, packing.sample_tokens)),
+            pa.field("positions", pa.list_(pa.int32(), length)),
+            pa.field("loss_mask", pa.list_(pa.bool_(), length)),
+            pa.field("cu_seqlens", pa.list_(pa.int32())),
+        ],
+        metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored_bytes},
+    )
+
+
+def _read_schema(inventory: Inventory) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(inventory.schema))
+
+
+def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
+    """Samples of every row group, int64 [groups]."""
+    groups = inventory.groups
+    formats = inventory.files.formats[groups.file]
+    countable = np.array([footer_counts(int(each), reader.packing) for each in range(int(formats.max(initial=0)) + 1)])
+    is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
+    by_footer = is_whole & countable[formats] if len(groups) else np.zeros(0, dtype=np.bool_)
+    counted = np.zeros(len(groups), dtype=np.int64)
+    with ThreadPoolExecutor(share.threads, thread_name_prefix="tdu-pack") as pool:
+        files = np.unique(groups.file[by_footer])[share.index :: share.count]
+        for indices, counts in pool.map(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
+            counted[indices] = counts
+        # A file whose footer cannot tell leaves UNKNOWN; its own process reads it.
+        unread = np.flatnonzero(~by_footer)[share.index :: share.count]
+        unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
+        counted[unread] = list(pool.map(lambda group: reader.count_rows(inventory.task(group)), unread.tolist()))
+    return share.exchange(counted)
+
+
+def _from_footer(
+    inventory: Inventory, reader: PackingReader, file: int, by_footer: npt.NDArray[np.bool_]
+) -> tuple[Int64s, list[int]]:
+    """The groups of a file that its footer counts, and their samples; UNKNOWN where it does not tell."""
+    first, stop = np.searchsorted(inventory.groups.file, [file, file + 1])
+    indices = first + np.flatnonzero(by_footer[first:stop])
+    items = reader.reader.list_items(inventory.task(int(indices[0])), reader.packing.column)
+    if items is None:
+        return indices, [UNKNOWN] * len(indices)
+    ordinals = inventory.groups.ordinal[indices].tolist()
+    if max(ordinals) >= len(items):
+        return indices, [UNKNOWN] * len(indices)  # reading says what is wrong with the file
+    return indices, [count_from_footer(items[ordinal], reader.packing) for ordinal in ordinals]
