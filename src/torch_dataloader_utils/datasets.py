@@ -24,6 +24,7 @@ from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import OutputFormat, TableOptions
 from torch_dataloader_utils.table_rows import find_inventory, wire_rows
+from torch_dataloader_utils.token_packing.options import TokenPacking
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -100,6 +101,7 @@ class StructuredDataset(TableDataset):
         stack: Mapping[str, Sequence[str]] | None = None,
         bucket_by: str | None = None,
         max_tokens_per_batch: int | None = None,
+        pack: TokenPacking | None = None,
         inventory: Inventory | None = None,
         page_checksums: bool = True,
         decode_threads: int | None = None,
@@ -143,6 +145,7 @@ class StructuredDataset(TableDataset):
             bucket_by: batches of rows of similar length, in random order: a column of numbers (its value), lists
                 (items) or text (bytes), delivered or not. Needs shuffle_rows, the rows that are sorted together.
             max_tokens_per_batch: refused for streams; see the how-to on length bucketing.
+            pack: documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.
             inventory: from `scan_files` or `load_inventory`; then nothing is listed.
             page_checksums: check Parquet page checksums where the file has them.
             decode_threads: row groups decoded at once (threads engine). decode_ahead_bytes: decoded ahead, at most.
@@ -193,6 +196,7 @@ class StructuredDataset(TableDataset):
             stack=stack,
             bucket_by=bucket_by,
             max_tokens_per_batch=max_tokens_per_batch,
+            pack=pack,
             page_checksums=page_checksums,
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,

@@ -22,6 +22,10 @@ from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.stream.ranks import add_over_ranks
 from torch_dataloader_utils.table_options import TableOptions
+from torch_dataloader_utils.token_packing.documents import token_type
+from torch_dataloader_utils.token_packing.inventory import Share, count_packed, stored_inventory
+from torch_dataloader_utils.token_packing.options import TokenPacking
+from torch_dataloader_utils.token_packing.reader import PackingReader
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 
@@ -30,11 +34,12 @@ Files = Sequence[DataFileInfo | PathLike] | PathLike
 class TableRows:
     """How the rows of one data set are found, read and shaped; all of it picklable.
 
-    inventory: with live rows counted, unless the options say not to. reader, shaper: for its row groups.
+    inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples. reader,
+        shaper: for its row groups.
     """
 
     inventory: Inventory
-    reader: Reader
+    reader: Reader | PackingReader
     shaper: Shaper
 
 
@@ -72,6 +77,11 @@ def wire_rows(
     Raises:
         ConfigError: columns or options that do not fit the schema.
     """
+    exchange = add_over_ranks if part[1] > 1 else _alone
+    if options.pack is not None:
+        share = Share(index=part[0], count=part[1], exchange=exchange, threads=options.threads)
+        return _wire_samples(inventory, options, options.pack, storage_options, share)
+    inventory = stored_inventory(inventory, None)
     schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
     columns = tuple(schema.names if options.columns is None else options.columns)
     shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
@@ -81,9 +91,25 @@ def wire_rows(
         columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
     reader = make_reader(read_spec(inventory, options, storage_options, columns))
     if options.count_rows is not False:
-        exchange = add_over_ranks if part[1] > 1 else _alone
         inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
+
+
+def _wire_samples(
+    inventory: Inventory, options: TableOptions, packing: TokenPacking, storage_options: Any, share: Share
+) -> TableRows:
+    """The same for `pack`: the inventory counts samples, and the reader packs what another reader reads."""
+    stored = stored_inventory(inventory, packing)
+    token_type(pa.ipc.read_schema(pa.BufferReader(stored.schema)), packing)
+    reader = PackingReader(
+        reader=make_reader(read_spec(stored, options, storage_options, (packing.column,))), packing=packing
+    )
+    packed = count_packed(inventory, reader, share)
+    schema = pa.ipc.read_schema(pa.BufferReader(packed.schema))
+    shaper = make_shaper(
+        options.output_format, schema, columns=packing.fields, stack=options.stack, nulls=options.nulls
+    )
+    return TableRows(inventory=packed, reader=reader, shaper=shaper)
 
 
 def read_spec(
