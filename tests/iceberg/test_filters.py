@@ -121,10 +121,15 @@ row = st.fixed_dictionaries(
     files=st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=4),
     row_filter=expressions(),
     spec=st.integers(0, 4),
+    file_format=st.sampled_from(["parquet", "parquet", "orc"]),
 )
 @settings(max_examples=60)
 def test_pruning_never_loses_a_row_and_filtering_is_exact(
-    tmp_path_factory: pytest.TempPathFactory, files: list[list[dict[str, Any]]], row_filter: pc.Expression, spec: int
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[list[dict[str, Any]]],
+    row_filter: pc.Expression,
+    spec: int,
+    file_format: str,
 ) -> None:
     table = TableWriter(tmp_path_factory.mktemp("t"))
     table.evolve(field_of(1, "a", "long"), field_of(2, "s", "string"), field_of(3, "x", "double"))

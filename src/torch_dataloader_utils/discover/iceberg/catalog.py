@@ -67,8 +67,7 @@ def _load_table(name: str, catalog_config: Mapping[str, Any]) -> Any:
 
     properties = with_present_names(catalog_config)
     try:
-        catalog = load_catalog(**properties)
-        return catalog.load_table(name)
+        return _find(load_catalog(**properties), name)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise NoDataError(f"the catalog has no table {name} ({_text(error, properties)}). Check its name.") from error
     except (NotInstalledError, ImportError) as error:
@@ -85,6 +84,19 @@ def _load_table(name: str, catalog_config: Mapping[str, Any]) -> Any:
             f"the catalog could not load {name} ({type(error).__name__}: {_text(error, properties)}). Check that it "
             "can be reached with this catalog_config."
         ) from error
+
+
+def _find(catalog: Any, name: str) -> Any:
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    try:
+        return catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        # "catalog.db.table" is how SQL engines write it; "catalog" may also be part of a namespace, hence second.
+        _, dot, rest = name.partition(".")
+        if not dot or "." not in rest:
+            raise
+        return catalog.load_table(rest)
 
 
 def _text(error: BaseException, properties: Mapping[str, Any]) -> str:

@@ -1,0 +1,66 @@
+"""Real servers for catalog tests: moto's S3 and Glue, and a small REST catalog."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+
+@dataclass
+class RestCatalog:
+    """Serves `tables` ("ns.t": metadata file) with the credentials in `configs`; counts the requests."""
+
+    tables: dict[str, str] = field(default_factory=dict)
+    configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+    uri: str = ""
+
+
+@contextmanager
+def rest_catalog() -> Iterator[RestCatalog]:
+    """A running REST catalog (Iceberg REST spec: getConfig, loadTable)."""
+    catalog = RestCatalog()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            catalog.requests.append(self.path)
+            catalog.tokens.add(self.headers.get("Authorization", ""))
+            parts = self.path.split("?")[0].strip("/").split("/")
+            if parts == ["v1", "config"]:
+                self.reply(200, {"defaults": {}, "overrides": {}})
+                return
+            name = f"{parts[2]}.{parts[4]}" if len(parts) == 5 and parts[1] == "namespaces" else ""
+            if name in catalog.tables:
+                metadata = json.loads(Path(catalog.tables[name]).read_text())
+                body = {"metadata-location": catalog.tables[name], "metadata": metadata}
+                self.reply(200, body | {"config": catalog.configs.get(name, {})})
+                return
+            error = {"message": f"Table does not exist: {name}", "type": "NoSuchTableException", "code": 404}
+            self.reply(404, {"error": error})
+
+        def reply(self, status: int, body: dict[str, Any]) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    catalog.uri = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield catalog
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

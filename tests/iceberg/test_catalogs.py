@@ -1,0 +1,186 @@
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+
+from tests.iceberg.reading import in_order, read_rows
+from tests.iceberg.servers import RestCatalog, rest_catalog
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
+from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError
+
+EVENTS = Schema(field_of(1, "region_id", "int"), field_of(2, "v", "long"))
+CANARY = "canary-5ecret-v4lue"
+
+
+def events() -> pa.Table:
+    return pa.table(
+        {"region_id": pa.array([i % 10 for i in range(200)], pa.int32()), "v": pa.array(range(200), pa.int64())}
+    )
+
+
+def sqlite(root: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}/warehouse"}
+
+
+def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: Path) -> None:
+    config = sqlite(tmp_path)
+    catalog = load_catalog("default", **config)
+    catalog.create_namespace("db")
+    spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="region_id"))
+    table = catalog.create_table("db.events", EVENTS, partition_spec=spec)
+    table.append(events())
+    table.append(events())
+    table.delete("v < 5")
+    wanted = table.scan().to_arrow().to_pylist()
+    assert in_order(read_rows("db.events", config, num_ranks=2, batch_size=16)) == in_order(wanted)
+    assert in_order(read_rows("any.db.events", config)) == in_order(wanted)
+    filtered = read_rows("db.events", config, filters=pc.field("region_id") >= 5, columns=["region_id"])
+    assert sorted(row["region_id"] for row in filtered) == sorted(r["region_id"] for r in wanted if r["region_id"] >= 5)
+    catalog.close()
+
+
+def test_a_table_that_a_catalog_does_not_have_and_a_catalog_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(NoDataError, match=r"no table db\.nope"):
+        scan_iceberg("db.nope", sqlite(tmp_path))
+    with pytest.raises(ConfigError, match="does not make a catalog"):
+        scan_iceberg("db.nope", {"type": "nonsense", "token": CANARY})
+    with pytest.raises(StoreError) as error:
+        scan_iceberg("db.t", {"type": "rest", "uri": "http://127.0.0.1:9", "token": CANARY})
+    assert CANARY not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def rest() -> Iterator[RestCatalog]:
+    with rest_catalog() as catalog:
+        yield catalog
+
+
+def test_a_rest_catalog_with_credentials_of_each_table(
+    tmp_path: Path, rest: RestCatalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for name in ("one", "two"):
+        table = TableWriter(tmp_path / name, path_prefix=f"s3://bucket/{name}")
+        table.evolve(field_of(1, "id", "long"))
+        table.delete_positions([(table.append([{"id": i} for i in range(8)], rows_per_group=3), 2)])
+        rest.tables[f"ns.{name}"] = table.metadata
+        rest.configs[f"ns.{name}"] = {"s3.access-key-id": f"key-{name}", "s3.secret-access-key": f"{CANARY}-{name}"}
+    config = {"type": "rest", "uri": rest.uri, "token": f"{CANARY}-token"}
+    rewrites = {"s3://bucket": str(tmp_path)}
+    loaders = {}
+    for name in ("one", "two"):
+        loader, dataset = IcebergDataset.create_dataloader(
+            f"ns.{name}", config, path_rewrites=rewrites, output_format="arrow", batch_size=2, num_workers=2
+        )
+        loaders[name] = loader
+        for text in (repr(dataset), str(vars(dataset)), json.dumps(loader.state_dict()), dataset.plan().explain()):
+            assert CANARY not in text
+    assert rest.tokens == {f"Bearer {CANARY}-token"}
+    seen = len(rest.requests)
+    for loader in loaders.values():
+        assert sorted(row["id"] for batch in loader for row in batch.to_pylist()) == [0, 1, 3, 4, 5, 6, 7]
+    assert len(rest.requests) == seen  # reading, in two processes, asked the catalog nothing
+    assert CANARY not in caplog.text
+
+
+def test_vended_credentials_become_options_of_the_storage_client(tmp_path: Path, rest: RestCatalog) -> None:
+    table = TableWriter(tmp_path, path_prefix="s3://bucket/t")
+    table.evolve(field_of(1, "id", "long"))
+    table.write_metadata()
+    rest.tables["ns.t"] = table.metadata
+    rest.configs["ns.t"] = {
+        "s3.access-key-id": "K",
+        "s3.secret-access-key": "S",
+        "s3.session-token": "T",
+        "s3.region": "r",
+    }
+    config = {"type": "rest", "uri": rest.uri, "s3.endpoint": "http://e"}
+    _, dataset = IcebergDataset.create_dataloader("ns.t", config, allow_empty=True)
+    assert dataset.pipeline.reader.spec.storage_options.reveal() == {
+        "key": "K",
+        "secret": "S",
+        "token": "T",
+        "client_kwargs": {"endpoint_url": "http://e", "region_name": "r"},
+    }
+    _, dataset = IcebergDataset.create_dataloader("ns.t", config, allow_empty=True, storage_options={"key": "mine"})
+    assert dataset.pipeline.reader.spec.storage_options.reveal()["key"] == "mine"
+
+
+def test_property_names_of_all_stores() -> None:
+    assert storage_options({"gcs.oauth2.token": "t", "gcs.project-id": "p"}, "gs") == {"token": "t", "project": "p"}
+    assert storage_options({"adls.account-name": "a", "adls.sas-token": "s"}, "abfss") == {
+        "account_name": "a",
+        "sas_token": "s",
+    }
+    assert storage_options({"s3.anonymous": "true", "s3.connect-timeout": "3"}, "s3a") == {
+        "anon": True,
+        "config_kwargs": {"connect_timeout": 3.0},
+    }
+    assert storage_options({"s3.access-key-id": "k"}, "") == {}
+    assert with_present_names({"region_name": "r", "type": "glue"}) == {"client.region": "r", "type": "glue"}
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[str]:
+    server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_documented_glue_call_on_two_ranks(aws: str) -> None:
+    boto3 = pytest.importorskip("boto3")
+    config = {
+        "type": "glue",
+        "region_name": "eu-west-1",
+        "aws_access_key_id": "testing",
+        "aws_secret_access_key": CANARY,
+        "glue.endpoint": aws,
+        "s3.endpoint": aws,
+        "warehouse": "s3://lake",
+    }
+    s3 = boto3.client(
+        "s3", endpoint_url=aws, region_name="eu-west-1", aws_access_key_id="testing", aws_secret_access_key=CANARY
+    )
+    s3.create_bucket(Bucket="lake", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    catalog = load_catalog("glue", **with_present_names(config))
+    catalog.create_namespace("db")
+    spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="region_id"))
+    table = catalog.create_table("db.events", EVENTS, partition_spec=spec)
+    table.append(events())
+    rows = read_rows("db.events", config, filters=pc.field("region_id") >= 5, num_ranks=2, batch_size=8)
+    assert sorted(row["v"] for row in rows) == [v for v in range(200) if v % 10 >= 5]
+    inventory = scan_iceberg("db.events", config, filters=pc.field("region_id") >= 5)
+    assert (inventory.num_files, inventory.num_rows) == (5, 100)
+    assert CANARY not in repr(inventory)
+
+
+def test_discovery_does_not_import_pyiceberg_before_it_is_used() -> None:
+    code = "import sys, torch_dataloader_utils.discover.iceberg.scan; print('pyiceberg' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_missing_pyiceberg_is_an_import_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
+    with pytest.raises(ImportError, match=r'pip install "torch-dataloader-utils\[iceberg\]"'):
+        scan_iceberg("/nowhere")
