@@ -1,0 +1,201 @@
+"""Batches limited by padded tokens, for map-style data sets whose lengths are known."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Sampler
+
+from torch_dataloader_utils._core.permute import Purpose, random_words
+from torch_dataloader_utils.errors import ConfigError
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatches:
+    """All batches of one epoch, over all ranks: batch b holds rows[start[b]:stop[b]]; all int64.
+
+    repeated_rows: rows in batches that come a second time, so that all ranks take equal steps.
+    """
+
+    rows: Int64s
+    start: Int64s
+    stop: Int64s
+    repeated_rows: int = 0
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+class TokenBatchSampler(Sampler[list[int]]):
+    """Batches of rows of similar length, each within `max_tokens_per_batch` padded tokens; for one rank.
+
+    A batch counts rows × its longest row, rounded up to `pad_to_multiple_of`, so memory and time of a step are bounded
+    and long rows get small batches. Over all ranks every row comes once an epoch and all ranks take equal steps: where
+    the batches do not divide by the ranks, the ones with most rows are halved. (Where all have one row, some come
+    again, see `repeated_rows`.)
+
+        lengths 9 2 3 8 2, max_tokens_per_batch=9      {9}  {8}  {3 2 2}
+
+    It is a `batch_sampler`; the order is a function of (lengths, options, seed, epoch), the same on every rank:
+
+        rows = RowDataset("s3://bucket/texts", length_column="tokens")
+        sampler = TokenBatchSampler(rows.lengths, 16_384, num_ranks=8, rank=rank, num_workers=4, window_rows=65_536)
+        DataLoader(rows, batch_sampler=sampler, num_workers=4, collate_fn=...)
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[float] | npt.NDArray[Any],
+        max_tokens_per_batch: int,
+        *,
+        num_ranks: int = 1,
+        rank: int = 0,
+        num_workers: int = 1,
+        shuffle: bool = True,
+        seed: int = 42,
+        window_rows: int | None = None,
+        max_rows_per_batch: int | None = None,
+        pad_to_multiple_of: int = 1,
+    ) -> None:
+        """Checks the lengths; batches are made when first asked for, once an epoch.
+
+        Args:
+            lengths: tokens of every row, such as `RowDataset.lengths`.
+            max_tokens_per_batch: most tokens of a batch, padding included.
+            num_ranks, rank: training processes, and which of them this is.
+            num_workers: of the DataLoader: each worker then gets batches of neighbouring rows of its own.
+            shuffle: random windows, batches in a window and ties. Without, longest first in each window.
+            seed: any integer.
+            window_rows: rows that are sorted together, neighbours of the data set, so that few row groups are open at
+                once; None sorts all of them. Windows begin elsewhere in every shuffled epoch, so batches change.
+            max_rows_per_batch: most rows of a batch.
+            pad_to_multiple_of: what the collate function rounds lengths up to.
+
+        Raises:
+            ConfigError: a number out of range, or a row that alone exceeds max_tokens_per_batch.
+        """
+        for name, value in (
+            ("max_tokens_per_batch", max_tokens_per_batch),
+            ("num_ranks", num_ranks),
+            ("num_workers", num_workers),
+            ("window_rows", 1 if window_rows is None else window_rows),
+            ("max_rows_per_batch", 1 if max_rows_per_batch is None else max_rows_per_batch),
+            ("pad_to_multiple_of", pad_to_multiple_of),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: pass at least 1.")
+        if not 0 <= rank < num_ranks:
+            raise ConfigError(f"rank={rank} is not in [0, num_ranks={num_ranks}).")
+        self._widths = _padded_widths(np.asarray(lengths), pad_to_multiple_of)
+        _check_fits(self._widths, max_tokens_per_batch)
+        self._max_tokens = max_tokens_per_batch
+        self._max_rows = len(self._widths) + 1 if max_rows_per_batch is None else max_rows_per_batch
+        self._window_rows = max(1, len(self._widths)) if window_rows is None else window_rows
+        self._num_ranks, self._rank, self._num_workers = num_ranks, rank, num_workers
+        self._shuffle, self._seed = shuffle, seed
+        self._epoch, self._first_batch = 0, 0
+        self._made: tuple[int, TokenBatches] | None = None
+
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Choose the epoch of the next pass and, to resume in constant time, how many of its batches to leave out.
+
+        Count steps in the trainer: with workers the sampler runs ahead of what was received. Other numbers of ranks
+        make other batches, so change them between epochs.
+        """
+        self._epoch, self._first_batch = epoch, first_batch
+
+    @property
+    def repeated_rows(self) -> int:
+        """Rows that come a second time this epoch, over all ranks: 0 if any batch has two rows.""" ""
+        return self._batches.repeated_rows
+
+    def __len__(self) -> int:
+        """Batches of this rank in this epoch, the same on every rank; may differ from epoch to epoch."""
+        return len(self._batches) // self._num_ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches, first = self._batches, self._first_batch
+        self._first_batch = 0
+        for batch in self._own_batches()[first:].tolist():
+            yield batches.rows[batches.start[batch] : batches.stop[batch]].tolist()
+
+    @property
+    def _batches(self) -> TokenBatches:
+        if self._made is None or self._made[0] != self._epoch:
+            batches = level_batches(self._cut(), self._num_ranks)
+            self._made = (self._epoch, batches)
+        return self._made[1]
+
+    def _own_batches(self) -> Int64s:
+        """Numbers of this rank's batches: one run of all, dealt to workers in runs and then taken in turn."""
+        steps = len(self)
+        order = np.arange(steps)
+        worker, turn = order % self._num_workers, order // self._num_workers
+        base, spare = divmod(steps, self._num_workers)
+        run_start: Int64s = worker * base + np.minimum(worker, spare)
+        return self._rank * steps + run_start + turn
+
+    def _cut(self) -> TokenBatches:
+        """Windows, sorted by length, cut into batches, in the order of this epoch."""
+        count = len(self._widths)
+        words = random_words(3 * count + 1, seed=self._seed, epoch=self._epoch, purpose=Purpose.BUCKETS, index=1 << 63)
+        if not self._shuffle:
+            words = np.zeros_like(words)
+        shift = int(words[-1] % np.uint64(self._window_rows))
+        window = (np.arange(count) + shift) // self._window_rows
+        rows = np.lexsort((words[:count], -self._widths, window)).astype(np.int64, copy=False)
+        window = window[rows]
+        start = _first_rows(self._widths[rows], window, self._max_tokens, self._max_rows)
+        stop = np.append(start[1:], count)[: len(start)]
+        turn_of_window = words[count : 2 * count][window[start]] if count else words[:0]
+        order = np.lexsort((words[2 * count :][start], window[start], turn_of_window))
+        return TokenBatches(rows=rows, start=start[order], stop=stop[order])
+
+
+def level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
+    """As many batches as divide by the ranks: those with most rows are halved, and if none is left, some repeat."""
+    start, stop = batches.start, batches.stop
+    while missing := -len(start) % num_ranks:
+        largest = np.argsort(start - stop, kind="stable")[:missing]
+        halved = np.sort(largest[stop[largest] - start[largest] > 1])
+        if len(halved) == 0:
+            again = np.resize(np.arange(len(start)), missing)
+            start, stop = np.append(start, start[again]), np.append(stop, stop[again])
+            repeated = int((stop - start)[-missing:].sum())
+            return TokenBatches(rows=batches.rows, start=start, stop=stop, repeated_rows=repeated)
+        middle = (start[halved] + stop[halved]) // 2
+        start, stop = np.insert(start, halved + 1, middle), np.insert(stop, halved, middle)
+    return TokenBatches(rows=batches.rows, start=start, stop=stop)
+
+
+def _first_rows(widths: Int64s, window: Int64s, max_tokens: int, max_rows: int) -> Int64s:
+    """Where batches begin in rows sorted by window and falling width: the first row of a batch is its longest."""
+    count = len(widths)
+    window_stop = np.searchsorted(window, window, side="right")
+    rows = np.clip(max_tokens // widths, 1, max_rows)
+    following = np.minimum(np.arange(count) + rows, window_stop).tolist()
+    first, row = [], 0
+    while row < count:
+        first.append(row)
+        row = following[row]
+    return np.array(first, dtype=np.int64)
+
+
+def _padded_widths(lengths: npt.NDArray[Any], multiple: int) -> Int64s:
+    """Tokens that a row takes if it is the longest of its batch; an empty row takes one multiple too."""
+    widths: Int64s = -(-np.ceil(lengths).astype(np.int64) // multiple) * multiple
+    return np.maximum(widths, multiple)
+
+
+def _check_fits(widths: Int64s, max_tokens: int) -> None:
+    too_long = np.flatnonzero(widths > max_tokens)
+    if len(too_long):
+        raise ConfigError(
+            f"{len(too_long)} rows alone take more than max_tokens_per_batch={max_tokens}; the first is row "
+            f"{too_long[0]} with {widths[too_long[0]]} tokens. Raise the limit, filter long rows out, or clip the "
+            "lengths if the collate function truncates."
+        )
