@@ -68,7 +68,8 @@ class LaneReader:
     def _block_with_rows(self) -> Block | None:
         """The present block, or the next one if its rows are all taken; None at the end of the lane."""
         while self._current is None or self._offset == self._current.num_rows:
-            self._current, self._offset = next(self._source, None), 0
+            self._current, self._offset = None, 0  # let go of it before the next one is waited for
+            self._current = next(self._source, None)
             if self._current is None:
                 return None
         return self._current

@@ -1,0 +1,48 @@
+"""Peak memory of a rank, held against the formula in docs/performance.md, on row groups of 256 MB."""
+
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+GROUP_BYTES = 256 << 20
+PROGRAM = """
+import resource, sys
+import torch_dataloader_utils as tdu
+loader, _ = tdu.StructuredDataset.create_dataloader(
+    sys.argv[1], batch_size=8192, num_workers=0, decode_threads=int(sys.argv[2]), decode_ahead_bytes=int(sys.argv[3]))
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+start = peak()
+for batch in loader:
+    pass
+print(peak() - start)
+"""
+
+
+@pytest.fixture(scope="module")
+def large_groups(tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / "table.parquet"
+    rows = GROUP_BYTES // 64
+    schema = pa.schema([(f"c{i}", pa.float64()) for i in range(8)])
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        for group in range(6):
+            column = np.arange(rows, dtype=np.float64) + group
+            writer.write_table(pa.table(dict.fromkeys(schema.names, column)), row_group_size=rows)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threads", "budget"), [(1, 0), (2, 512 << 20)])
+def test_peak_memory_stays_below_the_formula(large_groups, threads, budget):
+    """The budget, or the row group that is needed now; the one being delivered, and the one before it that the trainer's
+    last batch still looks at; and what each decoding thread has read and not yet decoded.
+    """
+    assert psutil.virtual_memory().available > 4 << 30
+    command = [sys.executable, "-c", PROGRAM, str(large_groups), str(threads), str(budget)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    assert int(done.stdout) < max(budget, GROUP_BYTES) + (2 + threads) * GROUP_BYTES
