@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test slow nightly lint docs bench clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -36,6 +36,14 @@ lint: $(VENV)/.installed-test
 
 test: lint
 	$(BIN)/pytest -q
+
+# What takes minutes: memory on large row groups, soak. Run before a release.
+slow: $(VENV)/.installed-test
+	$(BIN)/pytest -q -m slow
+
+# Every property with 2,000 random examples.
+nightly: $(VENV)/.installed-test
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -q
 
 # The site in site/. Broken links and references are errors.
 docs: $(VENV)/.installed-docs

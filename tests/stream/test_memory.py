@@ -39,8 +39,8 @@ def large_groups(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("threads", "budget"), [(1, 0), (2, 512 << 20)])
 def test_peak_memory_stays_below_the_formula(large_groups, threads, budget):
-    """The budget, or the row group that is needed now; the one being delivered, and the one before it that the trainer's
-    last batch still looks at; and what each decoding thread has read and not yet decoded.
+    """The budget, or the row group that is needed now; the one being delivered, and the one before it, which the
+    trainer's last batch still looks at; and what each decoding thread has read and not yet decoded.
     """
     assert psutil.virtual_memory().available > 4 << 30
     command = [sys.executable, "-c", PROGRAM, str(large_groups), str(threads), str(budget)]
