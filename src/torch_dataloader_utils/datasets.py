@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._observe.progress import ProgressReporter
-from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.planning import EpochPlan, Planner
@@ -44,6 +44,8 @@ class StructuredDataset(TableDataset):
         *,
         partitioning: Literal["hive"] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         **options: Any,
     ) -> None:
@@ -59,11 +61,11 @@ class StructuredDataset(TableDataset):
         """
         chosen = TableOptions.of({"num_workers": 1, **options})
         check_filters(chosen.filters)
-        secret = None if storage_options is None else Secret(dict(storage_options))
+        access = StoreAccess.of(storage_options, credentials, remote)
         found = find_inventory(
-            files, format, chosen, partitioning=partitioning, storage_options=secret, inventory=inventory
+            files, format, chosen, partitioning=partitioning, storage_options=access, inventory=inventory
         )
-        super().__init__(**wire(found, chosen, secret))
+        super().__init__(**wire(found, chosen, access))
 
     @classmethod
     def create_dataloader(
@@ -102,6 +104,8 @@ class StructuredDataset(TableDataset):
         bucket_by: str | None = None,
         max_tokens_per_batch: int | None = None,
         pack: TokenPacking | None = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         page_checksums: bool = True,
         decode_threads: int | None = None,
@@ -127,6 +131,9 @@ class StructuredDataset(TableDataset):
             output_format: "torch" gives a TensorBatch (a dict of tensors), "numpy" a dict of arrays, "arrow" a
                 pyarrow.RecordBatch, "dict" a dict of lists.
             storage_options: for the storage client; never logged, saved or put into a state.
+            credentials: a function that returns storage options with credentials, called again when they expire. It
+                travels to worker processes, what it returned does not.
+            remote: how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers).
             collate_fn: applied to each batch, after `transform`, where the batch is read.
             partitioning: "hive" reads typed columns from directory names such as year=2024.
             num_ranks: training processes, or "auto" to ask torch.distributed, Ray Train, or RANK and WORLD_SIZE.
@@ -167,6 +174,8 @@ class StructuredDataset(TableDataset):
             format,
             partitioning=partitioning,
             storage_options=storage_options,
+            credentials=credentials,
+            remote=remote,
             inventory=inventory,
             batch_size=batch_size,
             columns=columns,
@@ -206,7 +215,7 @@ class StructuredDataset(TableDataset):
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
 
 
-def wire(inventory: Inventory, options: TableOptions, storage_options: Secret | None) -> dict[str, Any]:
+def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> dict[str, Any]:
     """The stages of one data set, as the arguments of TableDataset."""
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
     topology = options.topology(num_ranks)

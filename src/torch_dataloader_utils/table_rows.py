@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo
-from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
@@ -49,7 +49,7 @@ def find_inventory(
     options: TableOptions,
     *,
     partitioning: Any,
-    storage_options: Secret | None,
+    storage_options: StoreAccess | Secret | None,
     inventory: Inventory | None,
 ) -> Inventory:
     """The inventory that was given, if it fits the filter, or that of the files."""
@@ -68,7 +68,11 @@ def find_inventory(
 
 
 def wire_rows(
-    inventory: Inventory, options: TableOptions, storage_options: Secret | None, *, part: tuple[int, int] = (0, 1)
+    inventory: Inventory,
+    options: TableOptions,
+    storage_options: StoreAccess | Secret | None,
+    *,
+    part: tuple[int, int] = (0, 1),
 ) -> TableRows:
     """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
 
@@ -113,7 +117,7 @@ def _wire_samples(
 
 
 def read_spec(
-    inventory: Inventory, options: TableOptions, storage_options: Secret | None, columns: tuple[str, ...]
+    inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None, columns: tuple[str, ...]
 ) -> ReadSpec:
     """The order to read `columns` of the rows that the options' filter keeps."""
     return ReadSpec(

@@ -2,10 +2,11 @@
 
 In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and identities. Sync, thread-safe and
 picklable; clients are opened lazily in each process and never inherited or pickled. Neighbouring ranges are
-coalesced here, before any backend sees them. Foreign exceptions leave as errors of ours. Not for writing, and
-no cache of bytes.
+coalesced here, before any backend sees them. Failed requests are sent again where they deserve it, and expired
+credentials renewed. Foreign exceptions leave as errors of ours. Not for writing, and no cache of data.
 """
 
+from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.faults import has_credentials, redact
 from torch_dataloader_utils._store.interface import (
@@ -21,22 +22,27 @@ from torch_dataloader_utils._store.interface import (
 from torch_dataloader_utils._store.local import LocalStore
 from torch_dataloader_utils._store.open import open_store
 from torch_dataloader_utils._store.remote import FsspecStore
+from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.sparse_file import SparseFile
 
 __all__ = [
     "Buffer",
     "CoalesceLimits",
+    "Credentials",
     "FileEntry",
     "FileStat",
     "FsspecStore",
     "Listing",
     "LocalStore",
     "ReadPlan",
+    "RemoteOptions",
+    "RetryPolicy",
     "Secret",
     "Span",
     "SparseFile",
     "Store",
+    "StoreAccess",
     "Tail",
     "coalesce",
     "has_credentials",

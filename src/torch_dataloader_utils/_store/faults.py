@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
+from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils.errors import (
     ConfigError,
     FileChangedError,
@@ -43,35 +45,70 @@ def translated(path: str, action: str, identity: str | None = None) -> Iterator[
         raise store_error(error, path, action, identity) from error
 
 
-def store_error(error: BaseException, path: str, action: str, identity: str | None = None) -> LoaderError:
+def store_error(
+    error: BaseException,
+    path: str,
+    action: str,
+    identity: str | None = None,
+    *,
+    diagnosis: Diagnosis | None = None,
+    attempts: Attempts | None = None,
+) -> LoaderError:
     """The error of ours that says what `error` means for `path`.
 
     `identity` is the one the plan pinned, if any: a planned file that is gone has changed; one that was never
-    planned is just not there.
+    planned is just not there. diagnosis, attempts: of a remote request that failed for good.
     """
     where = redact(path)
+    cause = _tried(diagnosis, attempts) + _cause(error, path)
+    if diagnosis is not None and diagnosis.kind is Kind.CHANGED:
+        planned = f", planned {identity}" if identity else ""
+        return FileChangedError(
+            f"{where} is not the file that was planned ({cause}{planned}). It was replaced or cut short; plan the data "
+            "set again."
+        )
     match error:
+        case ShortReplyError():
+            return FileChangedError(
+                f"{where}: {cause}. The file is shorter than when it was planned, or the server ignores ranges. Plan "
+                "the data set again."
+            )
         case FileNotFoundError() if identity is not None:
             return FileChangedError(f"{where} is gone; it was there when the plan was made. Plan the data set again.")
         case FileNotFoundError():
             return NoDataError(f"{where} does not exist. Check the spelling, or list its parent directory.")
+        case _ if diagnosis is not None and diagnosis.kind is Kind.EXPIRED:
+            return StoreError(
+                f"{where}: cannot {action}, the credentials have expired ({cause}). Pass credentials=, a function that "
+                "gives new ones; if you did, it gave expired ones."
+            )
         case PermissionError():
             return StoreError(
-                f"{where}: no permission to {action} ({_cause(error, path)}). Check storage_options and the rights of "
-                "the account that runs this job."
+                f"{where}: no permission to {action} ({cause}). Check storage_options and the rights of the account "
+                "that runs this job."
             )
         case ImportError():
             scheme = path.rsplit("::", 1)[-1].split("://", 1)[0]
             extra = _EXTRAS.get(scheme)
-            install = (
-                f'pip install "torch-dataloader-utils[{extra}]"' if extra else f"install it: {_cause(error, path)}"
-            )
+            install = f'pip install "torch-dataloader-utils[{extra}]"' if extra else f"install it: {cause}"
             return MissingDependencyError(f"{where}: the client for {scheme}:// is not installed. Run: {install}")
         case _:
             return StoreError(
-                f"{where}: cannot {action} ({_cause(error, path)}). The storage refused or failed; check that it can "
-                "be reached with these storage_options, then try again."
+                f"{where}: cannot {action} ({cause}). The storage refused or failed; check that it can be reached with "
+                "these storage_options, then try again."
             )
+
+
+def _tried(diagnosis: Diagnosis | None, attempts: Attempts | None) -> str:
+    """ "HTTP 503 SlowDown, request 4C1F; 9 attempts in 31.2 s; "."""
+    parts = []
+    if diagnosis is not None and diagnosis.status:
+        reply = f"HTTP {diagnosis.status} {diagnosis.code}".strip()
+        parts.append(f"{reply}, request {diagnosis.request_id}" if diagnosis.request_id else reply)
+    if attempts is not None:
+        plural = "s" if attempts.count != 1 else ""
+        parts.append(f"{attempts.count} attempt{plural} in {attempts.elapsed_seconds:.1f} s")
+    return "".join(f"{part}; " for part in parts)
 
 
 def unknown_scheme(path: str, scheme: str) -> ConfigError:

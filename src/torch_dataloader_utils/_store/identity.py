@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from torch_dataloader_utils._store.faults import redact
-from torch_dataloader_utils._store.interface import FileStat, Span
+from torch_dataloader_utils._store.interface import FileStat
 from torch_dataloader_utils.errors import DataError, FileChangedError
 
 # s3fs, gcsfs, adlfs and http spell it differently; listings and single look-ups of one store agree.
@@ -36,11 +36,11 @@ def check_identity(path: str, planned: str | None, now: FileStat) -> None:
         )
 
 
-def short_read(path: str, span: Span, seen_bytes: int) -> DataError:
-    """The error for fewer (or more) bytes than a range has."""
+def short_read(path: str, what: str) -> DataError:
+    """The error for fewer (or more) bytes than a range has; `what` says which and how many."""
     return FileChangedError(
-        f"{redact(path)} bytes {span[0]} to {sum(span)} gave {seen_bytes} of {span[1]} bytes. The file is shorter "
-        "than when it was planned, or the server ignores ranges. Plan the data set again."
+        f"{redact(path)}: {what}. The file is shorter than when it was planned, or the server ignores ranges. Plan the "
+        "data set again."
     )
 
 

@@ -50,7 +50,7 @@ class LocalStore:
             start = max(0, now.size - length)
             data = _pread(file, (start, now.size - start))
         if len(data) != now.size - start:
-            raise short_read(path, (start, now.size - start), len(data))
+            raise short_read(path, f"the last {now.size - start} bytes gave {len(data)}")
         return Tail(data=data, size=now.size, identity=now.identity)
 
     def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
@@ -62,7 +62,7 @@ class LocalStore:
         check_identity(path, identity, now)
         for span, buffer in zip(plan.reads, data, strict=True):
             if len(buffer) != span[1]:
-                raise short_read(path, span, len(buffer))
+                raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {len(buffer)} of {span[1]} bytes")
         return plan.slices(data)
 
     def list_files(self, path: str) -> Listing:

@@ -1,8 +1,10 @@
 """From a path to the store it lies in."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.faults import redact
 from torch_dataloader_utils._store.interface import CoalesceLimits, Store
 from torch_dataloader_utils._store.local import LocalStore
@@ -13,12 +15,13 @@ from torch_dataloader_utils.errors import ConfigError
 
 def open_store(
     path: str,
-    storage_options: Mapping[str, Any] | Secret | None = None,
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
     limits: CoalesceLimits | None = None,
 ) -> Store:
     """The store of `path`: a local path, file://, or any fsspec URL. Opens nothing yet.
 
-    storage_options go to the storage client as they are (plain or already wrapped); local files ignore them.
+    storage_options go to the storage client as they are (plain, wrapped, or with all else that describes the
+    access); local files ignore them. limits: instead of the access's own.
 
     Raises:
         ConfigError: the URL carries a password; it would end up in plans and logs.
@@ -27,8 +30,10 @@ def open_store(
         return LocalStore() if limits is None else LocalStore(limits=limits)
     if any(":" in _user(part) for part in path.split("::")):
         raise ConfigError(f"{redact(path)}: the URL holds a password. Pass credentials as storage_options instead.")
-    options = storage_options.reveal() if isinstance(storage_options, Secret) else storage_options
-    return FsspecStore.of(path, options or {}, limits or CoalesceLimits())
+    access = StoreAccess.of(storage_options)
+    if limits is not None:
+        access = replace(access, remote=replace(access.remote, coalesce=limits))
+    return FsspecStore.of(path, access)
 
 
 def _is_local(path: str) -> bool:

@@ -31,6 +31,14 @@ class ProcessLocal(Generic[T]):
                 slot.value = make()
             return slot.value
 
+    def renew(self, old: T, make: Callable[[], T]) -> T:
+        """A new value in place of `old`; the present one if another thread has renewed it already."""
+        slot = self._slot
+        with slot.lock:
+            if slot.value is old:
+                slot.value = make()
+            return slot.value if slot.value is not None else old
+
     def __reduce__(self) -> tuple[type["ProcessLocal[Any]"], tuple[()]]:
         return (ProcessLocal, ())
 

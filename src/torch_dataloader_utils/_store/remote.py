@@ -1,27 +1,31 @@
-"""Every other store, through fsspec."""
+"""Every store that is not this machine's, through fsspec: one place that talks, fails, waits and tries again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import fsspec
-
 from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._store.access import StoreAccess
+from torch_dataloader_utils._store.client import open_client
+from torch_dataloader_utils._store.client_table import clients
 from torch_dataloader_utils._store.coalesce import coalesce
-from torch_dataloader_utils._store.faults import redact, store_error, translated, unknown_scheme
-from torch_dataloader_utils._store.identity import check_identity, short_read, stat_of
+from torch_dataloader_utils._store.diagnosis import Kind, diagnose
+from torch_dataloader_utils._store.ending import pause
+from torch_dataloader_utils._store.faults import redact, store_error
+from torch_dataloader_utils._store.fetch import PendingReads
+from torch_dataloader_utils._store.identity import check_identity, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
-from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
-from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsspecStore:
-    """Ranges by `cat_ranges`, which async clients (s3fs, gcsfs, adlfs, http) run in parallel.
+    """Ranges in parallel, pinned to an identity, asked for again when a request fails that deserves it.
 
     before, scheme, after: a URL is before + scheme + "://" + key + after; `before` and `after` hold the rest of
     a chained URL ("simplecache::", "::s3://bucket/archive.zip").
@@ -30,12 +34,10 @@ class FsspecStore:
     before: str
     scheme: str
     after: str
-    options: Secret
-    limits: CoalesceLimits
-    _filesystem: ProcessLocal[Any] = field(default_factory=ProcessLocal, repr=False, compare=False)
+    access: StoreAccess
 
     @classmethod
-    def of(cls, url: str, options: Mapping[str, Any], limits: CoalesceLimits) -> "FsspecStore":
+    def of(cls, url: str, access: StoreAccess) -> "FsspecStore":
         """The store that `url` lies in."""
         parts = url.split("::")
         index = next(i for i, part in enumerate(parts) if "://" in part)
@@ -43,9 +45,18 @@ class FsspecStore:
             before="".join(f"{part}::" for part in parts[:index]),
             scheme=parts[index].split("://", 1)[0],
             after="".join(f"::{part}" for part in parts[index + 1 :]),
-            options=Secret(dict(options)),
-            limits=limits,
+            access=access,
         )
+
+    @property
+    def options(self) -> Secret:
+        """What the storage client is opened with, credentials from a function aside."""
+        return self.access.options
+
+    @property
+    def limits(self) -> CoalesceLimits:
+        """Which spans share a read."""
+        return self.access.remote.coalesce
 
     @property
     def is_local(self) -> bool:
@@ -58,28 +69,22 @@ class FsspecStore:
 
     def stat(self, path: str) -> FileStat:
         """One metadata request, past the listing cache."""
-        return stat_of(self._info(path, "look up", None))
+        return stat_of(self._request(path, "look up", None, _look_up))
 
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """The last bytes: one request with `stat`, else two."""
         now = stat or self.stat(path)
         start = max(0, now.size - length)
-        (data,) = self.ranges(path, [(start, now.size - start)])
-        return Tail(data=data, size=now.size, identity=now.identity)
+        reads = self._read(path, [(start, now.size - start)], now.identity)
+        return Tail(data=reads.data[0], size=now.size, identity=now.identity)
 
     def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
-        """The bytes of each span; an identity costs one metadata request after the reads."""
+        """The bytes of each span; where requests carry no conditions, an identity costs a look-up after the reads."""
         plan = coalesce(spans, self.limits)
-        wanted = [span for span in plan.reads if span[1]]
-        data = iter(self._request(path, "read", identity, lambda fs, key: _fetch(fs, key, wanted)) if wanted else ())
-        buffers = [next(data) if length else b"" for _, length in plan.reads]
-        # fsspec has no conditional read, so that the file is looked up again once its bytes are here.
-        if identity is not None:
-            check_identity(path, identity, stat_of(self._info(path, "look up", identity)))
-        for span, buffer in zip(plan.reads, buffers, strict=True):
-            if len(buffer) != span[1]:
-                raise short_read(path, span, len(buffer))
-        return plan.slices(buffers)
+        reads = self._read(path, plan.reads, identity)
+        if identity is not None and not reads.are_pinned:
+            check_identity(path, identity, stat_of(self._request(path, "look up", identity, _look_up)))
+        return plan.slices(reads.data)
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""
@@ -93,24 +98,32 @@ class FsspecStore:
         directory = self._url(before_wildcard(key) if is_pattern(key) else key)
         return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
 
-    def _info(self, path: str, action: str, identity: str | None) -> Mapping[str, Any]:
-        return self._request(path, action, identity, _look_up)
+    def _read(self, path: str, spans: Sequence[Span], identity: str | None) -> PendingReads:
+        reads = PendingReads(spans, identity, self.access.remote.retry)
+        if reads.are_missing:
+            self._request(path, "read", identity, reads.fetch)
+        return reads
 
     def _request(self, path: str, action: str, identity: str | None, call: Callable[[Any, str], T]) -> T:
-        # The one place that talks to a remote store: retries and renewed credentials belong here.
-        with translated(path, action, identity):
-            filesystem = self._filesystem.get(lambda: self._open(path))
-            return call(filesystem, self._key(filesystem, path))
-
-    def _open(self, path: str) -> Any:
-        try:
-            return fsspec.core.url_to_fs(path, **self.options.reveal())[0]
-        except ImportError as error:
-            raise store_error(error, path, "open") from error
-        except ValueError as error:
-            if "Protocol not known" in str(error):
-                raise unknown_scheme(path, self.scheme) from error
-            raise
+        """Runs `call(filesystem, key)` until it succeeds, or its failure is final; then the error is one of ours."""
+        attempts = Attempts(self.access.remote.retry)
+        local = clients.of((self.access.token, self.before, self.scheme, self.after))
+        filesystem = None
+        while True:
+            try:
+                filesystem = local.get(lambda: open_client(path, self.scheme, self.access))
+                return call(filesystem, self._key(filesystem, path))
+            except LoaderError:
+                raise
+            except Exception as error:  # whatever a storage client raises
+                diagnosis = diagnose(error)
+                delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
+                if delay is None:
+                    raise store_error(error, path, action, identity, diagnosis=diagnosis, attempts=attempts) from error
+            thread_requests().retries += 1
+            pause(delay)
+            if diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
+                local.renew(filesystem, lambda: open_client(path, self.scheme, self.access))
 
     def _key(self, filesystem: Any, path: str) -> str:
         stop = len(path) - len(self.after)
@@ -128,19 +141,6 @@ def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
     thread_requests().requests += 1
     info: Mapping[str, Any] = filesystem.info(key)
     return info
-
-
-def _fetch(filesystem: Any, key: str, spans: Sequence[Span]) -> list[bytes]:
-    starts = [start for start, _ in spans]
-    stops = [start + length for start, length in spans]
-    replies = filesystem.cat_ranges([key] * len(spans), starts, stops, on_error="return")
-    seen = thread_requests()
-    seen.requests += len(spans)
-    for reply in replies:
-        if isinstance(reply, BaseException):
-            raise reply
-        seen.fetched_bytes += len(reply)
-    return list(replies)
 
 
 def _find(filesystem: Any, key: str) -> tuple[str, dict[str, Mapping[str, Any]]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, open_store, redact
+from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, StoreAccess, open_store, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class DataFiles:
 
 
 def find_files(
-    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | Secret | None
+    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | Secret | StoreAccess | None
 ) -> tuple[Store, DataFiles]:
     """The store and the data files of a file, directory (recursive), pattern, or a list of those.
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import FileStat, Secret, Store
+from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.checks import check_places
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
@@ -48,7 +48,7 @@ def scan_files(
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
     partitioning: Literal["hive"] | None = None,
-    storage_options: Mapping[str, Any] | Secret | None = None,
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
     count_rows: CountRows = "auto",
     schema: pa.Schema | None = None,
     text: TextOptions | None = None,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store import Secret, StoreAccess
 
 # The largest that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
 MAX_ROW_GROUP_BYTES = (2 << 30) - 1
@@ -28,6 +28,6 @@ class ReadSpec:
     columns: tuple[str, ...] | None = None
     row_filter: Any = None
     partition_columns: tuple[str, ...] = ()
-    storage_options: Secret | None = None
+    storage_options: StoreAccess | Secret | None = None
     page_checksums: bool = True
     max_row_group_bytes: int = MAX_ROW_GROUP_BYTES

@@ -1,0 +1,100 @@
+"""How a store is reached: the client's options, where credentials come from, and how hard to try."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import uuid4
+
+from torch_dataloader_utils._store.interface import CoalesceLimits
+from torch_dataloader_utils._store.retry import RetryPolicy
+from torch_dataloader_utils._store.secret import Secret
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
+
+Credentials = Callable[[], Mapping[str, Any]]
+"""Gives storage options that hold credentials; called when a client is opened and when the storage says "expired"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOptions:
+    """How remote files are read; local files need none of this.
+
+    backend: "fsspec" takes the client that fsspec has for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes
+        obstore's (extra fast-s3), which must never be used in a process that is forked afterwards.
+    retry: when failed requests are sent again.
+    coalesce: which neighbouring ranges share a request.
+    connections: of one process to the store, at most.
+    keep_footers: whether footers that were read once are kept for the other processes of this host, in a
+        directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE says which.
+    """
+
+    backend: Literal["fsspec", "obstore"] = "fsspec"
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    coalesce: CoalesceLimits = field(default_factory=CoalesceLimits)
+    connections: int = 32
+    keep_footers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("fsspec", "obstore"):
+            raise ConfigError(f'backend={self.backend!r}: choose "fsspec" or "obstore".')
+        if self.connections < 1:
+            raise ConfigError(f"connections={self.connections}: at least one is needed.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAccess:
+    """All that a store needs to know of its caller; picklable if `credentials` is, and it prints no secret.
+
+    options: for the storage client, as they are. credentials: see `Credentials`; it travels to worker processes,
+        what it returns does not. token: stores and their copies with the same one share a client in each process;
+        opening one takes s3fs half a second.
+    """
+
+    options: Secret = field(default_factory=lambda: Secret({}))
+    credentials: Credentials | None = None
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
+    token: str = field(default_factory=lambda: uuid4().hex, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        storage_options: "Mapping[str, Any] | Secret | StoreAccess | None" = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> "StoreAccess":
+        """The access that these arguments of a user describe; one that is made already stays as it is.
+
+        Raises:
+            ConfigTypeError: credentials that cannot be called, or options that are no mapping.
+        """
+        if isinstance(storage_options, StoreAccess):
+            return storage_options
+        if credentials is not None and not callable(credentials):
+            raise ConfigTypeError(
+                f"credentials is a {type(credentials).__name__}: pass a function that returns storage options, such as "
+                "{'key': ..., 'secret': ..., 'token': ...}; it is called again when they expire."
+            )
+        if not isinstance(storage_options, Secret):
+            if storage_options is not None and not isinstance(storage_options, Mapping):
+                raise ConfigTypeError(f"storage_options is a {type(storage_options).__name__}: pass a dict.")
+            storage_options = Secret(dict(storage_options or {}))
+        return cls(options=storage_options, credentials=credentials, remote=remote or RemoteOptions())
+
+    def client_options(self) -> dict[str, Any]:
+        """The options to open a client with; asks for credentials where they come from a function.
+
+        Raises:
+            StoreError: the function raised, or returned no mapping.
+        """
+        options: dict[str, Any] = dict(self.options.reveal())
+        if self.credentials is None:
+            return options
+        name = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
+        try:
+            found = dict(self.credentials())
+        except Exception as error:  # the user's function: any error, told with its name
+            # Its text is left out, since it may quote what it was about to return.
+            raise StoreError(
+                f"credentials function {name} failed ({type(error).__name__}, see its traceback). Mend it, or check "
+                "what it asks for credentials."
+            ) from error
+        return options | found

@@ -1,0 +1,48 @@
+"""A live storage client: fsspec's own, set up so that retries and limits are ours alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+
+from torch_dataloader_utils._store.access import RemoteOptions, StoreAccess
+from torch_dataloader_utils._store.faults import store_error, unknown_scheme
+from torch_dataloader_utils._store.obstore import open_obstore
+
+_S3_SCHEMES = ("s3", "s3a")
+
+
+def open_client(path: str, scheme: str, access: StoreAccess) -> Any:
+    """A new fsspec file system for the URL `path`; never one that the user holds too, since it is configured here.
+
+    Raises:
+        ConfigError: nobody knows the scheme. MissingDependencyError: its client is not installed.
+        StoreError: credentials could not be had.
+    """
+    options = access.client_options()
+    if access.remote.backend == "obstore":
+        return open_obstore(scheme, options, access.remote)
+    if scheme in _S3_SCHEMES:
+        options = _s3_options(options, access.remote)
+    try:
+        filesystem = fsspec.core.url_to_fs(path, **options, skip_instance_cache=True)[0]
+    except ImportError as error:
+        raise store_error(error, path, "open") from error
+    except ValueError as error:
+        if "Protocol not known" in str(error):
+            raise unknown_scheme(path, scheme) from error
+        raise
+    if is_s3(filesystem):
+        filesystem.retries = 1
+    return filesystem
+
+
+def is_s3(filesystem: Any) -> bool:
+    """Whether this is s3fs, whose requests can carry conditions."""
+    return type(filesystem).__module__.partition(".")[0] == "s3fs"
+
+
+def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
+    # s3fs and botocore both retry by themselves, botocore with up to a minute of waiting; one of three is enough.
+    config = {"max_pool_connections": remote.connections, "retries": {"total_max_attempts": 1}}
+    return {**options, "config_kwargs": config | dict(options.get("config_kwargs") or {})}

@@ -1,0 +1,40 @@
+"""The live clients of this process, shared by all stores of one access and by their unpickled copies."""
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from torch_dataloader_utils._store.process_local import ProcessLocal
+
+# A process pool unpickles its store anew for every file that it scans, and must not connect anew for each.
+_MOST = 16
+
+Key = tuple[str, ...]
+
+
+class ClientTable:
+    """Clients by store; the ones least recently used go first, and close when nobody uses them any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: OrderedDict[Key, ProcessLocal[Any]] = OrderedDict()
+
+    def of(self, key: Key) -> ProcessLocal[Any]:
+        """Where the client of the stores with this key lives."""
+        with self._lock:
+            found = self._clients.pop(key, None)
+            self._clients[key] = client = ProcessLocal() if found is None else found
+            if len(self._clients) > _MOST:
+                self._clients.popitem(last=False)
+        return client
+
+    def unlock(self) -> None:
+        """In a forked child: the lock may have been held by a thread that is not here."""
+        self._lock = threading.Lock()
+
+
+clients = ClientTable()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=clients.unlock)

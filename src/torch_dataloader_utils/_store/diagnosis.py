@@ -1,0 +1,164 @@
+"""What a storage client's exception means: try again, renew credentials, another file, or give up.
+
+Clients are looked at by what they have in common (a status, a botocore response, a builtin base class), so that
+none has to be imported. Sources: "Error responses" of the S3 API; RFC 9110, sections 10.2.3 and 15.
+"""
+
+import errno
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum, auto
+from typing import Any
+
+
+class Kind(Enum):
+    """What to do about it."""
+
+    TRANSIENT = auto()
+    WRONG_REPLY = auto()
+    EXPIRED = auto()
+    MAYBE_EXPIRED = auto()
+    CHANGED = auto()
+    FINAL = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """status: of HTTP, 0 for none. code and request_id: the server's own words, "" for none."""
+
+    kind: Kind
+    status: int = 0
+    code: str = ""
+    request_id: str = ""
+    retry_after_seconds: float = 0.0
+
+
+class WrongReplyError(Exception):
+    """A reply that is not what was asked for: another range, or fewer bytes; the message says which."""
+
+
+class ShortReplyError(WrongReplyError):
+    """Fewer or more bytes than the range has, from a client that does not say why."""
+
+
+class OtherObjectError(Exception):
+    """The object has another etag than the planned one; the message is the etag it has."""
+
+
+class StalledError(TimeoutError):
+    """A reply that stopped coming."""
+
+
+_EXPIRED_CODES = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
+)
+# Some come with status 400.
+_TRANSIENT_CODES = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "IncompleteBody"})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 529})
+_TRANSIENT_ERRNOS = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EAGAIN",
+        "EBUSY",
+        "ECONNABORTED",
+        "ECONNREFUSED",
+        "ECONNRESET",
+        "EHOSTUNREACH",
+        "ENETUNREACH",
+        "EPIPE",
+        "EREMOTEIO",
+        "ETIMEDOUT",
+    )
+    if hasattr(errno, name)
+)
+# Classes of aiohttp, botocore, urllib3 and their like, whose names are all that they share.
+_TRANSIENT_NAMES = ("Connection", "Timeout", "Payload", "Disconnected", "IncompleteRead", "Streaming", "ClientOSError")
+_CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "gcsfs", "azure")
+
+
+def diagnose(error: BaseException) -> Diagnosis:
+    """What `error`, or what caused it, means."""
+    chain = list(_chain(error))
+    responses = [getattr(each, "response", None) for each in chain]
+    for response in responses:
+        if isinstance(response, Mapping):
+            return _from_botocore(response)
+    for each in chain:
+        if isinstance(each, WrongReplyError):
+            return Diagnosis(kind=Kind.WRONG_REPLY)
+        if isinstance(each, OtherObjectError):
+            return Diagnosis(kind=Kind.CHANGED)
+        # Before the status: aiohttp gives a reply that was cut short one of 400.
+        if _is_transient(each):
+            return Diagnosis(kind=Kind.TRANSIENT)
+        status = _status(each)
+        if status:
+            headers = getattr(each, "headers", None)
+            after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
+            return Diagnosis(kind=_kind(status, ""), status=status, retry_after_seconds=_seconds(after))
+    return Diagnosis(kind=Kind.FINAL)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen = set[int]()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _from_botocore(response: Mapping[str, Any]) -> Diagnosis:
+    code = str(response.get("Error", {}).get("Code", ""))
+    metadata = response.get("ResponseMetadata", {})
+    status = int(metadata.get("HTTPStatusCode", 0) or (code if code.isdigit() else 0))
+    headers = metadata.get("HTTPHeaders", {})
+    return Diagnosis(
+        kind=_kind(status, code),
+        status=status,
+        code=code,
+        request_id=str(metadata.get("RequestId", "")),
+        retry_after_seconds=_seconds(headers.get("retry-after")),
+    )
+
+
+def _kind(status: int, code: str) -> Kind:
+    if code in _EXPIRED_CODES or status == 401:
+        return Kind.EXPIRED
+    if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES:
+        return Kind.TRANSIENT
+    if status in (412, 416):
+        return Kind.CHANGED
+    # A reply to HEAD has no body to say which; S3 answers 400 or 403 to expired tokens.
+    return Kind.MAYBE_EXPIRED if status in (400, 403) and code in ("", str(status)) else Kind.FINAL
+
+
+def _status(error: BaseException) -> int:
+    for name in ("status", "status_code", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int) and 400 <= value < 600:
+            return value
+    return 0
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError, EOFError)):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
+        return True
+    kind = type(error)
+    is_client = kind.__module__.partition(".")[0] in _CLIENTS
+    return is_client and any(name in kind.__name__ for name in _TRANSIENT_NAMES)
+
+
+def _seconds(retry_after: Any) -> float:
+    """Retry-After: seconds, or a date."""
+    text = str(retry_after or "")
+    if text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

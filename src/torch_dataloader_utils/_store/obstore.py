@@ -1,0 +1,74 @@
+"""obstore's clients, through its fsspec store; never in a process that forks afterwards.
+
+obstore runs a tokio runtime of its own. A forked child inherits its locks without its threads: any use in the
+child hangs, and so may the parent. So the child is refused, with words, before it can.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from torch_dataloader_utils._store.access import RemoteOptions
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
+
+# s3fs's names, so that one set of storage options serves both.
+_S3_NAMES = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
+
+_state = {"was_used": False, "was_inherited": False}
+
+
+def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions) -> Any:
+    """obstore's fsspec store for a scheme.
+
+    options: s3fs's key, secret, token, anon, endpoint_url and client_kwargs are understood; all others go to obstore.
+
+    Raises:
+        MissingDependencyError: obstore is not installed.
+        ConfigError: this process was forked from one that had used obstore.
+    """
+    if _state["was_inherited"]:
+        raise ConfigError(
+            "obstore was used before this process was forked from another, and would hang in it. Start the workers "
+            'with multiprocessing_context="forkserver" (or "spawn"), use num_workers=0, or backend="fsspec".'
+        )
+    try:
+        fsspec_store: Any = import_module("obstore.fsspec").FsspecStore
+    except ImportError as error:
+        raise MissingDependencyError(
+            'backend="obstore" needs obstore. Run: pip install "torch-dataloader-utils[fast-s3]"'
+        ) from error
+    _state["was_used"] = True
+    return fsspec_store(
+        "s3" if scheme == "s3a" else scheme,
+        **_translated(options),
+        retry_config={"retry_timeout": timedelta(seconds=remote.retry.most_seconds), "max_retries": 20},
+        skip_instance_cache=True,
+    )
+
+
+def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**options, **(options.get("client_kwargs") or {})}
+    found.pop("client_kwargs", None)
+    found.pop("config_kwargs", None)
+    for theirs, ours in _S3_NAMES.items():
+        if theirs in found:
+            found[ours] = found.pop(theirs)
+    if "endpoint_url" in found:
+        found["endpoint"] = found.pop("endpoint_url")
+        if found["endpoint"].startswith("http://"):
+            found["client_options"] = {**found.get("client_options", {}), "allow_http": True}
+    if "region_name" in found:
+        found["region"] = found.pop("region_name")
+    if found.pop("anon", False):
+        found["skip_signature"] = True
+    return found
+
+
+def _mark_child() -> None:
+    _state["was_inherited"] = _state["was_used"]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_child)

@@ -1,0 +1,74 @@
+"""When a failed request is sent again, and when it is given up: decisions, no I/O."""
+
+import random
+import time
+from dataclasses import dataclass
+from typing import assert_never
+
+from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
+
+# Jitter must differ between processes that failed at the same moment; it decides nothing about rows.
+_random = random.SystemRandom()
+
+# A server that answers a range with other bytes does so by accident, or always.
+_MOST_WRONG_REPLIES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long a request is tried.
+
+    most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
+        throttled, a restarted proxy some ten seconds.
+    first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
+        a random number between one half and one. A server's Retry-After counts where it is longer.
+    progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
+    """
+
+    most_seconds: float = 120.0
+    first_delay_seconds: float = 0.1
+    most_delay_seconds: float = 10.0
+    progress_seconds: float = 15.0
+    progress_bytes: int = 16 << 10
+
+
+class Attempts:
+    """The attempts of one request."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._begin = time.monotonic()
+        self._wrong_replies = 0
+        self._renewals = 0
+        self.count = 0
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the first attempt began."""
+        return time.monotonic() - self._begin
+
+    def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
+        """Seconds to wait before the next attempt; None if there is none.
+
+        can_renew: whether credentials can be renewed. That is tried once a request, without a wait.
+        """
+        self.count += 1
+        match diagnosis.kind:
+            case Kind.EXPIRED | Kind.MAYBE_EXPIRED:
+                self._renewals += 1
+                return 0.0 if can_renew and self._renewals == 1 else None
+            case Kind.WRONG_REPLY:
+                self._wrong_replies += 1
+                return self._delay(diagnosis) if self._wrong_replies < _MOST_WRONG_REPLIES else None
+            case Kind.TRANSIENT:
+                return self._delay(diagnosis)
+            case Kind.CHANGED | Kind.FINAL:
+                return None
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _delay(self, diagnosis: Diagnosis) -> float | None:
+        policy = self._policy
+        ceiling = min(policy.most_delay_seconds, policy.first_delay_seconds * 2 ** min(self.count - 1, 20))
+        delay = max(ceiling * _random.uniform(0.5, 1.0), diagnosis.retry_after_seconds)
+        return delay if self.elapsed_seconds + delay < policy.most_seconds else None

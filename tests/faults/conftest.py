@@ -1,0 +1,31 @@
+"""One server and one open client for all tests: opening a client takes s3fs half a second."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.s3_server import S3Server
+from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess
+
+QUICK = RetryPolicy(most_seconds=20, first_delay_seconds=0.001, most_delay_seconds=0.01, progress_seconds=0.3)
+
+
+@pytest.fixture(scope="session")
+def lasting_server() -> Iterator[S3Server]:
+    made = S3Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(lasting_server: S3Server) -> Iterator[S3Server]:
+    """A server without objects, rules or memories."""
+    lasting_server.reset()
+    yield lasting_server
+    lasting_server.reset()
+
+
+@pytest.fixture(scope="session")
+def access(lasting_server: S3Server) -> StoreAccess:
+    """How to reach it, with short waits and without caches."""
+    return StoreAccess.of(lasting_server.storage_options, remote=RemoteOptions(retry=QUICK, keep_footers=False))

@@ -1,0 +1,133 @@
+"""Requests that fail in ways that deserve another try, and those that do not. Rows are what counts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.faults.s3_server import Rule, S3Server, change, error
+from tests.faults.tables import assert_rows, upload
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.errors import NoDataError, StoreError
+
+LATER = {"key": r"^data/", "first": 3, "count": 3}  # after the three footers
+
+
+def loader_of(access: StoreAccess, **options: Any) -> Any:
+    return StructuredDataset.create_dataloader(
+        "s3://bucket/data", batch_size=64, num_workers=0, storage_options=access, **options
+    )[0]
+
+
+def patience(access: StoreAccess, **policy: Any) -> StoreAccess:
+    """The same client under another policy."""
+    return replace(access, remote=replace(access.remote, retry=RetryPolicy(**policy)))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        error(503, "SlowDown"),
+        error(500, "InternalError"),
+        error(502, "BadGateway"),
+        error(429, "TooManyRequests", Retry_After="0"),
+        error(400, "RequestTimeout"),
+        change(cut_after=0),
+        change(cut_after=10),
+        change(cut_after=700),
+        change(stall_after=20),
+        change(status=200, headers={}, body=b"another thing"),
+        change(headers={"Content-Range": "bytes 0-9/100"}, body=b"0123456789"),
+    ],
+    ids=["503", "500", "502", "429", "400-timeout", "reset", "cut", "cut-later", "stall", "no-range", "wrong-range"],
+)
+def test_a_failure_that_passes_costs_no_row(server: S3Server, access: StoreAccess, action: Any) -> None:
+    total = upload(server, compression="none")
+    server.rules.append(Rule(action, **LATER))
+    loader = loader_of(access)
+    assert_rows(loader, total)
+    assert server.rules[0].seen > 6
+
+
+def test_discovery_tries_again_too(server: S3Server, access: StoreAccess) -> None:
+    total = upload(server)
+    server.rules += [Rule(error(503, "SlowDown"), method, count=2) for method in ("GET", "HEAD")]
+    server.rules += [Rule(error(500, "InternalError"), key=r"^$")]
+    inventory = scan_files("s3://bucket/data", storage_options=access)
+    assert inventory.num_rows == total
+
+
+def test_a_reply_that_stops_goes_on_where_it_stopped(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("big", bytes(range(256)) * 4096)
+    server.rules.append(Rule(change(stall_after=600_000)))
+    (data,) = open_store(url, access).ranges(url, [(0, 1 << 20)])
+    assert bytes(data) == bytes(range(256)) * 4096
+    second = server.requests[1]
+    assert second.span is not None
+    assert second.span == (600_000, 1 << 20)
+    assert second.if_match == f'"{server.objects["big"][1]}"'
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (400, "InvalidRequest"), (501, "NotImplemented")])
+def test_a_refusal_is_final_and_names_bucket_key_and_reason(
+    server: S3Server, access: StoreAccess, status: int, code: str
+) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(error(status, code), count=None))
+    with pytest.raises(
+        StoreError, match=rf"s3://bucket/a.*read.*HTTP {status} {code}, request REQUEST-ID; 1 attempt in"
+    ):
+        open_store(url, access).ranges(url, [(0, 4)])
+    assert server.rules[0].seen == 1
+
+
+def test_a_missing_object_is_asked_for_once(server: S3Server, access: StoreAccess) -> None:
+    with pytest.raises(NoDataError, match="s3://bucket/nope"):
+        open_store("s3://bucket/nope", access).ranges("s3://bucket/nope", [(0, 4)])
+    assert len(server.requests) == 1
+
+
+def test_trying_ends_with_the_cap_and_says_how_long_it_tried(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("a", b"0123456789")
+    store = open_store(url, patience(access, most_seconds=1, most_delay_seconds=0.05))
+    store.stat(url)  # opens the client
+    server.rules.append(Rule(error(503, "SlowDown"), count=None))
+    before = thread_requests().retries
+    with pytest.raises(StoreError, match=r"HTTP 503 SlowDown, request REQUEST-ID; \d+ attempts in \d\.\d s"):
+        store.ranges(url, [(0, 4)])
+    assert server.rules[0].seen == thread_requests().retries - before + 1 > 2
+
+
+def test_retry_after_is_waited_for_and_counts_against_the_cap(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(error(429, "TooManyRequests", Retry_After="30"), count=None))
+    with pytest.raises(StoreError, match="1 attempt in"):
+        open_store(url, access).ranges(url, [(0, 4)])
+
+
+def test_a_reply_that_always_lies_about_its_range_is_given_up(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(change(headers={"Content-Range": "bytes 1-4/10"}, body=b"1234"), count=None))
+    with pytest.raises(StoreError, match=r"asked for bytes 0-3, got bytes 1-4/10"):
+        open_store(url, access).ranges(url, [(0, 4)])
+    assert server.rules[0].seen == 4
+
+
+def test_a_server_that_is_gone_is_an_error_within_the_cap() -> None:
+    gone = S3Server()
+    gone.close()
+    policy = RetryPolicy(most_seconds=4, most_delay_seconds=0.05)
+    access = StoreAccess.of(gone.storage_options, remote=RemoteOptions(retry=policy))
+    with pytest.raises(StoreError, match=r"s3://bucket/a: cannot read \(\d+ attempts? in"):
+        open_store("s3://bucket/a", access).ranges("s3://bucket/a", [(0, 4)])
+
+
+def test_one_bad_range_does_not_ask_again_for_the_good_ones(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("a", bytes(4 << 20))
+    server.rules.append(Rule(error(503, "SlowDown"), first=1))
+    spans = [(0, 10), (2 << 20, 10), ((4 << 20) - 10, 10)]
+    assert [len(data) for data in open_store(url, access).ranges(url, spans)] == [10, 10, 10]
+    assert len(server.requests) == 4
