@@ -62,6 +62,7 @@ class TableWriter:
     root: Path
     format_version: int = 2
     path_prefix: str | None = None  # how the metadata spells the root
+    with_manifest_metadata: bool = False  # many writers leave out what readers can find by id
     schemas: list[Schema] = field(default_factory=list)
     specs: list[PartitionSpec] = field(default_factory=lambda: [PartitionSpec(spec_id=0)])
     live: list[LiveFile] = field(default_factory=list)
@@ -280,8 +281,16 @@ class TableWriter:
         partition_type = spec.partition_type(self._everything())
         entry_schema = manifest_entry_schema_with_data_file(version, data_file_with_partition(partition_type, version))
         path = self._new_path("metadata", "avro")
+        about = {
+            "schema": self.schema.model_dump_json(),
+            "partition-spec": json.dumps([json.loads(each.model_dump_json()) for each in spec.fields]),
+            "partition-spec-id": str(spec.spec_id),
+            "format-version": str(version),
+            "content": "deletes" if is_delete else "data",
+        }
+        about = about if self.with_manifest_metadata else {}
         with AvroOutputFile(
-            _IO.new_output(self._local(path)), entry_schema, "manifest_entry", entry_schema, {}
+            _IO.new_output(self._local(path)), entry_schema, "manifest_entry", entry_schema, about
         ) as writer:
             for each in part:
                 is_new = each.snapshot_id == snapshot_id
