@@ -1,0 +1,25 @@
+"""The shell command `tdu`: look at data, plans, speed and states without writing a script.
+
+    tdu scan | plan | verify | bench | head | state | tokens build
+
+In: paths, patterns, saved inventories, Iceberg tables. Out: tables for people, or `--json` for programs; pictures of
+plans. Exit codes: 0 well, 1 the data (or a state) is wrong, 2 the command is. An error is one line that says what to
+do.
+
+Each command is one module, imported when it is run; the libraries behind it are imported when it works, so that
+`tdu --help` is there at once. Needs the extra `cli` (click and rich).
+"""
+
+import sys
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        from torch_dataloader_utils.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.stderr.write('tdu needs click and rich. Run: pip install "torch-dataloader-utils[cli]"\n')
+        sys.exit(2)
+    app(prog_name="tdu")

@@ -1,0 +1,92 @@
+"""The command group: finds commands by name, and turns errors into one line and an exit code."""
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import click
+
+from torch_dataloader_utils.errors import ConfigError, LoaderError
+
+_COMMANDS = {
+    "scan": "What is there: files, row groups, schema, sizes, warnings.",
+    "plan": "Who reads what: a table, a picture, or JSON.",
+    "verify": "Read everything once; check counts, checksums and the plan.",
+    "bench": "Measure throughput on your data, and what to choose.",
+    "head": "The first batches as a table.",
+    "state": "A saved state in words: what is done, what remains.",
+    "tokens": "Token corpora.",
+}
+
+EXAMPLES = """\b
+Examples:
+  tdu scan s3://bucket/trips --option anon=true --save trips.inventory.parquet
+  tdu plan data/ --ranks 8 --workers 4 --batch-size 1024 --shuffle --html plan.html
+  tdu verify data/ --ranks 8 --workers 4
+  tdu bench data/ --columns x,y,label
+  tdu head data/ --filter "x > 3 and label == 'a'"
+  tdu state checkpoint.json data/
+  tdu scan db.events --catalog prod
+"""
+
+DATA_PROBLEM = 1
+USAGE = 2
+
+
+class Failure(click.ClickException):
+    """An error for people: one line, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
+
+    def show(self, file: Any = None) -> None:
+        """Writes the line to stderr."""
+        click.echo(f"tdu: {self.message}", err=True, file=file)
+
+
+class CommandGroup(click.Group):
+    """Commands by name, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """See click."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """See click."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"torch_dataloader_utils.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what the library raises becomes a Failure, what it warns of a line on stderr."""
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                return super().invoke(ctx)
+            except LoaderError as error:
+                exit_code = USAGE if isinstance(error, ConfigError) else DATA_PROBLEM
+                raise Failure(str(error), exit_code) from error
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise Failure(f"{error}. Check the path and its permissions.", USAGE) from error
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    click.echo(f"warning: {' '.join(str(message).split())}", err=True)
+
+
+@click.group(cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="torch-dataloader-utils", prog_name="tdu")
+def app() -> None:
+    """Look at data sets, plans and loaders from the shell.
+
+    Every command takes --json. Exit codes: 0 well, 1 the data is wrong, 2 the command is.
+    """

@@ -1,0 +1,142 @@
+"""Whether a plan delivers every row once: checked on the lanes of all ranks, not believed.
+
+lanes  →  delivered units  →  row intervals  →  rows covered never, once, more often
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.program import WorkerProgram
+from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.planning import EpochPlan
+
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What the lanes of all ranks deliver together.
+
+    missing_rows, repeated_rows: rows delivered never, and deliveries beyond the first. allowed_missing,
+    allowed_repeated: as many as the plan itself says (drop_last; fewer rows than ranks). where: row groups of the
+    first rows that are missing or repeated.
+    """
+
+    delivered_rows: int
+    missing_rows: int
+    repeated_rows: int
+    allowed_missing: int
+    allowed_repeated: int
+    where: tuple[str, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every row comes as often as the plan says."""
+        return self.missing_rows == self.allowed_missing and self.repeated_rows == self.allowed_repeated
+
+
+def check_coverage(plan: EpochPlan) -> Coverage:
+    """Add up what every worker of every rank delivers.
+
+    Where row counts are not known, rows stand for themselves as far as they are known: row groups are then never cut,
+    so that a row group is delivered whole or not at all.
+    """
+    ranks = [0] if plan.is_shared else range(plan.topology.num_ranks)
+    spans = _Spans()
+    for rank in ranks:
+        for program in plan.details.programs(rank):
+            for units in _delivered(program):
+                spans.add(units, is_exact=plan.is_exact)
+    space = plan.details.space
+    start, stop = spans.intervals()
+    edges = np.unique(np.concatenate([start, stop, [0, space.num_rows]]))
+    depth = np.zeros(len(edges), dtype=np.int64)
+    np.add.at(depth, np.searchsorted(edges, start), 1)
+    np.add.at(depth, np.searchsorted(edges, stop), -1)
+    times = np.cumsum(depth)[:-1]
+    lengths = np.diff(edges)
+    wrong = edges[:-1][(times != 1) & (lengths > 0)]
+    return Coverage(
+        delivered_rows=spans.rows,
+        missing_rows=int(lengths[times == 0].sum()) + spans.missing_rows,
+        repeated_rows=int(((times - 1) * lengths)[times > 1].sum()) + spans.repeated_rows,
+        allowed_missing=plan.dropped_rows,
+        allowed_repeated=plan.repeated_rows,
+        where=_groups(plan, np.concatenate([wrong, spans.torn])),
+    )
+
+
+def _delivered(program: WorkerProgram) -> list[Units]:
+    """The units of each lane, as far as the schedule draws from them."""
+    count = program.schedule.num_batches
+    if count is None:
+        return list(program.lanes)
+    rows = [0] * len(program.lanes)
+    for batch in range(count):
+        for lane, drawn in program.schedule.draws(batch):
+            rows[lane] += drawn
+    return [lane.split_at(drawn)[0] for lane, drawn in zip(program.lanes, rows, strict=True)]
+
+
+class _Spans:
+    """Delivered spans: plain rows as they are, and of each window which of its positions."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.missing_rows = 0
+        self.repeated_rows = 0
+        self.torn: Int64s = np.zeros(0, dtype=np.int64)
+        self._plain: list[tuple[Int64s, Int64s]] = [(np.zeros(0, dtype=np.int64),) * 2]
+        self._pieces: dict[int, tuple[Int64s, Int64s]] = {}
+        self._positions: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, units: Units, *, is_exact: bool) -> None:
+        """The delivered units of one lane."""
+        plain = units.window == PLAIN
+        self._plain.append((units.start[plain], units.stop[plain]))
+        for unit in np.flatnonzero(~plain).tolist():
+            window = int(units.window[unit])
+            pieces = units.windows.pieces(window)
+            key = int(pieces[0][0])
+            self._pieces[key] = pieces
+            held = int((pieces[1] - pieces[0]).sum())
+            span = (int(units.start[unit]), int(units.stop[unit])) if is_exact else (0, held)
+            self._positions.setdefault(key, []).append(span)
+            self.rows += span[1] - span[0]
+        self.rows += int((units.stop - units.start)[plain].sum())
+
+    def intervals(self) -> tuple[Int64s, Int64s]:
+        """Rows covered, as starts and stops; a window counts once, and what it lacks or has twice is added up apart."""
+        torn = []
+        for key, spans in self._positions.items():
+            start, stop = self._pieces[key]
+            missing, repeated = _gaps(sorted(spans), int((stop - start).sum()))
+            self.missing_rows += missing
+            self.repeated_rows += repeated
+            if missing or repeated:
+                torn.append(key)
+        self.torn = np.array(torn, dtype=np.int64)
+        parts = [*self._plain, *self._pieces.values()]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def _gaps(spans: list[tuple[int, int]], size: int) -> tuple[int, int]:
+    """(positions of [0, size) in no span, positions beyond the first time in one); spans sorted."""
+    missing = repeated = reached = 0
+    for start, stop in spans:
+        missing += max(0, start - reached)
+        repeated += max(0, min(reached, stop) - start)
+        reached = max(reached, stop)
+    return missing + max(0, size - reached), repeated
+
+
+def _groups(plan: EpochPlan, rows: Int64s) -> tuple[str, ...]:
+    inventory = plan.inventory
+    groups = np.unique(plan.details.space.group_of(rows))[:_NAMED] if len(rows) else []
+    return tuple(
+        f"{redact(inventory.files.paths[int(inventory.groups.file[group])])} row group {int(inventory.groups.ordinal[group])}"
+        for group in groups
+    )

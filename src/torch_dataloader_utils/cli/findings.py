@@ -1,0 +1,129 @@
+"""What about a data set's layout will cost time: pure arithmetic on an inventory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.cli.output import format_bytes
+
+_MIB = 1 << 20
+
+# A row group is decoded by one thread and held whole: at 1 GB/s and 128 MiB that is an eighth of a second, at 1 GiB a
+# first batch that takes a second and a shuffle that mixes few places.
+_HUGE_GROUP_BYTES = 1024 * _MIB
+_HUGE_GROUP_SHARE = 0.1
+# Opening, seeking and setting up decoders costs about a millisecond a row group; below 1 MiB that is most of the time.
+_TINY_GROUP_BYTES = _MIB
+_FEW_GROUPS = 8
+_MANY_FILES = 1000
+_SKEW = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """kind: a word for programs. message: what, where, why it matters, what to do."""
+
+    kind: str
+    message: str
+
+
+def find_layout_problems(inventory: Inventory) -> tuple[Finding, ...]:
+    """The findings, most costly first; empty for a data set that loads well."""
+    found = (
+        _huge_row_group(inventory),
+        _few_row_groups(inventory),
+        _tiny_row_groups(inventory),
+        _small_files(inventory),
+        _skewed_files(inventory),
+        _unknown_rows(inventory),
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def spread(values: Int64s) -> dict[str, int]:
+    """Least, median and most of an array; zeros for an empty one."""
+    if len(values) == 0:
+        return {"least": 0, "median": 0, "most": 0}
+    return {"least": int(values.min()), "median": int(np.median(values)), "most": int(values.max())}
+
+
+def _huge_row_group(inventory: Inventory) -> Finding | None:
+    sizes = inventory.groups.projected_bytes
+    if len(sizes) < 2 or sizes.sum() == 0:
+        return None
+    worst = int(sizes.argmax())
+    share = sizes[worst] / sizes.sum()
+    is_lopsided = share > _HUGE_GROUP_SHARE and sizes[worst] > 8 * np.median(sizes)
+    if sizes[worst] <= _HUGE_GROUP_BYTES and not is_lopsided:
+        return None
+    return Finding(
+        kind="huge_row_group",
+        message=f"{_where(inventory, worst)} is {format_bytes(sizes[worst])} uncompressed, {share:.0%} of everything. "
+        "One thread decodes it whole before its first row is used, and ranks that share it all decode from its start. "
+        "Write row groups of 64 to 256 MiB.",
+    )
+
+
+def _few_row_groups(inventory: Inventory) -> Finding | None:
+    count, size = inventory.num_groups, int(inventory.groups.projected_bytes.sum())
+    if count >= _FEW_GROUPS or size < _FEW_GROUPS * 16 * _MIB:
+        return None
+    return Finding(
+        kind="few_row_groups",
+        message=f"{format_bytes(size)} in {count} row groups: more than {count} workers cannot read different ones, "
+        "and shuffling chunks has little to permute. Write smaller row groups (64 to 256 MiB), or use --shuffle-rows.",
+    )
+
+
+def _tiny_row_groups(inventory: Inventory) -> Finding | None:
+    sizes = inventory.groups.projected_bytes
+    median = float(np.median(sizes)) if len(sizes) else 0.0
+    if len(sizes) < 64 or median >= _TINY_GROUP_BYTES:
+        return None
+    return Finding(
+        kind="tiny_row_groups",
+        message=f"{len(sizes):,} row groups of {format_bytes(median)} (median): a request and the set-up of decoders "
+        "for each cost more than their bytes. Write row groups of 64 to 256 MiB.",
+    )
+
+
+def _small_files(inventory: Inventory) -> Finding | None:
+    sizes = inventory.files.sizes
+    if len(sizes) < _MANY_FILES or sizes.mean() >= _MIB:
+        return None
+    return Finding(
+        kind="small_files",
+        message=f"{len(sizes):,} files of {format_bytes(float(sizes.mean()))} on average: every start reads a footer "
+        "for each. Save the inventory (--save) and pass it to loaders, or write fewer files.",
+    )
+
+
+def _skewed_files(inventory: Inventory) -> Finding | None:
+    sizes = inventory.files.sizes
+    if len(sizes) < 8 or sizes.max() < 64 * _MIB or sizes.max() <= _SKEW * max(float(np.median(sizes)), 1.0):
+        return None
+    worst = int(sizes.argmax())
+    factor = sizes[worst] / max(float(np.median(sizes)), 1.0)
+    return Finding(
+        kind="skewed_files",
+        message=f"{redact(inventory.files.paths[worst])} is {factor:.0f} times the median file. Row groups are dealt "
+        "to ranks one by one, so that ranks stay even; a strategy that deals whole files would not.",
+    )
+
+
+def _unknown_rows(inventory: Inventory) -> Finding | None:
+    unknown = int((inventory.groups.live_rows < 0).sum())
+    if unknown == 0:
+        return None
+    return Finding(
+        kind="unknown_rows",
+        message=f"The rows of {unknown:,} of {inventory.num_groups:,} row groups are not known, so plans are inexact "
+        "and ranks may take different steps. Let them be counted (count_rows='auto').",
+    )
+
+
+def _where(inventory: Inventory, group: int) -> str:
+    path = inventory.files.paths[int(inventory.groups.file[group])]
+    return f"{redact(path)} row group {int(inventory.groups.ordinal[group])}"

@@ -1,0 +1,161 @@
+"""Options that commands share: which data, who reads it, and how to answer."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import click
+
+from torch_dataloader_utils.cli.source import DataSource, parse_pairs
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FORMATS = ("parquet", "orc", "csv", "json", "jsonl", "arrow", "iceberg")
+
+_DATA = (
+    click.argument("paths", nargs=-1),
+    click.option(
+        "--format",
+        "format_name",
+        type=click.Choice(FORMATS),
+        default="parquet",
+        show_default=True,
+        help="Of the files.",
+    ),
+    click.option("--columns", multiple=True, metavar="A,B", help="Only these columns."),
+    click.option(
+        "--filter", "filter_text", metavar="TEXT", help="Only rows for which it is true: \"x > 3 and y == 'a'\"."
+    ),
+    click.option("--partitioning", type=click.Choice(["hive"]), help="Columns from directory names (year=2024)."),
+    click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable."),
+    click.option("--inventory", "inventory_path", metavar="FILE", help="What `tdu scan --save` wrote."),
+    click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; PATHS is the table."),
+    click.option(
+        "--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog; repeatable."
+    ),
+    click.option(
+        "--snapshot", "snapshot_id", type=int, metavar="ID", help="Iceberg snapshot; the present one if left out."
+    ),
+)
+
+_PLAN = (
+    click.option("--ranks", "num_ranks", default=1, show_default=True, help="Training processes."),
+    click.option("--workers", "num_workers", default=1, show_default=True, help="Loader workers of each rank."),
+    click.option("--batch-size", default=1024, show_default=True, help="Rows of a batch of one rank."),
+    click.option("--shuffle", is_flag=True, help="Permute chunks."),
+    click.option("--shuffle-rows", type=int, metavar="N", help="Permute rows in windows of about N."),
+    click.option("--interleave", type=int, metavar="N", help="Chunks that a window draws from."),
+    click.option("--seed", default=42, show_default=True, help="Of the shuffles."),
+    click.option("--epoch", default=0, show_default=True, help="Which epoch."),
+    click.option("--drop-last", is_flag=True, help="Full batches only."),
+    click.option("--split-bytes", metavar="SIZE", help="Bytes of a chunk, such as 64MiB."),
+    click.option("--split-rows", type=int, metavar="N", help="Rows of a chunk; wins over bytes."),
+    click.option(
+        "--rank-sharding", type=click.Choice(["rows", "chunks"]), default="rows", show_default=True, help="Equal steps?"
+    ),
+    click.option("--lanes", "num_lanes", type=int, metavar="G", help="An order that survives other topologies."),
+    click.option("--lane-rows", type=int, metavar="N", help="Rows of a lane's micro-batch."),
+    click.option("--strategy", metavar="NAME", help="An installed split strategy."),
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+
+
+def data_options(function: Function) -> Function:
+    """The options that say which data; the command gets them as one `source`."""
+
+    @wraps(function)
+    def with_source(
+        *,
+        paths: tuple[str, ...],
+        format_name: str,
+        columns: tuple[str, ...],
+        filter_text: str | None,
+        partitioning: str | None,
+        storage: tuple[str, ...],
+        inventory_path: str | None,
+        catalog: str | None,
+        catalog_options: tuple[str, ...],
+        snapshot_id: int | None,
+        **others: Any,
+    ) -> Any:
+        properties = parse_pairs(catalog_options, "--catalog-option")
+        if catalog is not None:
+            properties["name"] = catalog
+        source = DataSource(
+            paths=paths,
+            format=format_name,
+            columns=_names(columns),
+            filter_text=filter_text,
+            partitioning=partitioning,
+            storage=parse_pairs(storage, "--option"),
+            inventory_path=inventory_path,
+            catalog=properties or None,
+            snapshot_id=snapshot_id,
+        )
+        return function(source=source, **others)
+
+    return cast("Function", _decorated(with_source, _DATA))
+
+
+def plan_options(function: Function) -> Function:
+    """The options that say who reads what in which order; the command gets them as a dict, `planning`."""
+
+    @wraps(function)
+    def with_planning(**given: Any) -> Any:
+        planning = {name: given.pop(name) for name in _PLAN_NAMES}
+        return function(planning=planning, **given)
+
+    return cast("Function", _decorated(with_planning, _PLAN))
+
+
+_PLAN_NAMES = (
+    "num_ranks",
+    "num_workers",
+    "batch_size",
+    "shuffle",
+    "shuffle_rows",
+    "interleave",
+    "seed",
+    "epoch",
+    "drop_last",
+    "split_bytes",
+    "split_rows",
+    "rank_sharding",
+    "num_lanes",
+    "lane_rows",
+    "strategy",
+)
+
+
+def plan_arguments(planning: dict[str, Any]) -> dict[str, Any]:
+    """The same as arguments of `plan_epoch`: what was not given keeps its default there."""
+    from torch_dataloader_utils._core.sizes import parse_bytes
+    from torch_dataloader_utils.plugins import find_strategy
+
+    chosen = {name: value for name, value in planning.items() if value is not None and name != "strategy"}
+    if "split_bytes" in chosen:
+        chosen["split_bytes"] = parse_bytes(_size(chosen["split_bytes"]))
+    return {**chosen, "split_strategy": find_strategy(planning["strategy"])}
+
+
+def dataset_arguments(planning: dict[str, Any]) -> dict[str, Any]:
+    """The same as options of a data set: its names for seed and strategy; the epoch is set on it."""
+    renamed = {"seed": "shuffle_seed", "strategy": "split_strategy"}
+    left_out = ("epoch",)
+    return {renamed.get(name, name): value for name, value in planning.items() if name not in left_out}
+
+
+def _size(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _names(columns: tuple[str, ...]) -> tuple[str, ...] | None:
+    names = tuple(name.strip() for column in columns for name in column.split(",") if name.strip())
+    return names or None
+
+
+def _decorated(function: Any, decorators: tuple[Callable[[Any], Any], ...]) -> Any:
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function

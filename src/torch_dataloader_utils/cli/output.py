@@ -1,0 +1,85 @@
+"""What commands print: tables for people on stdout, or one JSON document."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Item = TypeVar("Item")
+
+# Wide enough that nothing is cut where no terminal says how wide it is.
+_PIPE_COLUMNS = 240
+
+
+def emit_json(value: Any) -> None:
+    """One JSON document."""
+    click.echo(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    # numpy scalars know their Python value; dates and the like are text.
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def console() -> "Console":
+    """Where people read."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Lines of a name and a value, in two columns."""
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> None:
+    """A table; columns named in `left` are flush left, the others flush right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(header, justify="left" if header in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_literal(cell) for cell in row))
+    console().print(table)
+
+
+def watched(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+    """The items, with a progress bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
+
+
+def _literal(cell: str) -> Any:
+    from rich.text import Text
+
+    # Text, not markup: "[a]" in a path or a value is only that.
+    return Text(cell)
+
+
+def format_bytes(count: float) -> str:
+    """A byte count for people: three significant digits, binary units."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
+
+
+def format_rows(count: int | None) -> str:
+    """A row count for people; UNKNOWN (negative) and None in words."""
+    return "unknown" if count is None or count < 0 else f"{count:,}"

@@ -1,0 +1,117 @@
+"""The page of `tdu plan --html`: the facts of a plan, its timeline, and a table; one file, no scripts, no fetches."""
+
+from html import escape
+from typing import Any
+
+from torch_dataloader_utils.cli.output import format_bytes
+from torch_dataloader_utils.cli.pictures.svg import draw_timeline, file_hue, hsl
+from torch_dataloader_utils.cli.pictures.timeline import Timeline
+
+_LEGEND_FILES = 12
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1c2330; --quiet: #667085; --page: #ffffff; --card: #f5f7fa; --line: #e3e7ee;
+  --hatch: rgba(255,255,255,.62); --mean: #c2410c; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e9ef; --quiet: #98a2b3; --page: #14171d; --card: #1d222b;
+  --line: #2c3340; --hatch: rgba(10,12,16,.55); --mean: #fb923c; } }
+body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--text); background: var(--page);
+  margin: 2rem auto; max-width: 1240px; padding: 0 1.2rem; }
+h1 { font-size: 1.35rem; margin: 0; } .source { color: var(--quiet); margin: .1rem 0 1.2rem; overflow-wrap: anywhere; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); gap: .7rem;
+  margin-bottom: 1.4rem; }
+.fact { background: var(--card); border-radius: 8px; padding: .6rem .8rem; }
+.fact b { display: block; font-size: 1.15rem; font-weight: 600; } .fact span { color: var(--quiet); font-size: .82rem; }
+.fact.bad b { color: var(--mean); }
+svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--text); }
+svg .quiet { fill: var(--quiet); } .grid { stroke: var(--line); stroke-width: 1; }
+.hatch { fill: var(--hatch); }
+.mean { stroke: var(--mean); stroke-width: 1.2; stroke-dasharray: 5 4; } svg .mean-text { fill: var(--mean); }
+.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: .8rem 0 1.4rem; font-size: .82rem;
+  color: var(--quiet); }
+.legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: .4rem;
+  vertical-align: -1px; }
+.legend i.shared { background: repeating-linear-gradient(45deg, var(--quiet) 0 3px, transparent 3px 6px); }
+details { margin: 1rem 0; } summary { cursor: pointer; color: var(--quiet); }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; margin-top: .6rem; }
+th, td { padding: .15rem .9rem .15rem 0; text-align: right; } th { color: var(--quiet); font-weight: 500; }
+""".strip()
+
+
+def plan_page(summary: dict[str, Any], timeline: Timeline) -> str:
+    """The whole page. summary: see plan.summarize."""
+    title = f"Plan of epoch {summary['epoch']}"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{_STYLE}</style></head><body>",
+            f'<h1>{title}</h1><p class="source">{escape(summary["source"])}</p>',
+            _facts(summary, timeline),
+            draw_timeline(timeline),
+            _legend(timeline),
+            _table(timeline),
+            "</body></html>\n",
+        ]
+    )
+
+
+def _facts(summary: dict[str, Any], timeline: Timeline) -> str:
+    topology = f"{summary['num_ranks']:,} × {summary['num_workers']}"
+    rows = "unknown" if summary["num_rows"] is None else f"{summary['num_rows']:,}"
+    cards = [
+        (rows, f"rows in {summary['num_row_groups']:,} row groups, {summary['num_files']:,} files", False),
+        (topology, f"ranks × workers, batch {summary['batch_size']:,}", False),
+        _steps(summary),
+        (f"{summary['cuts']:,}", f"row ranges moved to level ranks, {summary['moved_rows']:,} rows", False),
+        (f"{timeline.imbalance:.2f} ×", "heaviest worker by the mean, bytes", timeline.imbalance > 1.25),
+        (_order(summary), f"order, seed {summary['seed']}", False),
+    ]
+    if summary["dropped_rows"] or summary["repeated_rows"]:
+        cards.append((f"{summary['dropped_rows']:,} / {summary['repeated_rows']:,}", "rows dropped / repeated", True))
+    body = "".join(
+        f'<div class="fact{" bad" if is_bad else ""}"><b>{escape(value)}</b><span>{escape(text)}</span></div>'
+        for value, text, is_bad in cards
+    )
+    return f'<div class="facts">{body}</div>'
+
+
+def _steps(summary: dict[str, Any]) -> tuple[str, str, bool]:
+    if summary["steps"] is None:
+        return "inexact", "row counts are not known: steps may differ", True
+    least, most = summary["steps"]
+    if least == most:
+        return f"{most:,}", "steps on every rank", False
+    return f"{least:,} to {most:,}", "steps: ranks differ", True
+
+
+def _order(summary: dict[str, Any]) -> str:
+    chunks = "shuffled chunks" if summary["shuffle"] else "stored order"
+    return f"{chunks}, windows of {summary['shuffle_rows']:,}" if summary["shuffle_rows"] else chunks
+
+
+def _legend(timeline: Timeline) -> str:
+    entries = []
+    if len(timeline.files) > 1:
+        for file, name in enumerate(timeline.files[:_LEGEND_FILES]):
+            entries.append(f'<span><i style="background:{hsl(file_hue(file))}"></i>{escape(name)}</span>')
+        if len(timeline.files) > _LEGEND_FILES:
+            entries.append(f"<span>and {len(timeline.files) - _LEGEND_FILES:,} more files, a colour each</span>")
+    else:
+        entries.append("<span>one bar is one row group; two colours in turn</span>")
+    if timeline.shared_groups:
+        entries.append('<span><i class="shared"></i>hatched: a row group that several workers read parts of</span>')
+    if timeline.shown_ranks < timeline.num_ranks:
+        entries.append(f"<span>the first {timeline.shown_ranks} of {timeline.num_ranks:,} ranks</span>")
+    return f'<div class="legend">{"".join(entries)}</div>'
+
+
+def _table(timeline: Timeline) -> str:
+    rows = "".join(
+        f"<tr><td>{w.rank}</td><td>{w.worker}</td><td>{w.num_rows:,}</td>"
+        f"<td>{'?' if w.num_batches is None else format(w.num_batches, ',')}</td><td>{format_bytes(w.num_bytes)}</td>"
+        f"<td>{sum(map(len, w.lanes)):,}</td></tr>"
+        for w in timeline.workers
+    )
+    head = "".join(f"<th>{name}</th>" for name in ("rank", "worker", "rows", "batches", "bytes", "bars"))
+    return f"<details><summary>All workers as a table</summary><table><tr>{head}</tr>{rows}</table></details>"

@@ -1,0 +1,157 @@
+"""`tdu plan`: who reads what in an epoch, as a table, as JSON, or as a picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
+from torch_dataloader_utils.cli.output import emit_json, format_bytes, format_rows, print_facts, print_table
+from torch_dataloader_utils.cli.source import DataSource
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.cli.pictures.timeline import Timeline
+    from torch_dataloader_utils.planning import EpochPlan
+
+_EXAMPLES = """\b
+Examples:
+  tdu plan data/ --ranks 8 --workers 4 --batch-size 1024 --shuffle
+  tdu plan data/ --ranks 8 --workers 4 --shuffle --html plan.html
+  tdu plan --inventory inventory.parquet --ranks 1024 --workers 8 --json
+  tdu plan data/ --ranks 2 --save plan.parquet
+"""
+
+
+@click.command("plan", epilog=_EXAMPLES)
+@data_options
+@plan_options
+@click.option("--html", "html_path", metavar="FILE", type=click.Path(path_type=Path), help="Draw it as a web page.")
+@click.option("--png", "png_path", metavar="FILE", type=click.Path(path_type=Path), help="Draw it (needs matplotlib).")
+@click.option("--save", "save_path", metavar="FILE", help="Every row range that is read, as a Parquet file.")
+@click.option("--max-ranks", default=32, show_default=True, help="Ranks to show and to draw.")
+@json_option
+def command(
+    source: DataSource,
+    planning: dict[str, Any],
+    html_path: Path | None,
+    png_path: Path | None,
+    save_path: str | None,
+    max_ranks: int,
+    as_json: bool,
+) -> None:
+    """Who reads what: ranks, workers, rows, steps, cuts, imbalance.
+
+    The plan is the one that a loader with these options follows; only metadata is read.
+    """
+    from torch_dataloader_utils.cli.pictures.timeline import make_timeline
+    from torch_dataloader_utils.planning import plan_epoch
+
+    plan = plan_epoch(source.inventory(), **plan_arguments(planning))
+    timeline = make_timeline(plan, max_ranks)
+    summary = summarize(plan)
+    if html_path is not None:
+        from torch_dataloader_utils.cli.pictures.html import plan_page
+
+        html_path.write_text(plan_page(summary, timeline), encoding="utf-8")
+    if png_path is not None:
+        from torch_dataloader_utils.cli.pictures.png import save_png
+
+        save_png(summary, timeline, png_path)
+    if save_path is not None:
+        import pyarrow.parquet as pq
+
+        pq.write_table(plan.to_arrow(), save_path)
+    if as_json:
+        emit_json({**summary, "imbalance": timeline.imbalance, "workers": _workers(timeline)})
+        return
+    _print(summary, timeline)
+    for path in (html_path, png_path, save_path):
+        if path is not None:
+            click.echo(f"Wrote {path}")
+
+
+def summarize(plan: "EpochPlan") -> dict[str, Any]:
+    """The plan's facts as a JSON-able dict. steps: (least, most) over the ranks, or None where not known."""
+    details, topology = plan.details, plan.topology
+    options = details.options
+    return {
+        "source": plan.inventory.source,
+        "fingerprint": plan.fingerprint,
+        "epoch": plan.epoch,
+        "seed": options.seed,
+        "shuffle": options.shuffle,
+        "shuffle_rows": options.shuffle_rows,
+        "num_ranks": topology.num_ranks,
+        "num_workers": topology.num_workers,
+        "batch_size": topology.batch_size,
+        "is_exact": plan.is_exact,
+        "num_files": plan.inventory.num_files,
+        "num_row_groups": plan.inventory.num_groups,
+        "num_rows": plan.inventory.num_rows if plan.inventory.rows_are_known else None,
+        "num_chunks": len(details.chunks),
+        "steps": None if plan.rank_steps is None else (min(plan.rank_steps), max(plan.rank_steps)),
+        "rank_rows": None if plan.rank_rows is None else (min(plan.rank_rows), max(plan.rank_rows)),
+        "cuts": getattr(details, "cuts", 0),
+        "moved_rows": getattr(details, "moved_rows", 0),
+        "dropped_rows": plan.dropped_rows,
+        "repeated_rows": plan.repeated_rows,
+        "notes": list(plan.inventory.notes),
+    }
+
+
+def _workers(timeline: "Timeline") -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": worker.rank,
+            "worker": worker.worker,
+            "rows": worker.num_rows,
+            "batches": worker.num_batches,
+            "bytes": worker.num_bytes,
+        }
+        for worker in timeline.workers
+    ]
+
+
+def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
+    shuffle = "shuffled" if summary["shuffle"] else "in stored order"
+    windows = f", windows of {summary['shuffle_rows']:,} rows" if summary["shuffle_rows"] else ""
+    facts = [
+        ("source", summary["source"]),
+        ("rows", f"{format_rows(summary['num_rows'])} in {summary['num_row_groups']:,} row groups"),
+        (
+            "order",
+            f"epoch {summary['epoch']}, {summary['num_chunks']:,} chunks {shuffle}{windows}, seed {summary['seed']}",
+        ),
+        ("steps", _steps(summary)),
+        ("levelling", f"{summary['moved_rows']:,} rows moved between ranks, in {summary['cuts']} ranges"),
+        ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes"),
+        *(("note", note) for note in summary["notes"]),
+    ]
+    if summary["dropped_rows"]:
+        facts.append(("left out", f"{summary['dropped_rows']:,} rows (--drop-last)"))
+    if summary["repeated_rows"]:
+        facts.append(("repeated", f"{summary['repeated_rows']:,} rows, so that every rank takes the last step"))
+    print_facts(facts)
+    click.echo()
+    rows = [
+        (
+            str(worker.rank),
+            str(worker.worker),
+            f"{worker.num_rows:,}",
+            "?" if worker.num_batches is None else f"{worker.num_batches:,}",
+            format_bytes(worker.num_bytes),
+            f"{sum(map(len, worker.lanes)):,}",
+        )
+        for worker in timeline.workers
+    ]
+    print_table(["rank", "worker", "rows", "batches", "bytes", "reads"], rows)
+    if timeline.shown_ranks < timeline.num_ranks:
+        click.echo(f"... and {timeline.num_ranks - timeline.shown_ranks:,} more ranks (--max-ranks)")
+
+
+def _steps(summary: dict[str, Any]) -> str:
+    if summary["steps"] is None:
+        return "not known: row counts are missing, ranks may differ"
+    least, most = summary["steps"]
+    batch = f"batches of {summary['batch_size']:,}"
+    return f"{most:,} on every rank, {batch}" if least == most else f"{least:,} to {most:,}: ranks DIFFER, {batch}"

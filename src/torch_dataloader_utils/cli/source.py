@@ -1,0 +1,157 @@
+"""Which data a command works on: paths, a saved inventory or an Iceberg table, and how to read it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch_dataloader_utils.cli.filter_text import parse_filter
+from torch_dataloader_utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils._core.inventory import Inventory
+    from torch_dataloader_utils.read.reader import Reader
+    from torch_dataloader_utils.stream.dataset import TableDataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """What the data options of a command say; nothing is opened before a method is called.
+
+    catalog: None for files and for tables by location. storage: credentials among them, so never shown.
+    """
+
+    paths: tuple[str, ...]
+    format: str = "parquet"
+    columns: tuple[str, ...] | None = None
+    filter_text: str | None = None
+    partitioning: str | None = None
+    storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    inventory_path: str | None = None
+    catalog: Mapping[str, Any] | None = field(default=None, repr=False)
+    snapshot_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.paths and self.inventory_path is None:
+            raise ConfigError("Nothing to read: give a path, a pattern, a table, or --inventory FILE.")
+        if self.is_table and len(self.paths) > 1:
+            raise ConfigError(f"{len(self.paths)} tables: give one at a time.")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether this is an Iceberg table, by catalog or by the place of its metadata."""
+        by_place = any(path.endswith((".metadata.json", ".metadata.json.gz")) for path in self.paths)
+        return self.format == "iceberg" or self.catalog is not None or by_place
+
+    @property
+    def filters(self) -> Any:
+        """The row filter as a pyarrow expression, or None."""
+        return None if self.filter_text is None else parse_filter(self.filter_text)
+
+    def inventory(self, *, counts_filtered: bool = True) -> "Inventory":
+        """The inventory; with a filter whose effect statistics do not tell, counted by reading its columns.
+
+        Raises:
+            ConfigError, DataError, StoreError: see scan_files and scan_iceberg.
+        """
+        from torch_dataloader_utils.counting import under_filter
+
+        if self.inventory_path is not None:
+            from torch_dataloader_utils.discover import load_inventory
+
+            found = under_filter(load_inventory(self.inventory_path, self.storage), self.filters)
+        elif self.is_table:
+            from torch_dataloader_utils.iceberg import scan_iceberg
+
+            count_rows: Any = "auto" if counts_filtered else False
+            return scan_iceberg(self.paths[0], self.catalog, **self._table_options(), count_rows=count_rows)
+        else:
+            from torch_dataloader_utils.discover import scan_files
+
+            found = scan_files(list(self.paths), self.format, **self._file_options())
+        return self._counted(found) if counts_filtered and self.filter_text is not None else found
+
+    def dataset(self, inventory: "Inventory | None" = None, **options: Any) -> "TableDataset":
+        """The data set with these options of `create_dataloader`, over an inventory of this source or a new one."""
+        options = {"columns": self.columns, "filters": self.filters, **options}
+        if self.is_table:
+            from torch_dataloader_utils.iceberg import IcebergDataset
+
+            table = {"storage_options": self.storage or None, "snapshot_id": self.snapshot_id}
+            return IcebergDataset(self.paths[0], self.catalog, inventory=inventory, **table, **options)
+        from torch_dataloader_utils.datasets import StructuredDataset
+
+        if inventory is None:
+            inventory = self.inventory()
+        return StructuredDataset(
+            list(self.paths), self.format, inventory=inventory, storage_options=self.storage or None, **options
+        )
+
+    def reader(self, inventory: "Inventory") -> "Reader":
+        """A reader of the chosen columns."""
+        reader: Reader = self.dataset(inventory, output_format="arrow").pipeline.reader  # type: ignore[assignment]
+        return reader
+
+    def _counted(self, inventory: "Inventory") -> "Inventory":
+        from torch_dataloader_utils._store import Secret
+        from torch_dataloader_utils.counting import count_live_rows
+        from torch_dataloader_utils.read.reader import make_reader
+        from torch_dataloader_utils.read.spec import ReadSpec
+        from torch_dataloader_utils.table_options import available_cpus
+
+        spec = ReadSpec(
+            schema=inventory.schema,
+            columns=(),
+            row_filter=self.filters,
+            partition_columns=tuple(column.name for column in inventory.files.partitions),
+            storage_options=Secret(dict(self.storage)),
+        )
+        return count_live_rows(
+            inventory, make_reader(spec), lambda counts: counts, threads=available_cpus(), part=(0, 1)
+        )
+
+    def _file_options(self) -> dict[str, Any]:
+        return {
+            "columns": self.columns,
+            "filters": self.filters,
+            "partitioning": self.partitioning,
+            "storage_options": self.storage or None,
+        }
+
+    def _table_options(self) -> dict[str, Any]:
+        return {
+            "columns": self.columns,
+            "filters": self.filters,
+            "snapshot_id": self.snapshot_id,
+            "storage_options": self.storage or None,
+        }
+
+
+def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
+    """key=value texts as a dict; dots in a key nest, and true, false, null, [...] and {...} are JSON.
+
+        anon=true  client_kwargs.endpoint_url=http://host:9000      {"anon": True, "client_kwargs": {...}}
+
+    Raises:
+        ConfigError: no "="; the text is not repeated, it may be a secret.
+    """
+    found: dict[str, Any] = {}
+    for number, pair in enumerate(pairs, start=1):
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"{option} number {number} is not of the form key=value.")
+        *parents, last = key.split(".")
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = _value(text)
+    return found
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false", "null") or text[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    return text

@@ -1,0 +1,133 @@
+"""`tdu verify`: read everything once, and check the plan of all ranks."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
+from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, watched
+from torch_dataloader_utils.cli.source import DataSource
+from torch_dataloader_utils.errors import LoaderError
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils._core.inventory import Inventory
+    from torch_dataloader_utils.cli.coverage import Coverage
+    from torch_dataloader_utils.read.reader import Reader
+
+_EXAMPLES = """\b
+Examples:
+  tdu verify data/
+  tdu verify data/ --ranks 64 --workers 8 --shuffle --shuffle-rows 65536
+  tdu verify --inventory inventory.parquet        are they still the files that were scanned?
+  tdu verify data/ --no-read --ranks 1024         the plan alone
+"""
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A row group that does not read as planned. error: class of the error; message: all it says."""
+
+    path: str
+    row_group: int
+    error: str
+    message: str
+
+
+@click.command("verify", epilog=_EXAMPLES)
+@data_options
+@plan_options
+@click.option("--no-read", "skips_reading", is_flag=True, help="Check the plan only.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, source: DataSource, planning: dict[str, Any], skips_reading: bool, as_json: bool
+) -> None:
+    """Read everything once; check counts, checksums and the plan.
+
+    Every row group is decoded as a loader would: rows are counted against the footer, pages against their checksums
+    (where the writer made them), files against the identity that was scanned. Then the lanes of all ranks are added
+    up: every row must come once. Exit code 1 names the row groups that are wrong.
+    """
+    from torch_dataloader_utils.cli.coverage import check_coverage
+    from torch_dataloader_utils.planning import plan_epoch
+
+    inventory = source.inventory()
+    rows, faults = (0, []) if skips_reading else read_all(inventory, source.reader(inventory))
+    coverage = check_coverage(plan_epoch(inventory, **plan_arguments(planning)))
+    is_good = not faults and coverage.is_exact
+    if as_json:
+        emit_json(
+            {
+                "ok": is_good,
+                "source": inventory.source,
+                "num_row_groups": inventory.num_groups,
+                "rows_read": None if skips_reading else rows,
+                "faults": [asdict(fault) for fault in faults],
+                "plan": {**asdict(coverage), "is_exact": coverage.is_exact},
+            }
+        )
+    else:
+        _print(inventory, None if skips_reading else rows, faults, coverage, planning)
+    ctx.exit(0 if is_good else 1)
+
+
+def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]]:
+    """(rows delivered, row groups that cannot be read), in the order of the inventory."""
+    rows, faults = 0, []
+    results = watched(_read_groups(inventory, reader), inventory.num_groups, "reading")
+    for result in results:
+        if isinstance(result, Fault):
+            faults.append(result)
+        else:
+            rows += result
+    return rows, faults
+
+
+def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fault]:
+    from torch_dataloader_utils._store import redact
+    from torch_dataloader_utils.table_options import available_cpus
+
+    def read(group: int) -> int | Fault:
+        task = inventory.task(group)
+        try:
+            return int(reader.read(task).num_rows)
+        except LoaderError as error:
+            return Fault(path=redact(task.path), row_group=task.ordinal, error=type(error).__name__, message=str(error))
+
+    with ThreadPoolExecutor(available_cpus(), thread_name_prefix="tdu-verify") as pool:
+        yield from pool.map(read, range(inventory.num_groups))
+
+
+def _print(
+    inventory: "Inventory", rows: int | None, faults: list[Fault], coverage: "Coverage", planning: dict[str, Any]
+) -> None:
+    good = inventory.num_groups - len(faults)
+    facts = [("source", inventory.source)]
+    if rows is not None:
+        facts.append(("read", f"{good:,} of {inventory.num_groups:,} row groups well, {format_rows(rows)} rows"))
+    ranks = f"{planning['num_ranks']:,} ranks × {planning['num_workers']} workers"
+    facts.append(("plan", f"{ranks}: {_verdict(coverage)}"))
+    print_facts(facts)
+    for fault in faults[:_SHOWN]:
+        click.echo(f"\n{fault.error}: {fault.message}")
+    if len(faults) > _SHOWN:
+        click.echo(f"\n... and {len(faults) - _SHOWN:,} more row groups (--json names all)")
+
+
+def _verdict(coverage: "Coverage") -> str:
+    if not coverage.is_exact:
+        return (
+            f"WRONG: {coverage.missing_rows:,} rows missing, {coverage.repeated_rows:,} repeated, near "
+            f"{', '.join(coverage.where)}. If the split strategy is your own, it is at fault; else please report this."
+        )
+    remarks = []
+    if coverage.allowed_missing:
+        remarks.append(f"{coverage.allowed_missing:,} rows left out by --drop-last")
+    if coverage.allowed_repeated:
+        remarks.append(f"{coverage.allowed_repeated:,} repeated, so that every rank takes the last step")
+    return ", ".join([f"{coverage.delivered_rows:,} rows delivered, every one once", *remarks])
