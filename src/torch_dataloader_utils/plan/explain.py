@@ -16,6 +16,8 @@ def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks:
         *inventory.notes,
         f"epoch {plan.epoch}, seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
         + (f", windows of {options.shuffle_rows} rows" if options.shuffle_rows else "")
+        + (f", buckets by {options.bucket_by}" if options.bucket_by else "")
+        + ("" if options.stop_row is None else f", rows [{options.first_row}, {options.stop_row}) only")
         + (f", {options.num_lanes} lanes" if options.num_lanes else "")
         + (f", strategy {options.strategy}" if options.strategy else ""),
         f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
