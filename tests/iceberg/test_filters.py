@@ -123,7 +123,7 @@ row = st.fixed_dictionaries(
     spec=st.integers(0, 4),
     file_format=st.sampled_from(["parquet", "parquet", "orc"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_pruning_never_loses_a_row_and_filtering_is_exact(
     tmp_path_factory: pytest.TempPathFactory,
     files: list[list[dict[str, Any]]],

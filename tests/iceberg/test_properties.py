@@ -174,7 +174,7 @@ def read_somehow(model: Model, data: st.DataObject) -> list[dict[str, Any]]:
     ids=["v2", "v3"],
 )
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_any_table_through_any_plan_gives_the_models_rows(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], data: st.DataObject
 ) -> None:
@@ -185,7 +185,7 @@ def test_any_table_through_any_plan_gives_the_models_rows(
 
 
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_pyiceberg_reads_the_same_rows_where_it_can(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -195,7 +195,7 @@ def test_pyiceberg_reads_the_same_rows_where_it_can(
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=12)
 def test_iceberg_rust_reads_the_same_rows_where_it_can(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -121,8 +121,9 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
         verdict = None
         judged = _judged_columns(file, request, schema, ids)
         if request.row_filter is not None and judged is not None:
-            known = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(judged))
-            verdict = judge_groups(known, judged, request.row_filter, request.filter_columns)
+            if judged:
+                fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(judged))
+            verdict = judge_groups(fragment, judged, request.row_filter, request.filter_columns)
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
 
 

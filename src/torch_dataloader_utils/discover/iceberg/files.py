@@ -12,7 +12,8 @@ from torch_dataloader_utils.discover.parallel import map_in_order
 T = TypeVar("T")
 R = TypeVar("R")
 
-_THREADS = 32
+# A request is some ten milliseconds on a remote store; a local read is mostly decoding.
+_REMOTE_THREADS, _LOCAL_THREADS = 32, 8
 # Larger than any file: a tail of so many bytes is the whole file, read with its identity.
 _WHOLE = 1 << 62
 
@@ -46,6 +47,8 @@ class Files:
         return self.store(path).tail(path, _WHOLE)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """The results in order; up to 32 at once."""
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-iceberg") as pool:
-            yield from map_in_order(function, items, pool, 4 * _THREADS)
+        """The results in order, many computed at once."""
+        is_local = all(store.is_local for store in self._stores.values())
+        threads = _LOCAL_THREADS if is_local else _REMOTE_THREADS
+        with ThreadPoolExecutor(threads, thread_name_prefix="tdu-iceberg") as pool:
+            yield from map_in_order(function, items, pool, 4 * threads)

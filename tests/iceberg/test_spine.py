@@ -1,0 +1,101 @@
+"""What holds for every data set holds for tables with deletes: equal steps, shuffles, resume, threads and processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import CheckpointMismatchError, IcebergDataset, save_inventory, scan_iceberg
+from torch_dataloader_utils.errors import UnsupportedFeatureError
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> TableWriter:
+    writer = TableWriter(tmp_path_factory.mktemp("spine"), format_version=3)
+    writer.evolve(field_of(1, "id", "long"), field_of(2, "kind", "string"))
+    paths = [
+        writer.append(
+            [{"id": 100 * file + i, "kind": f"k{i % 6}"} for i in range(60)],
+            rows_per_group=9,
+            file_format="orc" if file == 2 else "parquet",
+        )
+        for file in range(4)
+    ]
+    writer.delete_positions([(paths[0], 7), (paths[1], 0), (paths[2], 59)])
+    writer.delete_equal([2], [{"kind": "k2"}])
+    writer.delete_vectors({paths[3]: [1, 3, 5]})
+    return writer
+
+
+def live_ids() -> list[int]:
+    gone = {7, 100, 259, 301, 303, 305}
+    return [100 * f + i for f in range(4) for i in range(60) if i % 6 != 2 and 100 * f + i not in gone]
+
+
+OPTIONS = {"columns": ["id"], "batch_size": 7, "split_rows": 20, "shuffle": True, "shuffle_rows": 30, "num_workers": 0}
+
+
+def test_ranks_take_equal_steps_and_together_every_live_row_once(table: TableWriter) -> None:
+    steps, ids = [], []
+    for rank in range(3):
+        loader, dataset = IcebergDataset.create_dataloader(table.metadata, num_ranks=3, rank=rank, **OPTIONS)
+        batches = [batch["id"].tolist() for batch in loader]
+        assert len(batches) == len(loader) == dataset.plan().steps
+        steps.append(len(batches))
+        ids += [value for batch in batches for value in batch]
+    assert len(set(steps)) == 1
+    assert sorted(ids) == live_ids()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_pass_gives_the_rest_in_threads_and_in_processes(table: TableWriter, num_workers: int) -> None:
+    def loader() -> tuple[object, IcebergDataset]:
+        return IcebergDataset.create_dataloader(table.metadata, None, **{**OPTIONS, "num_workers": num_workers})
+
+    first, dataset = loader()
+    dataset.set_epoch(2)
+    whole = [batch["id"].tolist() for batch in first]
+    stopped, dataset = loader()
+    dataset.set_epoch(2)
+    begun = []
+    for batch in stopped:
+        begun.append(batch["id"].tolist())
+        if len(begun) == 3:
+            state = stopped.state_dict()
+            break
+    resumed, _ = loader()
+    resumed.load_state_dict(state)
+    assert begun + [batch["id"].tolist() for batch in resumed] == whole
+    assert sorted(value for batch in whole for value in batch) == live_ids()
+
+
+def test_a_state_is_bound_to_its_snapshot(table: TableWriter) -> None:
+    loader, _ = IcebergDataset.create_dataloader(table.metadata, **OPTIONS)
+    state = loader.state_dict()
+    other, _ = IcebergDataset.create_dataloader(table.metadata, snapshot_id=table.snapshot_id - 1, **OPTIONS)
+    with pytest.raises(CheckpointMismatchError):
+        other.load_state_dict(state)
+    same, _ = IcebergDataset.create_dataloader(table.metadata, snapshot_id=table.snapshot_id, **OPTIONS)
+    same.load_state_dict(state)
+
+
+def test_an_inventory_is_scanned_once_for_many_loaders_and_not_saved(table: TableWriter, tmp_path: Path) -> None:
+    inventory = scan_iceberg(table.metadata)
+    loader, _ = IcebergDataset.create_dataloader(table.metadata, inventory=inventory, **OPTIONS)
+    assert sorted(value for batch in loader for value in batch["id"].tolist()) == live_ids()
+    with pytest.raises(UnsupportedFeatureError, match="scan the table again"):
+        save_inventory(inventory, tmp_path / "inventory.parquet")
+
+
+def test_the_data_set_works_in_a_plain_dataloader(table: TableWriter) -> None:
+    dataset = IcebergDataset(table.metadata, **{**OPTIONS, "num_workers": 2})
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
+    assert sorted(value for batch in loader for value in batch["id"].tolist()) == live_ids()
+
+
+def test_an_inexact_plan_of_equality_deletes_still_reads_every_live_row(table: TableWriter) -> None:
+    options = {key: value for key, value in OPTIONS.items() if key != "shuffle_rows"}
+    loader, dataset = IcebergDataset.create_dataloader(table.metadata, count_rows=False, **options)
+    assert not dataset.plan().is_exact
+    assert sorted(value for batch in loader for value in batch["id"].tolist()) == live_ids()
