@@ -134,9 +134,9 @@ def _gaps(spans: list[tuple[int, int]], size: int) -> tuple[int, int]:
 
 
 def _groups(plan: EpochPlan, rows: Int64s) -> tuple[str, ...]:
-    inventory = plan.inventory
-    groups = np.unique(plan.details.space.group_of(rows))[:_NAMED] if len(rows) else []
-    return tuple(
-        f"{redact(inventory.files.paths[int(inventory.groups.file[group])])} row group {int(inventory.groups.ordinal[group])}"
-        for group in groups
-    )
+    """The first row groups that hold these rows."""
+    if len(rows) == 0:
+        return ()
+    found = np.unique(plan.details.space.group_of(rows))[:_NAMED]
+    tasks = [plan.inventory.task(group) for group in found.tolist()]
+    return tuple(f"{redact(task.path)} row group {task.ordinal}" for task in tasks)

@@ -1,12 +1,16 @@
 """`tdu head`: the first batches, as the trainer would get them."""
 
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torch_dataloader_utils.cli.options import data_options, dataset_arguments, json_option, plan_options
 from torch_dataloader_utils.cli.output import emit_json, print_table
 from torch_dataloader_utils.cli.source import DataSource
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.stream.dataset import TableDataset
 
 _EXAMPLES = """\b
 Examples:
@@ -32,11 +36,9 @@ def command(
 
     They are the batches that a loader with these options gives this rank first. Shows values of your data.
     """
-    from itertools import islice
-
     dataset = source.dataset(**dataset_arguments(planning), rank=rank, output_format="arrow", decode_threads=1)
     dataset.set_epoch(planning["epoch"])
-    batches = list(islice(dataset, num_batches))
+    batches = first_batches(dataset, num_batches)
     if as_json:
         shown = [{"num_rows": batch.num_rows, "rows": batch.slice(0, max_rows).to_pylist()} for batch in batches]
         emit_json({"rank": rank, "epoch": planning["epoch"], "batches": shown})
@@ -48,6 +50,19 @@ def command(
         if batch.num_rows > max_rows:
             click.echo(f"... and {batch.num_rows - max_rows:,} more rows (--rows)")
         click.echo()
+
+
+def first_batches(dataset: "TableDataset", count: int) -> list[Any]:
+    """The rank's first batches: its workers take turns, as in a loader, but all in this process."""
+    from torch_dataloader_utils.stream.worker import WorkerStream
+
+    works = dataset.plan().worker_inputs(dataset.rank)
+    with ExitStack() as stack:
+        streams = [iter(WorkerStream(work, dataset.pipeline, dataset.decode)) for work in works[:count]]
+        for stream in streams:
+            stack.callback(stream.close)  # type: ignore[attr-defined]  # a generator
+        taken = (next(streams[number % len(works)], None) for number in range(count))
+        return [batch for batch in taken if batch is not None]
 
 
 def _cell(value: Any) -> str:

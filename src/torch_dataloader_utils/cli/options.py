@@ -63,7 +63,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 
 def data_options(function: Function) -> Function:
     """The options that say which data; the command gets them as one `source`."""
+    return _with_source(function, is_required=True)
 
+
+def optional_data_options(function: Function) -> Function:
+    """The same, for commands that do without: `source` is None where no data is named."""
+    return _with_source(function, is_required=False)
+
+
+def _with_source(function: Function, *, is_required: bool) -> Function:
     @wraps(function)
     def with_source(
         *,
@@ -79,6 +87,8 @@ def data_options(function: Function) -> Function:
         snapshot_id: int | None,
         **others: Any,
     ) -> Any:
+        if not (is_required or paths or inventory_path):
+            return function(source=None, **others)
         properties = parse_pairs(catalog_options, "--catalog-option")
         if catalog is not None:
             properties["name"] = catalog

@@ -1,0 +1,123 @@
+"""What `tdu bench` times: passes of a loader, and the bare reading of the same row groups by pyarrow."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from torch_dataloader_utils._core.inventory import FileFormat, Inventory
+from torch_dataloader_utils.cli.source import DataSource
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.stream.loader import TableDataLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """One timed run: rows delivered in so many seconds."""
+
+    rows: int
+    seconds: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows by seconds."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One way to load. num_workers: 0 is threads of the trainer's process."""
+
+    num_workers: int
+    batch_size: int
+
+    @property
+    def engine(self) -> str:
+        """In words."""
+        return "threads" if self.num_workers == 0 else "processes"
+
+
+def build_loader(source: DataSource, inventory: Inventory, setting: Setting, **options: Any) -> "TableDataLoader":
+    """A loader whose worker processes stay alive from run to run, so that their start is not timed."""
+    from torch_dataloader_utils.stream.loader import TableDataLoader
+
+    dataset = source.dataset(inventory, num_workers=setting.num_workers, batch_size=setting.batch_size, **options)
+    return TableDataLoader(dataset, num_workers=setting.num_workers, persistent_workers=setting.num_workers > 0)
+
+
+def time_loader(loader: "TableDataLoader", epoch: int, most_seconds: float) -> Rate:
+    """One pass, or the first `most_seconds` of it."""
+    loader.set_epoch(epoch)
+    before = loader.metrics()
+    begin = perf_counter()
+    batches = iter(loader)
+    for _ in batches:
+        if perf_counter() - begin > most_seconds:
+            break
+    seconds = perf_counter() - begin
+    did = loader.metrics() - before
+    batches.close()  # type: ignore[attr-defined]  # a generator
+    return Rate(rows=did.rows, seconds=seconds)
+
+
+def time_pyarrow(inventory: Inventory, source: DataSource, threads: int, most_seconds: float) -> Rate:
+    """The bare limit: row groups decoded by pyarrow, one thread a core, nothing else done with them."""
+    begin = perf_counter()
+    rows = 0
+    for count in _bare(inventory, source, threads):
+        rows += count
+        if perf_counter() - begin > most_seconds:
+            break
+    return Rate(rows=rows, seconds=perf_counter() - begin)
+
+
+def describe_limit(inventory: Inventory) -> str:
+    """What the limit is, in words."""
+    if _is_local_parquet(inventory):
+        return "pyarrow row groups"
+    return "row groups read, no batches"
+
+
+def _bare(inventory: Inventory, source: DataSource, threads: int) -> Iterator[int]:
+    read = _parquet_reader(inventory, source) if _is_local_parquet(inventory) else _any_reader(inventory, source)
+    with ThreadPoolExecutor(threads, thread_name_prefix="tdu-bench") as pool:
+        futures = [pool.submit(read, group) for group in range(inventory.num_groups)]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _is_local_parquet(inventory: Inventory) -> bool:
+    is_parquet = bool((inventory.files.formats == FileFormat.PARQUET).all())
+    return is_parquet and inventory.num_files > 0 and "://" not in inventory.files.paths[0]
+
+
+def _parquet_reader(inventory: Inventory, source: DataSource) -> Callable[[int], int]:
+    """Row groups as pyarrow reads them, with each footer parsed once."""
+    from functools import cache
+
+    import pyarrow.parquet as pq
+
+    footer = cache(pq.read_metadata)
+    stored = None if source.columns is None else [name for name in source.columns if name not in _partitions(inventory)]
+
+    def read(group: int) -> int:
+        task = inventory.task(group)
+        file = pq.ParquetFile(task.path, metadata=footer(task.path), pre_buffer=False)
+        return int(file.read_row_group(task.ordinal, columns=stored, use_threads=False).num_rows)
+
+    return read
+
+
+def _partitions(inventory: Inventory) -> set[str]:
+    return {column.name for column in inventory.files.partitions}
+
+
+def _any_reader(inventory: Inventory, source: DataSource) -> Callable[[int], int]:
+    """Where pyarrow alone cannot read what the inventory names: our reader, and nothing after it."""
+    reader = source.reader(inventory)
+    return lambda group: int(reader.read(inventory.task(group)).num_rows)

@@ -1,0 +1,181 @@
+"""`tdu state`: a saved state in words."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torch_dataloader_utils.cli.options import json_option, optional_data_options
+from torch_dataloader_utils.cli.output import emit_json, print_facts
+from torch_dataloader_utils.cli.source import DataSource
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils._core.inventory import Inventory
+    from torch_dataloader_utils._core.position import Position
+
+_EXAMPLES = """\b
+Examples:
+  tdu state loader.json                  what it says by itself
+  tdu state loader.json data/            and how many rows are done and remain
+  tdu state loader.json --inventory inventory.parquet --json
+
+The file holds what loader.state_dict() gave, by itself or somewhere inside a larger JSON document.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """Rows of the epoch received and to come, over all ranks, and the steps to come on the state's topology."""
+
+    total_rows: int
+    done_rows: int
+    remaining_rows: int
+    remaining_steps: int
+    dropped_rows: int
+
+
+@click.command("state", epilog=_EXAMPLES)
+@click.argument("state_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@optional_data_options
+@json_option
+def command(state_file: Path, source: DataSource | None, as_json: bool) -> None:
+    """A saved state in words: epoch, what is done, what remains.
+
+    With the data (PATHS or --inventory) it also says rows, and whether the state belongs to that data.
+    """
+    found = list(find_states(_load(state_file)))
+    if not found:
+        raise CheckpointMismatchError(
+            f"{state_file} holds no loader state. Save json.dumps(loader.state_dict()), alone or in another document."
+        )
+    inventory = None if source is None else source.inventory()
+    reports = [{"at": place, **describe(state, inventory)} for place, state in found]
+    if as_json:
+        emit_json({"states": reports})
+        return
+    for number, report in enumerate(reports):
+        if number:
+            click.echo()
+        print_facts(_in_words(report))
+
+
+def find_states(document: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every loader state in a JSON document, with where it is ("loader.train")."""
+    if not isinstance(document, dict):
+        return
+    if {"fingerprint", "log", "epoch", "version"} <= set(document):
+        yield place, document
+        return
+    for key, value in document.items():
+        yield from find_states(value, f"{place}.{key}" if place else str(key))
+
+
+def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[str, Any]:
+    """The state as a JSON-able report; with the inventory also rows.
+
+    Raises:
+        CheckpointMismatchError: a state that was changed, or of other data.
+    """
+    from torch_dataloader_utils._core.options import PlanOptions, Topology
+    from torch_dataloader_utils._core.state import Identity, check_intact, decode_state
+    from torch_dataloader_utils.planning import planning_fingerprint
+
+    check_intact(state)
+    options = PlanOptions(**dict(state["options"]))
+    fingerprint = state["fingerprint"] if inventory is None else planning_fingerprint(inventory)
+    identity = Identity(fingerprint=fingerprint, options=options)
+    position, worker = decode_state(state, identity, Topology())
+    remains = None if inventory is None or worker is not None else _remains(inventory, options, position)
+    segments = [] if position.is_start else [*position.history, position.segment]
+    return {
+        "epoch": state["epoch"],
+        "options": dict(state["options"]),
+        "fingerprint": state["fingerprint"],
+        "worker": worker,
+        "topologies": [
+            {
+                "num_ranks": segment.topology.num_ranks,
+                "num_workers": segment.topology.num_workers,
+                "batch_size": segment.topology.batch_size,
+                "drop_last": segment.topology.drop_last,
+                "steps": segment.steps,
+            }
+            for segment in segments
+        ],
+        "rows": None if remains is None else {name: getattr(remains, name) for name in Remains.__slots__},
+    }
+
+
+def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
+    """What remains under the state's own topology; None where row counts are not known."""
+    from torch_dataloader_utils._core.program import scheduled_rows
+    from torch_dataloader_utils.planning import Planner
+    from torch_dataloader_utils.plugins import find_strategy
+
+    planner = Planner(inventory=inventory, options=options, strategy=find_strategy(options.strategy or None))
+    plan = planner.plan(position.under(position.segment.topology))
+    if plan.steps is None:
+        return None
+    ranks = range(plan.topology.num_ranks)
+    programs = [program for rank in ranks for program in plan.details.programs(rank)]
+    repeated = plan.repeated_rows
+    remaining = max(0, sum(scheduled_rows(program.schedule) for program in programs) - repeated)
+    total = plan.details.space.num_rows
+    return Remains(
+        total_rows=total,
+        done_rows=total - remaining - plan.dropped_rows,
+        remaining_rows=remaining,
+        remaining_steps=plan.steps - position.under(position.segment.topology).segment.steps_of(0),
+        dropped_rows=plan.dropped_rows,
+    )
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is no JSON ({error}). Pass the JSON of loader.state_dict(); other checkpoints are not opened, "
+            "because reading a pickle executes it."
+        ) from error
+
+
+def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
+    options = report["options"]
+    order = "shuffled" if options.get("shuffle") else "stored order"
+    windows = f", rows in windows of {options['shuffle_rows']:,}" if options.get("shuffle_rows") else ""
+    facts = [
+        *([("state", report["at"])] if report["at"] else []),
+        ("epoch", str(report["epoch"])),
+        ("order", f"{order}{windows}, seed {options['seed']}"),
+        ("data", report["fingerprint"]),
+    ]
+    if report["worker"] is not None:
+        facts.append(("of", f"worker {report['worker']} of a DataLoader; its steps are its own place"))
+    facts += [("received" if not n else "then", _segment(entry)) for n, entry in enumerate(report["topologies"])]
+    if not report["topologies"]:
+        facts.append(("received", "nothing of this epoch: it begins at its start"))
+    return [*facts, *_rows_in_words(report["rows"])]
+
+
+def _segment(entry: dict[str, Any]) -> str:
+    steps = entry["steps"]
+    count = f"{steps:,} steps" if isinstance(steps, int) else f"{min(steps):,} to {max(steps):,} steps (ranks differ)"
+    most = (steps * entry["num_ranks"] if isinstance(steps, int) else sum(steps)) * entry["batch_size"]
+    topology = f"{entry['num_ranks']:,} ranks × {entry['num_workers']} workers, batch {entry['batch_size']:,}"
+    return f"{count} on {topology}: at most {most:,} rows"
+
+
+def _rows_in_words(rows: dict[str, int] | None) -> list[tuple[str, str]]:
+    if rows is None:
+        return []
+    total = max(1, rows["total_rows"])
+    facts = [
+        ("done", f"{rows['done_rows']:,} of {rows['total_rows']:,} rows ({rows['done_rows'] / total:.1%})"),
+        ("remains", f"{rows['remaining_rows']:,} rows, {rows['remaining_steps']:,} steps on the last topology"),
+    ]
+    return [*facts, ("left out", f"{rows['dropped_rows']:,} rows (drop_last)")] if rows["dropped_rows"] else facts

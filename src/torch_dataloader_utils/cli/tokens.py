@@ -1,0 +1,96 @@
+"""`tdu tokens`: token corpora from the shell."""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from torch_dataloader_utils.cli.options import json_option
+from torch_dataloader_utils.cli.output import emit_json, print_facts
+from torch_dataloader_utils.cli.source import parse_pairs
+
+_EXAMPLES = """\b
+Examples:
+  tdu tokens build shards/ corpus --column tokens --vocabulary 50257
+  tdu tokens build "text/*.parquet" corpus --column text --tokenizer tokenizer.json --eod 0 --workers 8
+
+Writes corpus.bin and corpus.idx. After a failure the same command goes on with the parts that are done.
+"""
+
+
+@click.group("tokens", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Token corpora in the .bin/.idx format."""
+
+
+@command.command("build", epilog=_EXAMPLES)
+@click.argument("sources", nargs=-1, required=True)
+@click.argument("output_prefix")
+@click.option("--column", required=True, help="Lists of integers, or text with --tokenizer.")
+@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json of the tokenizers package.")
+@click.option("--eod", type=int, help="Id put at the end of each document.")
+@click.option("--vocabulary", "vocabulary_size", type=int, help="Ids must be below it; also chooses the dtype.")
+@click.option("--dtype", help="Of the tokens on disk, such as uint16; overrides --vocabulary's.")
+@click.option("--skip-nulls", "skips_nulls", is_flag=True, help="Leave null rows out, and count them.")
+@click.option("--outputs", "output_count", default=1, show_default=True, help="Corpora to write.")
+@click.option("--workers", default=1, show_default=True, help="Processes.")
+@click.option("--format", "file_format", type=click.Choice(["parquet", "orc"]), help="Where names have no ending.")
+@click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
+@click.option("--overwrite", "overwrites", is_flag=True, help="Replace corpora that are there.")
+@json_option
+def build(
+    sources: tuple[str, ...],
+    output_prefix: str,
+    tokenizer: str | None,
+    workers: int,
+    storage: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """A column of token lists, or of text, to OUTPUT_PREFIX.bin and .idx."""
+    from torch_dataloader_utils.tokens import TokenizerFile, build_corpus
+
+    with ExitStack() as stack:
+        executor = stack.enter_context(_pool(workers)) if workers > 1 else None
+        report = build_corpus(
+            list(sources),
+            output_prefix,
+            tokenizer=None if tokenizer is None else TokenizerFile(tokenizer),
+            executor=executor,
+            storage_options=parse_pairs(storage, "--option") or None,
+            on_progress=_progress(),
+            **options,
+        )
+    if as_json:
+        emit_json(asdict(report))
+        return
+    print_facts(
+        [
+            ("wrote", ", ".join(report.prefixes)),
+            ("documents", f"{report.document_count:,}"),
+            ("tokens", f"{report.token_count:,}"),
+            ("left out", f"{report.null_documents:,} null, {report.empty_documents:,} empty documents"),
+            ("parts", f"{report.reused_parts:,} were there from an earlier run"),
+        ]
+    )
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    from multiprocessing import get_context
+
+    # Arrow's threads do not survive a fork.
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+
+
+def _progress() -> Callable[[int, int, int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int, tokens: int) -> None:
+        click.echo(f"\r{done:,} of {total:,} parts, {tokens:,} tokens", nl=done == total, err=True)
+
+    return show
