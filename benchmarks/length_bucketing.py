@@ -1,0 +1,149 @@
+"""How much padding `bucket_by` saves on lognormal lengths, and what it costs; the same for `TokenBatchSampler`.
+
+Padding is the share of padded batches that is no data: 1 − Σ lengths / Σ (rows · longest of the batch). All figures
+come from loaders over real Parquet files, after every row was seen exactly once; the cost is CPU time, the best of
+five passes that take turns, so that other work on the machine disturbs it little.
+
+    python benchmarks/length_bucketing.py [--rows 200000] [--batch-size 32] [--sigma 0.8]
+"""
+
+import argparse
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils.wrappers import TokenBatchSampler
+
+EPOCH = 0
+
+
+def write_texts(folder: Path, lengths: np.ndarray, files: int, group_rows: int) -> None:
+    """Token lists of these lengths, as int32, and their row numbers."""
+    bounds = np.linspace(0, len(lengths), files + 1).astype(int)
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        offsets = np.concatenate([[0], np.cumsum(lengths[start:stop])]).astype(np.int64)
+        tokens = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.ones(offsets[-1], np.int32)))
+        table = pa.table({"row": np.arange(start, stop), "tokens": tokens})
+        pq.write_table(table, folder / f"part-{number:03}.parquet", row_group_size=group_rows, use_dictionary=False)
+
+
+def padded_share(lengths: np.ndarray, batches: Iterable[np.ndarray]) -> tuple[float, int]:
+    """(share of padding, batches), after checking that every row came once."""
+    rows = list(batches)
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(lengths)))
+    padded = sum(int(lengths[batch].max()) * len(batch) for batch in rows)
+    return 1 - int(lengths.sum()) / padded, len(rows)
+
+
+def cpu_seconds(runs: list[Callable[[], Any]]) -> list[float]:
+    """The least CPU time (all threads) of five calls of each, called in turn."""
+    spent: list[list[float]] = [[] for _ in runs]
+    for _ in range(5):
+        for run, seconds in zip(runs, spent, strict=True):
+            start = time.process_time()
+            run()
+            seconds.append(time.process_time() - start)
+    return [min(seconds) for seconds in spent]
+
+
+def read_all(loader: Any) -> list[np.ndarray]:
+    """Row numbers of every batch of one pass over epoch 0."""
+    loader.set_epoch(EPOCH)
+    return [batch["row"].numpy() for batch in loader]
+
+
+def plan_next_epoch(sampler: TokenBatchSampler) -> int:
+    """Makes the batches of an epoch that the sampler has not made before."""
+    sampler.set_epoch(time.perf_counter_ns())
+    return len(sampler)
+
+
+def resumed_elsewhere(open_loader: Callable[..., Any], lengths: np.ndarray) -> float:
+    """Share of padding of what remains at half of an epoch on 2 ranks, resumed on 3."""
+    loader = open_loader(num_ranks=2, rank=0)
+    batches = iter(loader)
+    for _ in range(len(loader) // 2):
+        next(batches)
+    padded = data = 0
+    for rank in range(3):
+        resumed = open_loader(num_ranks=3, rank=rank)
+        resumed.load_state_dict(loader.state_dict())
+        for batch in resumed:
+            of_rows = lengths[batch["row"].numpy()]
+            padded, data = padded + int(of_rows.max()) * len(of_rows), data + int(of_rows.sum())
+    return 1 - data / padded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--mean", type=float, default=6.0, help="mean of the logarithm of the length")
+    parser.add_argument("--sigma", type=float, default=0.8, help="spread of the logarithm of the length")
+    parser.add_argument("--max-tokens", type=int, default=32_768)
+    parser.add_argument("--folder", type=Path, default=None, help="where the files are written; a temporary one")
+    options = parser.parse_args()
+    draws = np.random.default_rng(0).lognormal(options.mean, options.sigma, options.rows)
+    lengths = np.clip(draws.round().astype(np.int64), 1, None)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}, ")
+    print(f"pyarrow {pa.__version__}, torch {torch.__version__}; {options}")
+    print(f"lengths: mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest {lengths.max()}")
+    size = options.batch_size
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        write_texts(folder, lengths, files=8, group_rows=2048)
+        inventory = scan_files(name)
+
+        def open_loader(window_batches: int, bucket_by: str | None, **more: Any) -> Any:
+            return StructuredDataset.create_dataloader(
+                name,
+                inventory=inventory,
+                batch_size=size,
+                num_workers=0,
+                shuffle=True,
+                split_rows=2048,
+                shuffle_rows=window_batches * size,
+                bucket_by=bucket_by,
+                **more,
+            )[0]
+
+        plain, steps = padded_share(lengths, read_all(open_loader(1024, None)))
+        print(f"{'shuffled rows':<34} {100 * plain:6.2f} % padding, {steps} batches")
+        for batches in (4, 16, 64, 256, 1024):
+            share, _ = padded_share(lengths, read_all(open_loader(batches, "tokens")))
+            print(
+                f"{f'buckets in windows of {batches} batches':<34} {100 * share:6.2f} % padding, "
+                f"{100 * (1 - share / plain):5.1f} % of it saved"
+            )
+        loaders = [open_loader(256, by) for by in (None, "tokens")]
+        times = cpu_seconds([partial(read_all, loader) for loader in loaders])
+        print(f"{'  256: CPU time of a pass':<34} {times[1] / times[0]:6.2f} × the unbucketed one")
+        for batches in (64, 256):
+            share = resumed_elsewhere(partial(open_loader, batches, "tokens"), lengths)
+            print(f"{f'  {batches}: rest of an epoch, 2 to 3 ranks':<34} {100 * share:6.2f} % padding")
+    for window_rows in (64 * size, 256 * size, None):
+        sampler = TokenBatchSampler(
+            np.minimum(lengths, options.max_tokens), options.max_tokens, window_rows=window_rows
+        )
+        share, steps = padded_share(lengths, (np.array(batch) for batch in sampler))
+        (seconds,) = cpu_seconds([partial(plan_next_epoch, sampler)])
+        print(
+            f"{f'by tokens, windows of {window_rows} rows':<34} {100 * share:6.2f} % padding, {steps} batches, "
+            f"{seconds:.2f} s to plan an epoch"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What a row costs by number: single rows and whole batches, with a cache that holds the data and one that does not.
+
+CPU time (all threads) a row, the best of five calls that take turns, so that other work on the machine disturbs it
+little. The data is 50 float32 columns and a label.
+
+    python benchmarks/random_rows.py [--rows 200000] [--group-rows 20000] [--batch-size 1024]
+"""
+
+import argparse
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch.utils.data import default_collate
+
+from torch_dataloader_utils import RowDataset
+
+
+def write_features(path: Path, num_rows: int, group_rows: int) -> None:
+    """50 columns of float32 and a label."""
+    generator = np.random.default_rng(0)
+    columns: dict[str, Any] = {f"f{number}": generator.random(num_rows, np.float32) for number in range(50)}
+    pq.write_table(pa.table({**columns, "label": generator.integers(0, 2, num_rows)}), path, row_group_size=group_rows)
+
+
+def collate_rows(rows: RowDataset, indices: list[int]) -> Any:
+    """What DataLoader does with a map-style data set."""
+    return default_collate(rows.__getitems__(indices))
+
+
+def report(runs: dict[str, Callable[[], Any]], rows_per_run: int) -> None:
+    """One line a run."""
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(5):
+        for name, run in runs.items():
+            start = time.process_time()
+            run()
+            spent[name].append(time.process_time() - start)
+    for name, seconds in spent.items():
+        print(f"{name:<58} {min(seconds) / rows_per_run * 1e6:9.2f} µs a row")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--group-rows", type=int, default=20_000)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    options = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}, ")
+    print(f"pyarrow {pa.__version__}, torch {torch.__version__}; {options}")
+    size = options.batch_size
+    with tempfile.TemporaryDirectory() as name:
+        write_features(Path(name) / "features.parquet", options.rows, options.group_rows)
+        warm = RowDataset(name, cache_bytes="1GiB")
+        cold = RowDataset(name, cache_bytes=0)
+        random = np.random.default_rng(1).integers(0, options.rows, size).tolist()
+        near = list(range(options.group_rows // 2, options.group_rows // 2 + size))
+        report(
+            {
+                "random batch, all in the cache: take": partial(warm.take, random),
+                "random batch, all in the cache: rows, then default_collate": partial(collate_rows, warm, random),
+                "neighbouring rows, in the cache: take": partial(warm.take, near),
+                "random batch, nothing in the cache: take": partial(cold.take, random),
+            },
+            size,
+        )
+        report({"one row, in the cache: rows[i]": partial(warm.__getitem__, 77)}, 1)
+        print(f"nothing in the cache: {cold.cache_info().misses / 5:.0f} row groups decoded for a batch")
+
+
+if __name__ == "__main__":
+    main()
