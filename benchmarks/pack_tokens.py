@@ -1,0 +1,71 @@
+"""How fast does a list column of tokens reach the trainer as packed samples of 2,048 tokens?
+
+python benchmarks/pack_tokens.py [millions of tokens] [runs]
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow.parquet as pq
+import torch
+from bare import CORES, groups_of
+from data import tokens
+from measure import alternate, report
+
+from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils.token_packing import pack_tokens
+
+LENGTH = 2048
+FIELDS = {"tokens": ("tokens",), "tokens, cu_seqlens": ("tokens", "cu_seqlens"), "all fields": None}
+
+
+def read_group(task):
+    """The values of one row group as a tensor, in this thread."""
+    path, group, footer = task
+    file = pq.ParquetFile(path, metadata=footer, pre_buffer=False)
+    column = file.read_row_group(group, use_threads=False).column(0)
+    return len(torch.from_dlpack(column.chunk(0).values))
+
+
+def bare(groups):
+    """All row groups decoded by pyarrow, a thread a core; the tokens they hold."""
+    with ThreadPoolExecutor(CORES) as pool:
+        return sum(pool.map(read_group, groups))
+
+
+def drain(folder, inventory, batch_size, packing):
+    """One pass; touches every batch and nothing in it."""
+    loader, _ = StructuredDataset.create_dataloader(
+        str(folder), inventory=inventory, batch_size=batch_size, num_workers=0, pack=packing
+    )
+    return sum(batch.num_rows for batch in loader)
+
+
+def main() -> None:
+    millions = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    folder = tokens(millions)
+    groups, inventory = groups_of(folder), scan_files(str(folder))
+    cases = {"limit: pyarrow, a thread a core": lambda: bare(groups)}
+
+    def add(name, batch_size=64, **options):
+        fields = options.pop("fields", None)
+        chosen = {} if fields is None else {"fields": fields}
+        packing = pack_tokens("tokens", LENGTH, **options, **chosen)
+        loader, _ = StructuredDataset.create_dataloader(str(folder), inventory=inventory, pack=packing, num_workers=0)
+        counted = loader.plan.inventory
+        cases[name] = lambda: drain(folder, counted, batch_size, packing)
+
+    for name, fields in FIELDS.items():
+        add(f"greedy, {name}, batch 64", fields=fields)
+        add(f"greedy, eod, {name}, batch 64", fields=fields, eod=0)
+    add("greedy, eod, extra token, all fields, batch 64", eod=0, extra_token=True)
+    add("greedy, eod, all fields, batch 8", batch_size=8, eod=0)
+    add("best fit, eod, tokens, batch 64", fields=("tokens",), eod=0, fill="best_fit")
+    add("best fit, eod, all fields, batch 64", eod=0, fill="best_fit")
+    times = alternate(cases, runs=runs)
+    report("pack_tokens", times, limit=next(iter(cases)), unit="tokens", amount=bare(groups), length=LENGTH)
+
+
+if __name__ == "__main__":
+    main()
