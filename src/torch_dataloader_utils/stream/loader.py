@@ -52,7 +52,8 @@ class TableDataLoader(DataLoader[Any]):
         self._sampler = TicketSampler()
         self._processes: DataLoader[Answer] | None = None
         if num_workers > 0:
-            share = DecodeOptions(threads=1, budget_bytes=dataset.decode.budget_bytes // num_workers)
+            threads = dataset.decode.worker_threads
+            share = DecodeOptions(threads=threads, budget_bytes=dataset.decode.budget_bytes // num_workers)
             worker = TicketWorker(dataset.pipeline, share)
             self._processes = DataLoader(
                 worker,
@@ -131,6 +132,10 @@ class TableDataLoader(DataLoader[Any]):
         return count_batches(dataset.planner, dataset.progress.next_position(dataset.topology), dataset.rank)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
+        # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
+        return self._batches()
+
+    def _batches(self) -> Generator[Any]:
         dataset = self._data
         if self._ranks_at_build < 2:
             warn_if_unshared(dataset.topology.num_ranks, running_ranks())
@@ -154,10 +159,10 @@ class TableDataLoader(DataLoader[Any]):
             fingerprint=dataset.planner.fingerprint,
         )
         given = self._meter.watch(batches, watched)
-        if self._placement is None:
-            return given
-        repeats = plan.repeated_rows
-        return self._placement.follow(given, left, dataset.topology.num_ranks - repeats if repeats else 0)
+        if self._placement is not None:
+            remainder = dataset.topology.num_ranks - plan.repeated_rows if plan.repeated_rows else 0
+            given = self._placement.follow(given, left, remainder)
+        yield from given
 
     def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:
         dataset = self._data
