@@ -4,6 +4,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Footers of remote files are not kept on the host that runs the tests.
+os.environ.setdefault("TORCH_DATALOADER_UTILS_CACHE", "off")
+
 settings.register_profile(
     "dev", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._observe.progress import ProgressReporter
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.planning import EpochPlan, Planner
@@ -28,6 +28,9 @@ from torch_dataloader_utils.token_packing.options import TokenPacking
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+# Row groups of remote files that one process fetches at once, each with one request or more.
+REMOTE_THREADS = 8
 
 
 class StructuredDataset(TableDataset):
@@ -234,9 +237,18 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
         "topology": topology,
         "rank": rank,
         "num_processes": options.worker_processes,
-        "decode": DecodeOptions(threads=options.threads, budget_bytes=options.budget_bytes),
+        "decode": _decode_options(rows.inventory, options),
         "callbacks": (ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
     }
+
+
+def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
+    """Threads for local files are as many as processors; for remote ones, which mostly wait, at least eight."""
+    threads, worker_threads = options.threads, 1
+    if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
+        worker_threads = options.decode_threads or REMOTE_THREADS
+        threads = options.decode_threads or max(threads, REMOTE_THREADS)
+    return DecodeOptions(threads=threads, budget_bytes=options.budget_bytes, worker_threads=worker_threads)
 
 
 def warn_about(plan: EpochPlan) -> None:

@@ -26,6 +26,17 @@ def test_a_gap_up_to_the_hole_is_read_through_and_a_larger_one_is_not():
     assert coalesce([(0, 4), (10, 4), (21, 4)], limits).reads == ((0, 14), (21, 4))
 
 
+def test_gaps_are_read_through_the_smallest_first_while_they_are_a_small_part_of_what_is_wanted():
+    kib = 1 << 10
+    spans = [(0, 400 * kib), (415 * kib, 400 * kib), (845 * kib, 400 * kib), (1400 * kib, 400 * kib)]
+    assert coalesce(spans, CoalesceLimits(most_waste=0.05)).reads == (
+        (0, 1245 * kib),
+        (1400 * kib, 400 * kib),
+    )
+    assert len(coalesce(spans, CoalesceLimits(most_waste=1.0)).reads) == 1
+    assert len(coalesce(spans, CoalesceLimits(most_waste=0.0)).reads) == 3
+
+
 def test_merging_stops_at_the_largest_read_but_a_large_span_stays_whole():
     limits = CoalesceLimits(hole_bytes=100, most_bytes=10)
     assert coalesce([(0, 6), (6, 6), (12, 50)], limits).reads == ((0, 6), (6, 6), (12, 50))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, Span
 
+_FREE_WASTE_BYTES = 16 << 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
@@ -23,18 +25,20 @@ class ReadPlan:
 
 
 def coalesce(spans: Sequence[Span], limits: CoalesceLimits) -> ReadPlan:
-    """Merges spans whose gap is at most `hole_bytes` into reads of at most `most_bytes`.
+    """Merges spans whose gap is at most `hole_bytes` into reads of at most `most_bytes`, within `most_waste`.
 
     Spans may come in any order, overlap or repeat; overlapping ones always share a read, whatever its size.
 
         spans (0, 4) (10, 4) (100, 4), hole_bytes=8      reads (0, 14) (100, 4)
     """
+    order = sorted(range(len(spans)), key=lambda index: spans[index])
+    largest_hole = _largest_hole([spans[index] for index in order], limits)
     reads: list[list[int]] = []  # [start, stop]
     places: list[tuple[int, int]] = [(0, 0)] * len(spans)
-    for index in sorted(range(len(spans)), key=lambda i: spans[i]):
+    for index in order:
         start, length = spans[index]
         stop = start + length
-        if reads and _fits(reads[-1], start, stop, limits):
+        if reads and _fits(reads[-1], start, stop, largest_hole, limits.most_bytes):
             reads[-1][1] = max(reads[-1][1], stop)
         else:
             reads.append([start, stop])
@@ -46,8 +50,25 @@ def coalesce(spans: Sequence[Span], limits: CoalesceLimits) -> ReadPlan:
     )
 
 
-def _fits(read: list[int], start: int, stop: int, limits: CoalesceLimits) -> bool:
+def _largest_hole(ordered: Sequence[Span], limits: CoalesceLimits) -> int:
+    """The largest gap that may be read through, so that all gaps up to it stay within the waste."""
+    wanted = sum(length for _, length in ordered)
+    left = max(_FREE_WASTE_BYTES, wanted * limits.most_waste)
+    largest, reached = 0, ordered[0][0] if ordered else 0
+    holes = []
+    for start, length in ordered:
+        holes.append(max(0, start - reached))
+        reached = max(reached, start + length)
+    for hole in sorted(holes):
+        left -= hole
+        if hole > limits.hole_bytes or left < 0:
+            break
+        largest = hole
+    return largest
+
+
+def _fits(read: list[int], start: int, stop: int, largest_hole: int, most_bytes: int) -> bool:
     overlaps = start < read[1]
-    near = start - read[1] <= limits.hole_bytes
-    small = max(stop, read[1]) - read[0] <= limits.most_bytes
+    near = start - read[1] <= largest_hole
+    small = max(stop, read[1]) - read[0] <= most_bytes
     return overlaps or (near and small)

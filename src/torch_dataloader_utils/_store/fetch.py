@@ -15,6 +15,9 @@ from torch_dataloader_utils._store.s3 import RangeReply
 # A reply of a client that cannot be watched while it comes in may take this much longer for its size.
 _LEAST_BYTES_PER_SECOND = 1 << 20
 
+# Others may say that they are asynchronous and wrap one that is not.
+_ASYNC_CLIENTS = ("gcsfs", "adlfs", "obstore", "fsspec.implementations.http")
+
 
 class PendingReads:
     """Spans of one file, to be read at the planned identity.
@@ -52,7 +55,7 @@ class PendingReads:
         if is_s3(filesystem):
             self.are_pinned = True
             errors = run_on_loop(filesystem.loop, _all(reply.fetch(filesystem, key, self._policy) for reply in missing))
-        elif getattr(filesystem, "async_impl", False):
+        elif type(filesystem).__module__.startswith(_ASYNC_CLIENTS):
             errors = run_on_loop(filesystem.loop, _all(self._whole(filesystem, key, reply) for reply in missing))
         else:
             errors = _sync(filesystem, key, missing)

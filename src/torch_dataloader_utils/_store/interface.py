@@ -50,14 +50,18 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoalesceLimits:
-    """hole_bytes: the largest gap read and thrown away to save a request. most_bytes: the largest merged read.
+    """Which spans share a read.
 
-    1 MiB costs about as long as a request at 100 ms and 10 MB/s a stream; measured at 16 MiB holes, 0.6 MB of
-    wanted bytes became 12.7 MB. A single span larger than `most_bytes` is read whole.
+    hole_bytes: the largest gap read and thrown away to save a request. 1 MiB costs about as long as a request at
+        100 ms and 10 MB/s a stream; measured at 16 MiB holes, 0.6 MB of wanted bytes became 12.7 MB.
+    most_bytes: the largest merged read; a single span larger than that is read whole.
+    most_waste: all gaps of one call together, as a part of the bytes wanted; the smallest gaps go first. Requests
+        go out in parallel, so that one more costs less than many bytes. 16 KiB are always free.
     """
 
     hole_bytes: int = 1 << 20
     most_bytes: int = 32 << 20
+    most_waste: float = 0.04
 
 
 class Store(Protocol):
@@ -94,6 +98,14 @@ class Store(Protocol):
         With `identity`, the bytes are those of that file: the check comes after the bytes, so that a file
         replaced in between is noticed.
         """
+        ...
+
+    def kept_tail(self, path: str, identity: str) -> bytes | None:
+        """The footer that some process of this host handed to `keep_tail` for this version of the file."""
+        ...
+
+    def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
+        """Keep a footer for the other processes of this host, where that saves a request."""
         ...
 
     def list_files(self, path: str) -> Listing:

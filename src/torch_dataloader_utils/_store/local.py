@@ -14,7 +14,7 @@ from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, File
 from torch_dataloader_utils._store.wildcards import before_wildcard
 from torch_dataloader_utils.errors import NoDataError
 
-_LIMITS = CoalesceLimits(hole_bytes=8 << 10)
+_LIMITS = CoalesceLimits(hole_bytes=8 << 10, most_waste=float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,12 @@ class LocalStore:
             if len(buffer) != span[1]:
                 raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {len(buffer)} of {span[1]} bytes")
         return plan.slices(data)
+
+    def kept_tail(self, path: str, identity: str) -> None:
+        """None: reading it again is as cheap."""
+
+    def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
+        """Nothing is kept."""
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`, with absolute paths; links are followed, loops are not."""

@@ -15,6 +15,7 @@ from torch_dataloader_utils._store.faults import redact, store_error
 from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.kept_tails import kept_tails
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
@@ -85,6 +86,17 @@ class FsspecStore:
         if identity is not None and not reads.are_pinned:
             check_identity(path, identity, stat_of(self._request(path, "look up", identity, _look_up)))
         return plan.slices(reads.data)
+
+    def kept_tail(self, path: str, identity: str) -> bytes | None:
+        """The footer, if it is kept on this host and the options allow to."""
+        tails = kept_tails() if self.access.remote.keep_footers else None
+        return None if tails is None else tails.get(path, identity)
+
+    def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
+        """Keeps the footer on this host's disk, unless the options or the environment say not to."""
+        tails = kept_tails() if self.access.remote.keep_footers else None
+        if tails is not None:
+            tails.put(path, identity, data)
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""

@@ -51,7 +51,13 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:
-    """The end of the file with the whole footer in it: one read, a second one if the footer is larger than that."""
+    """The end of the file with the whole footer in it: one read, a second one if the footer is larger than that.
+
+    No read where this host has kept the footer; then nothing but the footer is in the reply.
+    """
+    kept = store.kept_tail(entry.path, entry.stat.identity)
+    if kept is not None:
+        return Tail(data=kept, size=entry.stat.size, identity=entry.stat.identity)
     tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
     data = memoryview(tail.data)
     if len(data) < 12:
@@ -64,7 +70,10 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     need = _footer_bytes(data) + 8
     if need > tail.size:
         raise corrupt(entry.path, f"the footer claims {need} bytes of a file of {tail.size}")
-    return tail if need <= len(data) else store.tail(entry.path, need, entry.stat)
+    if need > len(data):
+        tail = store.tail(entry.path, need, entry.stat)
+    store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
+    return tail
 
 
 def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:

@@ -19,8 +19,9 @@ CAPACITY_BYTES = 16 << 20
 class FooterCache(Generic[T]):
     """The least recently used go first once their encoded bytes exceed the capacity; the last one stays.
 
-    Thread-safe; the lock is never held while a footer loads, so two threads may load the same one, and both get
-    an equal value. A forked child starts with its own, empty cache.
+    Thread-safe: a thread that wants what another one is loading waits for it, so that many row groups of one file
+    cost one footer; if that load fails, the next thread tries for itself. A forked child starts with its own, empty
+    cache.
     """
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -30,21 +31,37 @@ class FooterCache(Generic[T]):
 
     def get(self, key: FileKey, load: Callable[[], tuple[T, int]]) -> T:
         """The value for `key`; `load` gives (value, encoded bytes) where it is not here yet."""
+        found = self._find(key)
+        if found is not None:
+            return found[0]
+        with self._lock:
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:
+            found = self._find(key)
+            if found is None:
+                found = load()
+                self._keep(key, found)
+        with self._lock:
+            self._loading.pop(key, None)
+        return found[0]
+
+    def _find(self, key: FileKey) -> tuple[T, int] | None:
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
-                return self._entries[key][0]
-        value, size = load()
+            return self._entries.get(key)
+
+    def _keep(self, key: FileKey, found: tuple[T, int]) -> None:
         with self._lock:
             replaced = self._entries.pop(key, None)
-            self._bytes += size - (replaced[1] if replaced else 0)
-            self._entries[key] = (value, size)
+            self._bytes += found[1] - (replaced[1] if replaced else 0)
+            self._entries[key] = found
             while self._bytes > self._capacity_bytes and len(self._entries) > 1:
                 self._bytes -= self._entries.popitem(last=False)[1][1]
-        return value
 
     def _clear(self) -> None:
         self._lock = threading.Lock()
+        self._loading: dict[FileKey, threading.Lock] = {}
         self._entries: OrderedDict[FileKey, tuple[T, int]] = OrderedDict()
         self._bytes = 0
 

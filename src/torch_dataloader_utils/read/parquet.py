@@ -110,7 +110,10 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
 
 
 def _read_metadata(source: TaskSource) -> Any:
-    size = source.task.file_size
+    size, (path, identity) = source.task.file_size, source.key
+    kept = source.store.kept_tail(path, identity)
+    if kept is not None:
+        return pq.read_metadata(pa.BufferReader(kept))
     tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
         raise CorruptFileError(
@@ -119,7 +122,9 @@ def _read_metadata(source: TaskSource) -> Any:
     footer_bytes = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0] + _TRAILER_BYTES
     if footer_bytes > len(tail) and footer_bytes <= size:
         tail = source.span(source.tail_span(footer_bytes))
-    return pq.read_metadata(pa.BufferReader(tail))
+    metadata = pq.read_metadata(pa.BufferReader(tail))
+    source.store.keep_tail(path, identity, tail[-footer_bytes:])
+    return metadata
 
 
 def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:

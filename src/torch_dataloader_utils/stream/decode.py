@@ -17,11 +17,13 @@ class DecodeOptions:
     """How far to decode ahead.
 
     threads: row groups decoded at once. budget_bytes: blocks held ahead of the trainer, all lanes of a worker together;
-        a row group that is needed now is decoded even if it alone exceeds the budget.
+        a row group that is needed now is decoded even if it alone exceeds the budget. worker_threads: instead of
+        threads, in a worker process.
     """
 
     threads: int
     budget_bytes: int
+    worker_threads: int = 1
 
 
 class Decoder:

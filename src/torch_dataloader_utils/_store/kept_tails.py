@@ -1,0 +1,111 @@
+"""Footers that were read once on this host, kept for its other processes and for the next job.
+
+One file a footer, named by a hash of (path, identity), so that a replaced data file never finds an old footer.
+Only this user can read them. They appear whole or not at all, carry a checksum, and are a convenience: whatever
+goes wrong here costs a request, never a row.
+"""
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from torch_dataloader_utils._store.interface import Buffer
+
+_log = logging.getLogger(__name__)
+
+VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
+"""Environment variable: the directory, or "off"."""
+
+_MAGIC = b"TDUTAIL1"
+_DIGEST_BYTES = 16
+# 40,000 footers of 26 KB (50 columns, 4 row groups).
+_MOST_BYTES = 1 << 30
+_PUTS_BETWEEN_SWEEPS = 4096
+_STALE_SECONDS = 3600
+
+
+class KeptTails:
+    """The footers below one directory, which is made on the first `put`."""
+
+    def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
+        self._root = root
+        self._most_bytes = most_bytes
+        self._puts = 0
+
+    def get(self, path: str, identity: str) -> bytes | None:
+        """The footer of this version of the file, if it is here and whole."""
+        try:
+            descriptor = os.open(self._place(path, identity), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+            with os.fdopen(descriptor, "rb") as file:
+                # In a directory that others may write to, anything could lie.
+                if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None
+                content = file.read()
+        except OSError:
+            return None
+        data = content[len(_MAGIC) + _DIGEST_BYTES :]
+        return data if content == _sealed(data) else None
+
+    def put(self, path: str, identity: str, data: Buffer) -> None:
+        """Keep a footer; one that cannot be written is not kept."""
+        place = self._place(path, identity)
+        try:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(_sealed(bytes(data)))
+                os.replace(name, place)  # noqa: PTH105 - pairs with mkstemp
+            except BaseException:
+                os.unlink(name)  # noqa: PTH108
+                raise
+            if self._puts % _PUTS_BETWEEN_SWEEPS == 0:
+                self._sweep()
+            self._puts += 1
+        except OSError as error:
+            _log.debug("a footer is not kept in %s: %s", self._root, error)
+
+    def _place(self, path: str, identity: str) -> Path:
+        name = blake2b(f"{path}\0{identity}".encode(), digest_size=20).hexdigest()
+        return self._root / name[:2] / name[2:]
+
+    def _sweep(self) -> None:
+        """Removes the oldest until a fifth of the room is free, and what killed processes left half-written."""
+        now = time.time()
+        found = sorted((status.st_mtime, status.st_size, name) for status, name in self._entries())
+        left = sum(size for _, size, _ in found)
+        wanted = left if left <= self._most_bytes else self._most_bytes * 4 // 5
+        for modified, size, name in found:
+            is_stale = name.endswith(".tmp") and now - modified > _STALE_SECONDS
+            if is_stale or left > wanted:
+                Path(name).unlink(missing_ok=True)
+                left -= size
+
+    def _entries(self) -> Iterator[tuple[os.stat_result, str]]:
+        for folder in self._root.iterdir():
+            with os.scandir(folder) as entries:
+                yield from ((entry.stat(), entry.path) for entry in entries)
+
+
+def kept_tails() -> KeptTails | None:
+    """This user's footers on this host; None where they are switched off."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.lower() == "off":
+        return None
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return _at(chosen or str(Path(home) / "torch_dataloader_utils"))
+
+
+_opened: dict[str, KeptTails] = {}
+
+
+def _at(root: str) -> KeptTails:
+    return _opened.setdefault(root, KeptTails(Path(root) / "footers"))
+
+
+def _sealed(data: bytes) -> bytes:
+    return _MAGIC + blake2b(data, digest_size=_DIGEST_BYTES).digest() + data

@@ -1,0 +1,200 @@
+"""How many requests and bytes an epoch costs, counted at moto, and how many are under way at once."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.faults.s3_server import S3Server, options_for
+from tests.faults.tables import assert_rows, parquet_bytes, table, upload
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
+from torch_dataloader_utils.discover import scan_files
+
+ROWS, GROUPS = 40_000, 4
+COLUMNS = {
+    "3 spread": ["c3", "c20", "c44"],
+    "3 adjacent": ["c3", "c4", "c5"],
+    "all of 50": [f"c{i}" for i in range(50)],
+}
+
+
+class Counted:
+    """A WSGI application, with the requests that went through it."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner = inner
+        self.seen: list[tuple[str, str, str]] = []
+        self.sent = 0
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        self.seen.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("HTTP_RANGE", "")))
+
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            if environ["REQUEST_METHOD"] == "GET":
+                self.sent += int(dict(headers).get("Content-Length", 0))
+            return start_response(status, headers, *rest)
+
+        return self.inner(environ, start)
+
+    def methods(self) -> dict[str, int]:
+        """Requests by method, listings apart."""
+        kinds = ["LIST" if path.strip("/").count("/") == 0 else method for method, path, _ in self.seen]
+        return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[tuple[Counted, dict[str, Any]]]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    counted = Counted(server._server.app)
+    server._server.app = counted
+    port = server._server.server_port
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        aws_access_key_id="test-key",
+        aws_secret_access_key="test-secret",
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket="bucket")
+    random = np.random.default_rng(0)
+    wide = pa.table({f"c{i}": random.random(ROWS).astype(np.float32) for i in range(50)})
+    for file in range(2):
+        body = parquet_bytes(wide, ROWS // GROUPS, use_dictionary=False)
+        client.put_object(Bucket="bucket", Key=f"wide/{file}.parquet", Body=body)
+    yield counted, options_for(port)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def wide_chunks(moto: Any) -> Any:
+    """The footer of the files, which are equal."""
+    access = StoreAccess.of(moto[1])
+    url = "s3://bucket/wide/0.parquet"
+    return access, pq.read_metadata(pa.BufferReader(open_store(url, access).tail(url, 1 << 20).data))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_is_one_tail_a_footer_and_the_column_chunks(
+    moto: Any, wide_chunks: Any, cache: Path, columns: list[str], workers: int
+) -> None:
+    counted, _ = moto
+    access, metadata = wide_chunks
+    counted.seen.clear()
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/wide", columns=columns, batch_size=8192, num_workers=workers, storage_options=access
+    )
+    scan = counted.methods()
+    assert scan == {"GET": 2, "HEAD": 1, "LIST": scan["LIST"]}  # the HEAD asks whether "wide" is a file
+    assert scan["LIST"] <= 3
+    counted.seen.clear()
+    counted.sent = 0
+    assert sum(batch.num_rows for batch in loader) == 2 * ROWS
+    numbers = [int(name[1:]) for name in columns]
+    chunks = [metadata.row_group(g).column(n).total_compressed_size for g in range(GROUPS) for n in numbers]
+    # Where a row group is cut between two workers, both read it.
+    shared_groups = 1 if workers == 2 else 0
+    assert counted.sent <= 1.05 * (2 + shared_groups / GROUPS) * sum(chunks)
+    reads = counted.methods()
+    assert set(reads) == {"GET"}  # no HEAD, no listing, no footer
+    assert all(span for _, _, span in counted.seen)
+
+
+def test_spread_columns_cost_their_chunks_only(server: S3Server, access: StoreAccess) -> None:
+    # Chunks of 4 MB lie further apart than the holes that are read through.
+    rows = 1_000_000
+    random = np.random.default_rng(0)
+    wide = pa.table({f"c{i}": random.random(rows).astype(np.float32) for i in range(8)})
+    body = parquet_bytes(wide, rows // 2, use_dictionary=False, compression="none")
+    server.put("data/0.parquet", body)
+    metadata = pq.read_metadata(pa.BufferReader(body))
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/data", columns=["c1", "c4", "c7"], batch_size=65536, num_workers=0, storage_options=access
+    )
+    server.forget()
+    assert sum(batch.num_rows for batch in loader) == rows
+    chunks = [metadata.row_group(g).column(n).total_compressed_size for g in range(2) for n in (1, 4, 7)]
+    data = [request for request in server.requests if request.sent in chunks]
+    assert len(data) == 6
+    footer = sum(request.sent for request in server.requests) - sum(chunks)
+    assert 0 < footer <= 64 << 10  # caches are off here
+    assert server.of("HEAD") == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAccess, workers: int) -> None:
+    total = upload(server, files=4, rows=1200)
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/data", batch_size=64, num_workers=workers, storage_options=access
+    )
+    server.forget()
+    server.latency_seconds = 0.05
+    assert_rows(loader, total)
+    assert server.most_in_flight >= 8
+
+
+def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access: StoreAccess) -> None:
+    total = upload(server, files=40, rows=10)
+    server.latency_seconds = 0.03
+    assert scan_files("s3://bucket/data", storage_options=access).num_rows == total
+    assert 8 <= server.most_in_flight <= 32
+    assert len([request for request in server.of("GET") if request.key]) == 40
+
+
+def test_footers_are_read_once_a_host(server: S3Server, access: StoreAccess, cache: Path) -> None:
+    total = upload(server)
+    keeping = StoreAccess(options=access.options, remote=RemoteOptions(retry=access.remote.retry), token=access.token)
+    for job in range(2):
+        server.forget()
+        loader, _ = StructuredDataset.create_dataloader(
+            "s3://bucket/data", batch_size=64, num_workers=2, storage_options=keeping
+        )
+        footers = [request for request in server.of("GET") if request.key]
+        assert len(footers) == (3 if job == 0 else 0)
+        server.forget()
+        assert_rows(loader, total)
+        # One a row group, whose columns are neighbours; and one more for the row group that both workers share.
+        assert len(server.requests) <= 9 + 1
+        assert all(request.span and request.span[0] < 4_000 for request in server.requests)
+    kept = [path for path in cache.rglob("*") if path.is_file()]
+    assert len(kept) == 3
+    assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o600"}
+    assert all(folder.stat().st_mode & 0o077 == 0 for folder in {path.parent for path in kept})
+
+
+def test_a_damaged_or_old_kept_footer_is_read_anew(server: S3Server, access: StoreAccess, cache: Path) -> None:
+    keeping = StoreAccess(options=access.options, remote=RemoteOptions(retry=access.remote.retry), token=access.token)
+    upload(server, files=1)
+    scan_files("s3://bucket/data", storage_options=keeping)
+    (kept,) = [path for path in cache.rglob("*") if path.is_file()]
+    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    assert scan_files("s3://bucket/data", storage_options=keeping).num_rows == 300
+    server.put("data/0.parquet", parquet_bytes(table(0, 50)))
+    assert scan_files("s3://bucket/data", storage_options=keeping).num_rows == 50
+
+
+def test_a_cache_that_cannot_be_written_costs_requests_and_nothing_else(
+    server: S3Server, access: StoreAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "file"))
+    keeping = StoreAccess(options=access.options, remote=RemoteOptions(retry=access.remote.retry), token=access.token)
+    total = upload(server)
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/data", batch_size=64, num_workers=0, storage_options=keeping
+    )
+    assert_rows(loader, total)
