@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._store import FileEntry, Secret, open_store, redact
-from torch_dataloader_utils.discover.faults import decoding
+from torch_dataloader_utils.discover.iceberg.faults import parsing
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
@@ -115,7 +115,7 @@ def _from_location(location: str, files: Files) -> OpenTable:
     if not path.endswith(".json") and not path.endswith(".gz"):
         path = _latest_metadata(path, files)
     data = bytes(files.read(path))
-    with decoding(path, "table metadata"):
+    with parsing(path, "table metadata"):
         if data[:2] == b"\x1f\x8b":
             import gzip
 

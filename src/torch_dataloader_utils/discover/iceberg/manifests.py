@@ -11,8 +11,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._store import Buffer, redact
-from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.discover.iceberg.avro import read_records
+from torch_dataloader_utils.discover.iceberg.faults import parsing
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -81,7 +82,7 @@ class ManifestEntry:
 
 def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
     """The manifests of a snapshot, in the order of the list."""
-    with decoding(path, "manifest list"):
+    with parsing(path, "manifest list"):
         schema, records = read_records(data, _LIST_FIELDS)
         return [
             Manifest(
@@ -105,7 +106,7 @@ def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistic
     Raises:
         CorruptFileError: it does not decode, or an entry has no sequence number it could inherit.
     """
-    with decoding(path, "manifest"):
+    with parsing(path, "manifest"):
         fields = (*_FILE_FIELDS, *(_STATISTICS if with_statistics else ()))
         file_schema, records = read_records(data, _ENTRY_FIELDS, {_DATA_FILE_ID: fields})
         partition_ids = _ids_inside(file_schema, _PARTITION_ID)

@@ -1,0 +1,85 @@
+"""Damaged metadata and deletes: an error of ours that names the file, or the right rows; nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.iceberg.reading import read_rows
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils.errors import FileChangedError, LoaderError
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TableWriter:
+    writer = TableWriter(tmp_path, format_version=3)
+    writer.evolve(field_of(1, "id", "long"), field_of(2, "name", "string"))
+    first = writer.append([{"id": i, "name": f"n{i}"} for i in range(6)])
+    second = writer.append([{"id": i, "name": f"n{i}"} for i in range(6, 9)])
+    writer.delete_equal([1], [{"id": 4}])
+    writer.delete_vectors({second: [0]})
+    writer.delete_positions([(first, 1)])
+    return writer
+
+
+LIVE = [0, 2, 3, 5, 7, 8]
+
+
+def kinds(table: TableWriter) -> dict[str, str]:
+    """One file of each kind that the present snapshot needs."""
+    avro = sorted(Path(table.root, "metadata").glob("*.avro"))
+    return {
+        "metadata": table.metadata,
+        "manifest list": table.snapshots[-1]["manifest-list"],
+        "manifest": str(avro[-2]),
+        "data": table.live[0].path,
+        "equality": table.live[2].path,
+        "vector": table.live[3].path,
+        "position": table.live[4].path,
+    }
+
+
+def truncated(content: bytes, step: int) -> bytes:
+    return content[: len(content) * step // 12]
+
+
+def flipped(content: bytes, step: int) -> bytes:
+    place = min(len(content) - 1, len(content) * step // 12)
+    return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped])
+@pytest.mark.parametrize("kind", ["metadata", "manifest list", "manifest", "data", "equality", "vector", "position"])
+def test_damage_is_noticed_or_harmless(table: TableWriter, kind: str, damage: Callable[[bytes, int], bytes]) -> None:
+    path = Path(kinds(table)[kind])
+    content = path.read_bytes()
+    refused = 0
+    for step in range(12):
+        path.write_bytes(damage(content, step))
+        try:
+            ids = sorted(row["id"] for row in read_rows(table.metadata, columns=["id"], decode_threads=1))
+        except LoaderError:
+            refused += 1
+        else:
+            # Avro has no checksums: a flipped bit may turn one valid value into another, but not into a crash.
+            assert ids == LIVE or kind in ("metadata", "manifest list", "manifest")
+    # Of a Puffin file only the vectors are read.
+    assert refused > (10 if damage is truncated and kind != "vector" else 2)
+
+
+def test_a_missing_delete_file_is_an_error(table: TableWriter) -> None:
+    for kind in ("equality", "vector", "position", "manifest"):
+        path = Path(kinds(table)[kind])
+        moved = path.rename(path.with_suffix(".moved"))
+        with pytest.raises(LoaderError, match=path.name):
+            read_rows(table.metadata)
+        moved.rename(path)
+
+
+def test_a_delete_file_that_was_replaced_after_planning_is_noticed(table: TableWriter) -> None:
+    inventory = scan_iceberg(table.metadata, count_rows=False)
+    path = Path(kinds(table)["equality"])
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(FileChangedError, match=path.name):
+        IcebergDataset.create_dataloader(table.metadata, inventory=inventory)
