@@ -4,7 +4,7 @@ catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,16 +12,15 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils._store import Secret
 from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.datasets import check_filters, warn_about, wire
-from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, open_table
-from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions, scan_table
-from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice
+from torch_dataloader_utils.datasets import warn_about, wire
+from torch_dataloader_utils.discover.iceberg.scan import scan_table
+from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, resolve_ranks
 from torch_dataloader_utils.table_options import OutputFormat, TableOptions, available_cpus
 
 if TYPE_CHECKING:
@@ -29,58 +28,6 @@ if TYPE_CHECKING:
 
 
 _TABLE_OPTIONS = frozenset(field.name for field in fields(TableOptions))
-# Which keyword arguments say what to read of a table, and which choose its snapshot.
-_SNAPSHOT_OPTIONS = tuple(field.name for field in fields(SnapshotChoice))
-_SCAN_OPTIONS = (
-    *_SNAPSHOT_OPTIONS,
-    "scan_filter",
-    "allow_empty",
-    "allow_bare_vectors",
-    "path_rewrites",
-    "storage_options",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TableSource:
-    """Where a table is, and what of it to read."""
-
-    table: str
-    catalog_config: Mapping[str, Any] | None
-    scan: IcebergScanOptions
-    path_rewrites: Mapping[str, str] | None = None
-    storage_options: Secret | None = None
-
-    @classmethod
-    def of(
-        cls,
-        table: str,
-        catalog_config: Mapping[str, Any] | None,
-        columns: Sequence[str] | None,
-        filters: pc.Expression | None,
-        options: Mapping[str, Any],
-    ) -> "_TableSource":
-        """From a caller's arguments; `options` are those named in _SCAN_OPTIONS."""
-        check_filters(filters)
-        given = options.get("storage_options")
-        return cls(
-            table=table,
-            catalog_config=catalog_config,
-            scan=IcebergScanOptions(
-                columns=None if columns is None else tuple(columns),
-                filters=filters,
-                scan_filter=options.get("scan_filter"),
-                snapshot=SnapshotChoice(**{name: options.get(name) for name in _SNAPSHOT_OPTIONS}),
-                allow_bare_vectors=options.get("allow_bare_vectors", False),
-                allow_empty=options.get("allow_empty", False),
-            ),
-            path_rewrites=options.get("path_rewrites"),
-            storage_options=None if given is None else Secret(dict(given)),
-        )
-
-    def open(self) -> OpenTable:
-        """The table as it is now."""
-        return open_table(self.table, self.catalog_config, self.path_rewrites, self.storage_options)
 
 
 def scan_iceberg(
@@ -128,7 +75,7 @@ def scan_iceberg(
         "allow_empty": allow_empty,
         "allow_bare_vectors": allow_bare_vectors,
     }
-    source = _TableSource.of(table, catalog_config, columns, filters, options)
+    source = TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
     inventory = scan_table(opened, source.scan)
     if count_rows is False:
@@ -163,14 +110,16 @@ class IcebergDataset(TableDataset):
         Raises:
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
-        scan = {name: options.pop(name) for name in _SCAN_OPTIONS if name in options}
+        scan = {name: options.pop(name) for name in SCAN_OPTIONS if name in options}
         chosen = TableOptions.of({"num_workers": 1, **options})
-        source = _TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
+        source = TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
         secret = source.storage_options
         if inventory is None or (catalog_config is not None and secret is None):
-            opened = source.open()  # with an inventory: for the credentials that the catalog gives
+            part = counting_part(*resolve_ranks(chosen.num_ranks, chosen.rank, chosen.mesh))
+            # With an inventory only for the credentials that the catalog gives.
+            opened, scan_options = open_alike(source, part if inventory is None else (0, 1), add_over_ranks)
             secret = opened.files.options
-            inventory = scan_table(opened, source.scan) if inventory is None else inventory
+            inventory = scan_table(opened, scan_options) if inventory is None else inventory
         super().__init__(**wire(under_filter(inventory, chosen.filters), chosen, secret))
 
     @classmethod

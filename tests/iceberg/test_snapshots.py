@@ -1,12 +1,15 @@
 import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.iceberg.reading import pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
-from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.discover.iceberg.scan import scan_table
+from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError
+from torch_dataloader_utils.iceberg_source import TableSource, open_alike
 
 
 def history(root: Path) -> TableWriter:
@@ -103,3 +106,30 @@ def test_a_table_directory_means_its_newest_metadata(tmp_path: Path) -> None:
     with pytest.raises(NoDataError, match="no Iceberg table"):
         scan_iceberg(str(tmp_path / "empty"))
     assert table.snapshot_id == 1004
+
+
+def test_ranks_of_a_process_group_read_the_snapshot_that_rank_0_found(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    source = TableSource.of(table.metadata, None, None, None, {})
+    told: list[int] = []
+
+    def tell(counts: np.ndarray) -> np.ndarray:
+        told.append(int(counts[0]))
+        return counts
+
+    opened, scan = open_alike(source, (0, 2), tell)
+    assert told == [table.snapshot_id]
+    assert scan_table(opened, scan).num_rows == 6
+    table.append([{"b": 7}])  # before rank 1 looks
+    later = TableSource.of(table.metadata, None, None, None, {})
+    opened, scan = open_alike(later, (1, 2), lambda counts: counts + told[0])
+    assert scan_table(opened, scan).num_rows == 6
+
+
+def test_when_rank_0_fails_the_others_are_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    source = TableSource.of(str(tmp_path / "nowhere"), None, None, None, {})
+    with pytest.raises(NoDataError):
+        open_alike(source, (0, 2), lambda counts: told.append(int(counts[0])))
+    with pytest.raises(StoreError, match="rank 0 could not open"):
+        open_alike(source, (1, 2), lambda counts: counts + told[0])

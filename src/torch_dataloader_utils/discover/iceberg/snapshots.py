@@ -17,7 +17,8 @@ class SnapshotChoice:
     """What the user asked for; at most one of snapshot_id, as_of_timestamp, branch and tag.
 
     as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
-    from_snapshot_id: only what was appended after that snapshot.
+    from_snapshot_id: only what was appended after that snapshot. agreed_id: the snapshot that another rank found for
+    this choice; the table may have moved on since.
     """
 
     snapshot_id: int | None = None
@@ -25,6 +26,7 @@ class SnapshotChoice:
     branch: str | None = None
     tag: str | None = None
     from_snapshot_id: int | None = None
+    agreed_id: int | None = None
 
     def __post_init__(self) -> None:
         chosen = [
@@ -68,8 +70,9 @@ def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str
 
 
 def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "Snapshot | None":
-    if choice.snapshot_id is not None:
-        return _by_id(metadata, choice.snapshot_id, name)
+    chosen_id = choice.snapshot_id if choice.agreed_id is None else choice.agreed_id
+    if chosen_id is not None:
+        return _by_id(metadata, chosen_id, name)
     if choice.as_of_timestamp is not None:
         return _at_time(metadata, choice.as_of_timestamp, name)
     for kind in ("branch", "tag"):

@@ -1,0 +1,99 @@
+"""Where a table is and what of it to read, and how ranks come to read the same of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils.counting import Exchange
+from torch_dataloader_utils.datasets import check_filters
+from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, open_table
+from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
+from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
+from torch_dataloader_utils.errors import StoreError
+
+# Which keyword arguments say what to read of a table, and which choose its snapshot.
+_SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
+SCAN_OPTIONS = (
+    *_SNAPSHOT_OPTIONS,
+    "scan_filter",
+    "allow_empty",
+    "allow_bare_vectors",
+    "path_rewrites",
+    "storage_options",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSource:
+    """Where a table is, and what of it to read."""
+
+    table: str
+    catalog_config: Mapping[str, Any] | None
+    scan: IcebergScanOptions
+    path_rewrites: Mapping[str, str] | None = None
+    storage_options: Secret | None = None
+
+    @classmethod
+    def of(
+        cls,
+        table: str,
+        catalog_config: Mapping[str, Any] | None,
+        columns: Sequence[str] | None,
+        filters: pc.Expression | None,
+        options: Mapping[str, Any],
+    ) -> "TableSource":
+        """From a caller's arguments; `options` are those named in SCAN_OPTIONS."""
+        check_filters(filters)
+        given = options.get("storage_options")
+        return cls(
+            table=table,
+            catalog_config=catalog_config,
+            scan=IcebergScanOptions(
+                columns=None if columns is None else tuple(columns),
+                filters=filters,
+                scan_filter=options.get("scan_filter"),
+                snapshot=SnapshotChoice(**{name: options.get(name) for name in _SNAPSHOT_OPTIONS}),
+                allow_bare_vectors=options.get("allow_bare_vectors", False),
+                allow_empty=options.get("allow_empty", False),
+            ),
+            path_rewrites=options.get("path_rewrites"),
+            storage_options=None if given is None else Secret(dict(given)),
+        )
+
+    def open(self) -> OpenTable:
+        """The table as it is now."""
+        return open_table(self.table, self.catalog_config, self.path_rewrites, self.storage_options)
+
+
+def open_alike(source: TableSource, part: tuple[int, int], exchange: Exchange) -> tuple[OpenTable, IcebergScanOptions]:
+    """The table, and the scan of the same snapshot on all ranks of a process group.
+
+    Rank 0 looks first and tells the others which snapshot it found; those who look later find that one too.
+
+    part: (rank, ranks that call this). exchange: adds up arrays over them.
+
+    Raises:
+        StoreError: rank 0 could not open the table; it says why.
+    """
+    rank, num_ranks = part
+    if num_ranks == 1:
+        return source.open(), source.scan
+    failed, none = -2, -1
+    opened, found = None, 0
+    try:
+        if rank == 0:
+            opened = source.open()
+            snapshot = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name).snapshot
+            found = none if snapshot is None else snapshot.snapshot_id
+    except BaseException:
+        exchange(np.array([failed]))  # the others wait for this
+        raise
+    agreed = int(exchange(np.array([found]))[0])
+    if agreed == failed:
+        raise StoreError(f"rank 0 could not open {source.table}; see its error.")
+    choice = source.scan.snapshot if agreed == none else replace(source.scan.snapshot, agreed_id=agreed)
+    return opened or source.open(), replace(source.scan, snapshot=choice)
