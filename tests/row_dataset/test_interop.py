@@ -15,6 +15,7 @@ from torch_dataloader_utils.wrappers import (
     ShardedDataset,
     ShardIndexingMode,
     pad_stack_1d,
+    streaming_shard,
 )
 
 pytestmark = [
@@ -51,7 +52,12 @@ def test_worker_processes_after_rows_were_read_here(table, start_method):
     assert rows.sort_key(5) == 5
     generator = torch.Generator().manual_seed(1)
     loader = DataLoader(
-        rows, batch_size=8, shuffle=True, num_workers=2, generator=generator, multiprocessing_context=start_method
+        rows,
+        batch_size=8,
+        shuffle=True,
+        num_workers=2 if start_method == "fork" else 1,  # the others import torch in every worker
+        generator=generator,
+        multiprocessing_context=start_method,
     )
     batches = numbers(loader)
     assert sorted(row for batch in batches for row in batch) == list(range(TOTAL))
@@ -82,6 +88,12 @@ def test_sharded_dataset(table, mode):
     seen = [[number_of(row) for row in shard] for shard in shards]
     assert sorted(row for shard in seen for row in shard) == list(range(TOTAL))
     assert [shards[2].sort_key(i) for i in range(len(shards[2]))] == seen[2]
+
+
+def test_streaming_shard_gives_exact_strides(table):
+    rows = RowDataset(table, columns=["row"], output_format="dict")
+    for index in range(3):
+        assert [row["row"] for row in streaming_shard(rows, 3, index)] == list(range(index, TOTAL, 3))
 
 
 def test_buffer_sorted_dataset_reads_only_the_lengths_to_sort(table):

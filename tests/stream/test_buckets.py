@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.stream.tables import files
+from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
 from torch_dataloader_utils._core.buckets import order_buckets
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, UnsupportedFeatureError
@@ -282,6 +283,26 @@ class TestLoader:
         plan = plan_epoch(scan_files(str(texts[0])), batch_size=8, shuffle_rows=100, bucket_by="tokens")
         windows = window_rows(plan, 0).values()
         assert {len(window) for window in windows} <= {104, texts[1] % 104}
+        assert "buckets by tokens" in plan.explain()
+
+    @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 3), (3, 1), (2, 3)])
+    def test_only_the_last_window_of_a_worker_is_partial(self, texts, num_ranks, num_workers):
+        plan = plan_epoch(
+            scan_files(str(texts[0])),
+            batch_size=8,
+            shuffle_rows=30,
+            bucket_by="tokens",
+            shuffle=True,
+            split_rows=50,
+            num_ranks=num_ranks,
+            num_workers=num_workers,
+        )
+        for rank in range(num_ranks):
+            sizes = defaultdict(list)
+            for (worker, _), window in window_rows(plan, rank).items():
+                sizes[worker].append(len(window))
+            assert len(sizes) == num_workers
+            assert all(size == 32 for of_worker in sizes.values() for size in of_worker[:-1])
 
     def test_refusals(self, texts):
         with pytest.raises(ConfigError, match="shuffle_rows="):
@@ -292,6 +313,18 @@ class TestLoader:
             load(texts[0], filters=pc.field("row") > 3, count_rows=False).plan.worker_inputs(0)
         with pytest.raises(UnsupportedFeatureError, match="TokenBatchSampler"):
             load(texts[0], max_tokens_per_batch=4096)
+
+
+class BucketMachine(LoaderMachine):
+    """Crashes and restarts on any topology, with windows ordered by the values of a column."""
+
+    def start(self, topology, state):
+        self.options |= {"bucket_by": "payload", "shuffle_rows": self.options["shuffle_rows"] or 16}
+        super().start(topology, state)
+
+
+BucketMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestBucketMachine = BucketMachine.TestCase
 
 
 def merge_tail(batches, batch_size):

@@ -99,6 +99,7 @@ def test_contiguous_shards_are_spans_of_stored_rows(table):
         list(range(72, 108)),
         list(range(108, 143)),
     ]
+    assert "rows [36, 72) only" in shards[1].plan().explain()
     inner = [streaming_shard(shards[1], 2, index, contiguous=True) for index in range(2)]
     assert [rows_of(shard) for shard in inner] == [list(range(36, 54)), list(range(54, 72))]
 

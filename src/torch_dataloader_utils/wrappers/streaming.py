@@ -23,7 +23,11 @@ class SupportsRowSharding(Protocol):
     """A data set that shards itself by row ranges, so that a shard reads nothing it does not keep."""
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool) -> Any:
-        """The data set of one shard: rows index, index + num_shards, … or, if `contiguous`, one span of rows."""
+        """The data set of one shard: one span of rows if `contiguous`, else a share dealt in turn.
+
+        What is dealt in turn, single rows or runs of them, is the data set's own choice; over all shards every row
+        must come once.
+        """
 
 
 def streaming_shard(
