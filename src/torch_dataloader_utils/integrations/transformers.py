@@ -5,7 +5,7 @@ from typing import Any, cast
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.stream.loader import TableDataLoader
 
 
@@ -21,12 +21,16 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         trainer.train(resume_from_checkpoint=True)
 
     `ignore_data_skip=True` is needed: without it the Trainer would read the rows before the checkpoint once more and
-    throw them away. The Trainer sets epochs and moves batches itself. Resuming works on another number of processes as
-    long as that does not change which epoch the Trainer takes its global step to be in.
+    throw them away. The Trainer sets epochs and moves batches itself.
+
+    It computes the epoch from the global step and the steps of an epoch now. Where that is not the loader's epoch, as
+    may be on another number of processes, the first step raises. And it forgets, in the resumed epoch, to step the
+    optimizer after a last accumulation that is shorter than the others; those gradients go into the next step's.
     """
 
     def __init__(self) -> None:
         self._loader: TableDataLoader | None = None
+        self._resumed_epoch: int | None = None
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into trainer_state.json; the same on every rank."""
@@ -61,3 +65,24 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
                 "LoaderStateCallback resumes without replay: pass TrainingArguments(ignore_data_skip=True)."
             )
         loader.load_state_dict(saved)
+        self._resumed_epoch = loader.epoch
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,  # noqa: ARG002  # the protocol's signature
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002  # the protocol's signature
+        **kwargs: Any,  # noqa: ARG002  # the protocol's signature
+    ) -> None:
+        """At the first step after a resume, see that the Trainer is in the epoch of the loader.
+
+        Raises:
+            CheckpointMismatchError: it is not, and has given up the loader's position by that.
+        """
+        resumed, self._resumed_epoch = self._resumed_epoch, None
+        if resumed is not None and self._loader is not None and self._loader.epoch != resumed:
+            raise CheckpointMismatchError(
+                f"The checkpoint is in epoch {resumed} of the loader, but the Trainer takes its global step "
+                f"{state.global_step} to be in epoch {self._loader.epoch}. Resume with the number of processes, batch "
+                "size and accumulation steps of the checkpoint, or train on in a new run from the model alone."
+            )
