@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SplitStrategy,
     )
     from torch_dataloader_utils._core.state import merge_states
+    from torch_dataloader_utils.blending import blend
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
     from torch_dataloader_utils.errors import CheckpointMismatchError, LoaderError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.shape.ragged import Ragged
     from torch_dataloader_utils.shape.tensor_batch import TensorBatch
     from torch_dataloader_utils.stream.device import DevicePrefetcher
+    from torch_dataloader_utils.token_packing import pack_tokens
 
 _HOMES = {
     "CheckpointMismatchError": "errors",
@@ -58,8 +60,10 @@ _HOMES = {
     "StructuredDataset": "datasets",
     "TargetSizeSplitStrategy": "plan.strategies",
     "TensorBatch": "shape.tensor_batch",
+    "blend": "blending",
     "load_inventory": "discover",
     "merge_states": "_core.state",
+    "pack_tokens": "token_packing",
     "plan_epoch": "planning",
     "save_inventory": "discover",
     "scan_files": "discover",
@@ -87,8 +91,10 @@ __all__ = [
     "StructuredDataset",
     "TargetSizeSplitStrategy",
     "TensorBatch",
+    "blend",
     "load_inventory",
     "merge_states",
+    "pack_tokens",
     "plan_epoch",
     "save_inventory",
     "scan_files",

@@ -1,0 +1,185 @@
+"""The blend as a loader."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+
+from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils.blending.options import BlendOptions, Stop, Unit
+from torch_dataloader_utils.blending.progress import BlendPosition, BlendProgress
+from torch_dataloader_utils.blending.rows import join_rows, num_rows, slice_rows
+from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, count_steps
+from torch_dataloader_utils.blending.source import Source
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.loader import TableDataLoader
+
+
+def blend(
+    sources: Sequence[TableDataLoader | TableDataset],
+    weights: Sequence[float],
+    *,
+    per: Unit = "batch",
+    stop: Stop = "first_exhausted",
+    batch_size: int | None = None,
+    drop_last: bool = False,
+) -> "BlendedLoader":
+    """Several loaders as one, each in its share; what comes next is from the source that is furthest behind its share.
+
+        weights 2 1 1      sources 0 1 2 0 0 1 2 0 ...
+
+    Args:
+        sources: loaders from `create_dataloader`, or data sets; all of one rank. The blend iterates them: do not
+            iterate them besides.
+        weights: one positive number a source; shares are weights divided by their sum.
+        per: "batch" gives whole batches of the sources in turn, and weights are shares of batches. "sample" mixes rows:
+            weights are shares of rows, all sources have the same columns, and rows of one source stand together.
+        stop: when an epoch of the blend ends: "first_exhausted" where a source would have to give more than it has;
+            "all_exhausted" once every source has given all it has (others begin anew, in a new order, meanwhile); or
+            after so many steps.
+        batch_size: with per="sample", rows of a batch; by default the first source's.
+        drop_last: with per="sample" and "first_exhausted", leave out a last batch that is shorter.
+
+    Raises:
+        ConfigError: weights or options out of range, sources of different ranks, of no rows, or of uncounted ones.
+    """
+    loaders = [_as_loader(source, index) for index, source in enumerate(sources)]
+    if not loaders or len(loaders) != len(weights):
+        raise ConfigError(f"blend got {len(loaders)} sources and {len(weights)} weights: pass one weight a source.")
+    if len({id(loader.dataset) for loader in loaders}) < len(loaders):
+        raise ConfigError("blend got the same data set twice. Make a loader for each use: a loader has one position.")
+    if per == "batch" and batch_size is not None:
+        raise ConfigError('batch_size is for per="sample"; with per="batch" batches are those of the sources.')
+    first_rows = _data_of(loaders[0]).topology.batch_size
+    options = BlendOptions(
+        weights=tuple(float(weight) for weight in weights),
+        per=per,
+        stop=stop,
+        batch_rows=1 if per == "batch" else first_rows if batch_size is None else batch_size,
+        drop_last=drop_last,
+    )
+    return BlendedLoader(loaders, options)
+
+
+class BlendedLoader:
+    """Batches of several loaders, with an exact `len`, `set_epoch`, `state_dict` and `load_state_dict`; see `blend`.
+
+    Every rank makes the same choices, so ranks take equal steps. A source starts when it first gives something; from
+    then on all run side by side, each with its own threads or processes.
+    """
+
+    def __init__(self, loaders: Sequence[TableDataLoader], options: BlendOptions) -> None:
+        self.options = options
+        self.sources = tuple(Source(loader, options.per, index) for index, loader in enumerate(loaders))
+        places = {(source.topology.num_ranks, source.rank) for source in self.sources}
+        if len(places) > 1:
+            raise ConfigError(f"The sources of a blend are of different (num_ranks, rank): {sorted(places)}.")
+        self.progress = BlendProgress(options, self.sources)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present or next pass."""
+        return self.progress.epoch
+
+    @property
+    def codec(self) -> SlabCodec | None:
+        """How its batches are written into flat buffers (for DevicePrefetcher); None if not all sources have it."""
+        codecs = [source.loader.codec for source in self.sources]
+        return None if None in codecs else codecs[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, on every rank the same; a position loaded for this epoch is kept."""
+        self.progress.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as a JSON-able dict, the same on every rank. Counts batches that were received."""
+        return self.progress.encode(self.progress.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` stood; on another number of ranks or workers too, as far as `blend` says.
+
+        Raises:
+            CheckpointMismatchError: another blend, other data or options, a state that was changed; or, with
+                per="sample", another topology and a state that stands inside a batch of a source.
+        """
+        self.progress.load(state)
+
+    def __len__(self) -> int:
+        """Batches of an epoch of the blend, those already received included."""
+        position = self.progress.next_position
+        return position.steps + count_steps(self.options, self._start(position))
+
+    def __iter__(self) -> Iterator[Any]:
+        position = self.progress.begin()
+        steps = blend_steps(self.options, self._start(position))
+        amounts = next(steps, None)
+        if amounts is None:
+            self.progress.reach(position, is_last=True)
+        with ExitStack() as stack:
+            streams = []
+            for source, mark in zip(self.sources, position.marks, strict=True):
+                batches = stack.enter_context(closing(source.batches(mark)))
+                streams.append(_RowStream(batches))
+            while amounts is not None:
+                batch = self._take(streams, amounts)
+                position, amounts = position.after(amounts), next(steps, None)
+                self.progress.reach(position, is_last=amounts is None)
+                yield batch
+
+    def _take(self, streams: Sequence["_RowStream"], amounts: Any) -> Any:
+        given = np.flatnonzero(amounts).tolist()
+        if self.options.per == "batch":
+            return streams[given[0]].next_batch()
+        return join_rows([part for index in given for part in streams[index].take(int(amounts[index]))])
+
+    def _start(self, position: BlendPosition) -> BlendStart:
+        left = [source.left(mark) for source, mark in zip(self.sources, position.marks, strict=True)]
+        least, most = np.array(left, dtype=np.int64).T
+        counts = np.array(position.counts, dtype=np.int64)
+        return BlendStart(counts=counts, least_left=least, most_left=most, steps=position.steps)
+
+
+class _RowStream:
+    """The batches of one source without end, whole or row by row."""
+
+    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
+        self._batches = batches
+        self._batch: Any = None
+        self._start = self._stop = 0
+
+    def next_batch(self) -> Any:
+        """The next batch as the source gives it."""
+        return next(self._batches)[1]
+
+    def take(self, rows: int) -> list[Any]:
+        """The next `rows` rows, as parts of batches."""
+        parts = []
+        while rows:
+            if self._start == self._stop:
+                self._start, self._batch = next(self._batches)
+                self._stop = num_rows(self._batch)
+            count = min(rows, self._stop - self._start)
+            parts.append(slice_rows(self._batch, self._start, self._start + count))
+            self._start += count
+            rows -= count
+        return parts
+
+
+def _as_loader(source: Any, index: int) -> TableDataLoader:
+    if isinstance(source, TableDataset):
+        return TableDataLoader(source, num_workers=source.num_processes)
+    if not isinstance(source, TableDataLoader):
+        raise ConfigTypeError(
+            f"Source {index} of the blend is a {type(source).__name__}: pass loaders from create_dataloader, or data "
+            "sets of this package."
+        )
+    return source
+
+
+def _data_of(loader: TableDataLoader) -> TableDataset:
+    dataset = loader.dataset
+    if not isinstance(dataset, TableDataset):
+        raise ConfigTypeError(f"a TableDataLoader reads a TableDataset, not {type(dataset).__name__}")
+    return dataset

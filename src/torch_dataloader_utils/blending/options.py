@@ -1,0 +1,44 @@
+"""What a blend is made of, checked once."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch_dataloader_utils.errors import ConfigError
+
+Unit = Literal["batch", "sample"]
+StopPolicy = Literal["first_exhausted", "all_exhausted"]
+Stop = StopPolicy | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendOptions:
+    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the unit) with per="batch"."""
+
+    weights: tuple[float, ...]
+    per: Unit
+    stop: Stop
+    batch_rows: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for index, weight in enumerate(self.weights):
+            if not (math.isfinite(weight) and weight > 0):
+                raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")
+        if self.per not in get_args(Unit):
+            raise ConfigError(f'per={self.per!r}: pass "batch" or "sample".')
+        is_count = isinstance(self.stop, int) and not isinstance(self.stop, bool) and self.stop > 0
+        if not is_count and self.stop not in get_args(StopPolicy):
+            raise ConfigError(f'stop={self.stop!r}: pass "first_exhausted", "all_exhausted" or a number of steps.')
+        if self.batch_rows < 1:
+            raise ConfigError(f"batch_size={self.batch_rows}: pass a whole number of at least 1.")
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the order of a blend, for its state."""
+        return {
+            "weights": list(self.weights),
+            "per": self.per,
+            "stop": self.stop,
+            "batch_size": self.batch_rows,
+            "drop_last": self.drop_last,
+        }

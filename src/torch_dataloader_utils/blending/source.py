@@ -1,0 +1,185 @@
+"""One source of a blend: how long its passes are, where a number of units leads, and its batches from there on.
+
+Pass p of blend epoch e is the source's epoch e + p * 2^32: no two passes share an order, and which epoch a pass is does
+not depend on how often the others were repeated.
+"""
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils.blending.options import Unit
+from torch_dataloader_utils.blending.rows import num_rows
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.planning import EpochPlan
+from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.loader import TableDataLoader
+
+_PASS_STRIDE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in a source: `taken` units after `start`, where a pass or the rest of one began under one topology.
+
+    The same on every rank: what a rank has left of a pass follows from it. passes: passes finished before `start`.
+    """
+
+    start: Position
+    passes: int = 0
+    taken: int = 0
+
+    @property
+    def topology(self) -> Topology:
+        """The topology under which units are counted."""
+        return self.start.segment.topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank stands: in pass number `number` that begins at `start`, `units` after its beginning."""
+
+    start: Position
+    number: int
+    units: int
+
+
+class Source:
+    """A loader as a blend sees it."""
+
+    def __init__(self, loader: TableDataLoader, unit: Unit, index: int) -> None:
+        dataset = loader.dataset
+        if not isinstance(dataset, TableDataset):
+            raise ConfigError(f"Source {index} of the blend is no loader of this package.")
+        self.loader = loader
+        self.index = index
+        self._data = dataset
+        self._unit = unit
+        self._identity = Identity(fingerprint=dataset.planner.fingerprint, options=dataset.planner.options)
+        if (self.lengths(self.begin(0).start) < 1).any():
+            raise ConfigError(
+                f"Source {index} of the blend has nothing for some rank; leave it out, or use fewer ranks."
+            )
+
+    @property
+    def topology(self) -> Topology:
+        """The loader's present topology."""
+        return self._data.topology
+
+    @property
+    def rank(self) -> int:
+        """The rank that the loader reads for."""
+        return self._data.rank
+
+    def begin(self, epoch: int) -> Mark:
+        """The beginning of a blend epoch."""
+        return Mark(start=self._pass_start(epoch, 0, self.topology))
+
+    def lengths(self, start: Position) -> Int64s:
+        """Units of every rank from `start` to the end of that pass, int64 [num_ranks].
+
+        Raises:
+            ConfigError: row counts are not known.
+        """
+        plan = self._data.planner.plan(start)
+        if not isinstance(plan, EpochPlan) or plan.rank_steps is None or plan.rank_rows is None:
+            raise ConfigError(
+                f"Source {self.index} of the blend has row groups whose rows are not counted, so no rank can say where "
+                'it ends. Plan it with count_rows="auto".'
+            )
+        if self._unit == "batch":
+            return np.array(plan.rank_steps, dtype=np.int64)
+        repeats = [plan.padding_rows(rank) for rank in range(plan.topology.num_ranks)]
+        return np.array(plan.rank_rows, dtype=np.int64) + repeats
+
+    def place(self, mark: Mark, rank: int) -> Place:
+        """Where `rank` stands at a mark; at the end of a pass that is the beginning of the next."""
+        start, units, number = mark.start, mark.taken, mark.passes
+        epoch = start.epoch % _PASS_STRIDE
+        while units >= (length := int(self.lengths(start)[rank])):
+            units -= length
+            number += 1
+            start = self._pass_start(epoch, number, mark.topology)
+        return Place(start=start, number=number, units=units)
+
+    def left(self, mark: Mark) -> tuple[int, int]:
+        """Units left of the source's first pass, on the rank with least and on that with most; (0, 0) after it."""
+        if mark.passes:
+            return 0, 0
+        left = np.maximum(self.lengths(mark.start) - mark.taken, 0)
+        return int(left.min()), int(left.max())
+
+    def under_present_topology(self, mark: Mark) -> Mark:
+        """The same mark, or the rest of its pass as a beginning under the loader's own topology.
+
+        Raises:
+            CheckpointMismatchError: the topology is another one, and the mark lies inside a batch or ranks stand in
+                different passes.
+        """
+        if mark.topology == self.topology:
+            return mark
+        places = [self.place(mark, rank) for rank in range(mark.topology.num_ranks)]
+        rows = mark.topology.batch_size if self._unit == "sample" else 1
+        if len({place.number for place in places}) > 1 or any(place.units % rows for place in places):
+            raise CheckpointMismatchError(
+                f"Source {self.index} of the blend stands inside a batch of {rows} rows, and its topology was "
+                f"{mark.topology}, here it is {self.topology}. Blends per sample resume anywhere on the topology they "
+                "were saved on; for another one use per='batch', or give each source a batch size that is its share "
+                "of the blend's."
+            )
+        steps = tuple(place.units // rows for place in places)
+        segment = replace(places[0].start.segment, steps=steps[0] if len(set(steps)) == 1 else steps)
+        stopped = replace(places[0].start, segment=segment)
+        return Mark(start=stopped.under(self.topology), passes=places[0].number)
+
+    def batches(self, mark: Mark) -> Generator[tuple[int, Any]]:
+        """(rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip."""
+        place = self.place(mark, self.rank)
+        rows = self.topology.batch_size if self._unit == "sample" else 1
+        steps, skip = divmod(place.units, rows)
+        segment = replace(place.start.segment, steps=steps)
+        self.loader.load_state_dict(encode_state(self._identity, replace(place.start, segment=segment)))
+        number, epoch = place.number, place.start.epoch % _PASS_STRIDE
+        while True:
+            with closing(cast("Generator[Any]", iter(self.loader))) as batches:
+                for batch in batches:
+                    # A rank with a row less than others ends with a batch of B - 1 rows and one of 1.
+                    if skip and skip >= (present := num_rows(batch)):
+                        skip -= present
+                        continue
+                    yield skip, batch
+                    skip = 0
+            number += 1
+            self.loader.set_epoch(epoch + number * _PASS_STRIDE)
+
+    def encode(self, mark: Mark) -> dict[str, Any]:
+        """The mark as a JSON-able dict."""
+        return {
+            "state": encode_state(self._identity, mark.start),
+            "topology": asdict(mark.topology),
+            "passes": mark.passes,
+            "taken": mark.taken,
+        }
+
+    def decode(self, entry: dict[str, Any]) -> Mark:
+        """The mark that `encode` wrote, under its own topology.
+
+        Raises:
+            CheckpointMismatchError: it is of other data or options.
+        """
+        topology = Topology(**entry["topology"])
+        try:
+            start, _ = decode_state(entry["state"], self._identity, topology)
+        except CheckpointMismatchError as error:
+            raise CheckpointMismatchError(f"Source {self.index} of the blend: {error}") from error
+        return Mark(start=start, passes=entry["passes"], taken=entry["taken"])
+
+    def _pass_start(self, epoch: int, number: int, topology: Topology) -> Position:
+        return Position(epoch=epoch + number * _PASS_STRIDE, segment=Segment(topology=topology))

@@ -1,0 +1,275 @@
+"""Blends of real loaders: every row once, equal steps, exact resume on the same topology and on others."""
+
+import json
+import warnings
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.blending.rule import blend_picks
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils.blending import blend
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.stream.device import DevicePrefetcher
+
+SIZES = (61, 24, 9)
+WEIGHTS = (5.0, 2.0, 1.5)
+STARTS = (0, 1_000, 2_000)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Inventories of three tables; rows of table k are 1,000 k and on."""
+    inventories = []
+    for size, start in zip(SIZES, STARTS, strict=True):
+        folder = tmp_path_factory.mktemp("table")
+        write_table(folder, [[size // 3, size - size // 3]], first_row=start)
+        inventories.append(scan_files(str(folder)))
+    return inventories
+
+
+def make(tables, *, num_ranks=1, rank=0, batch_sizes=(4, 4, 4), weights=WEIGHTS, source_options=None, **options):
+    loaders = [
+        StructuredDataset.create_dataloader(
+            "",
+            inventory=inventory,
+            batch_size=batch_size,
+            num_workers=0,
+            decode_threads=1,
+            shuffle=True,
+            shuffle_rows=20,
+            split_rows=7,
+            num_ranks=num_ranks,
+            rank=rank,
+            **(source_options or {}),
+        )[0]
+        for inventory, batch_size in zip(tables, batch_sizes, strict=True)
+    ]
+    return blend(loaders, weights, **options)
+
+
+def rows_of(loader):
+    return [check_batch(batch) for batch in loader]
+
+
+def source_of(row):
+    return row // 1_000
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", 17])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_batches_come_in_turn_by_the_rule(tables, stop, num_ranks):
+    ranks = [make(tables, stop=stop, num_ranks=num_ranks, rank=rank) for rank in range(num_ranks)]
+    lengths = [len(source.loader) for source in ranks[0].sources]
+    expected = blend_picks(WEIGHTS, lengths, stop)
+    for loader in ranks:
+        batches = rows_of(loader)
+        assert [source_of(batch[0]) for batch in batches] == expected
+        assert len(loader) == len(expected)
+
+
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_all_exhausted_delivers_every_row_and_repeats_whole_passes(tables, per):
+    counts, steps = Counter(), set()
+    for rank in range(3):
+        batches = rows_of(make(tables, per=per, stop="all_exhausted", num_ranks=3, rank=rank))
+        counts.update(row for batch in batches for row in batch)
+        steps.add(len(batches))
+    assert len(steps) == 1
+    for size, start in zip(SIZES, STARTS, strict=True):
+        given = [counts[row] for row in range(start, start + size)]
+        assert min(given) >= 1
+        # Ranks are in one pass, or some of them already in the next.
+        assert max(given) - min(given) <= 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 16])
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", 9])
+def test_samples_are_mixed_in_their_shares(tables, stop, batch_size):
+    loader = make(tables, per="sample", stop=stop, batch_size=batch_size)
+    picks = blend_picks(WEIGHTS, SIZES, stop, batch_size)
+    batches = rows_of(loader)
+    assert len(batches) == len(loader)
+    for index, batch in enumerate(batches):
+        expected = sorted(picks[index * batch_size : (index + 1) * batch_size])
+        assert [source_of(row) for row in batch] == expected
+    if stop == "first_exhausted":
+        assert max(Counter(row for batch in batches for row in batch).values()) == 1
+
+
+@given(data=st.data(), per=st.sampled_from(["batch", "sample"]), num_ranks=st.integers(1, 3))
+@settings(max_examples=12, deadline=None)
+def test_a_state_at_any_step_continues_exactly(tables, data, per, num_ranks):
+    options = {
+        "per": per,
+        "stop": data.draw(st.sampled_from(["first_exhausted", "all_exhausted", 30])),
+        "batch_sizes": data.draw(st.tuples(*[st.integers(2, 7)] * 3)),
+        "num_ranks": num_ranks,
+    }
+    if per == "sample":
+        options["batch_size"] = data.draw(st.integers(1, 12))
+    step = data.draw(st.integers(0, 30))
+    states = []
+    for rank in range(num_ranks):
+        loader = make(tables, rank=rank, **options)
+        loader.set_epoch(3)
+        whole = rows_of(loader)
+        step = min(step, len(whole) - 1)
+        loader.set_epoch(3)
+        batches = iter(loader)
+        received = [check_batch(next(batches)) for _ in range(step)]
+        states.append(json.dumps(loader.state_dict()))
+        batches.close()
+        resumed = make(tables, rank=rank, **options)
+        resumed.load_state_dict(json.loads(states[0]))
+        assert resumed.epoch == 3
+        assert len(resumed) == len(whole)
+        assert received + rows_of(resumed) == whole
+    assert len(set(states)) == 1
+    assert len(states[0]) < 3_000
+
+
+@given(steps=st.integers(0, 8), old=st.integers(1, 3), new=st.integers(1, 3), batch_size=st.integers(2, 6))
+@settings(max_examples=12, deadline=None)
+def test_whole_batches_resume_on_another_topology(tables, steps, old, new, batch_size):
+    received, states = Counter(), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for rank in range(old):
+            loader = make(tables, stop="all_exhausted", num_ranks=old, rank=rank)
+            batches = iter(loader)
+            received.update(row for _ in range(min(steps, len(loader) - 1)) for row in check_batch(next(batches)))
+            states.append(loader.state_dict())
+        assert all(state == states[0] for state in states)
+        lengths = set()
+        for rank in range(new):
+            loader = make(tables, stop="all_exhausted", num_ranks=new, rank=rank, batch_sizes=(batch_size,) * 3)
+            loader.load_state_dict(states[0])
+            lengths.add(len(loader))
+            received.update(row for batch in loader for row in check_batch(batch))
+    assert len(lengths) == 1
+    # The largest source has one pass over both topologies (and may have begun another): each row of it came.
+    for size, start in zip(SIZES, STARTS, strict=True):
+        assert all(received[row] >= 1 for row in range(start, start + size))
+
+
+def test_samples_resume_elsewhere_only_between_batches_of_the_sources(tables):
+    # 4 + 2 + 2 rows of every batch of 8: sources of such batches are never left inside one.
+    options = {"per": "sample", "weights": (2, 1, 1), "batch_size": 8, "stop": 4}
+    loader = make(tables, batch_sizes=(4, 2, 2), **options)
+    batches = iter(loader)
+    received = Counter(row for _ in range(2) for row in check_batch(next(batches)))
+    state = loader.state_dict()
+    for rank in range(2):
+        resumed = make(tables, batch_sizes=(4, 2, 2), num_ranks=2, rank=rank, **options)
+        resumed.load_state_dict(state)
+        assert len(resumed) == 4
+        received.update(row for batch in resumed for row in check_batch(batch))
+    assert max(received[row] for row in range(SIZES[0])) == 1
+    inside = make(tables, batch_sizes=(3, 3, 3), **options)
+    next(iter(inside))
+    with pytest.raises(CheckpointMismatchError, match="inside a batch of 3 rows"):
+        make(tables, batch_sizes=(3, 3, 3), num_ranks=2, **options).load_state_dict(inside.state_dict())
+
+
+def test_epochs_and_passes_have_orders_of_their_own(tables):
+    loader = make(tables, stop="all_exhausted")
+    epochs = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        epochs.append(rows_of(loader))
+        assert loader.state_dict()["epoch"] == epoch + 1
+    assert epochs[0] != epochs[1]
+    small = [row for batch in epochs[0] for row in batch if source_of(row) == 2]
+    assert len(small) > SIZES[2]
+    assert sorted(small[: SIZES[2]]) == sorted(set(small))
+    assert small[: SIZES[2]] != small[SIZES[2] : 2 * SIZES[2]]
+    loader.set_epoch(0)
+    assert rows_of(loader) == epochs[0]
+
+
+def test_a_broken_pass_begins_again_and_a_loaded_epoch_keeps_its_place(tables):
+    loader = make(tables)
+    whole = rows_of(loader)
+    for batch in loader:
+        assert check_batch(batch) == whole[0]
+        break
+    state = loader.state_dict()
+    assert state["steps"] == 1
+    assert rows_of(loader) == whole
+    loader.load_state_dict(state)
+    loader.set_epoch(0)
+    assert rows_of(loader) == whole[1:]
+    loader.load_state_dict(state)
+    loader.set_epoch(1)
+    assert len(rows_of(loader)) == len(whole)
+
+
+def test_states_of_others_are_refused(tables, tmp_path):
+    state = make(tables).state_dict()
+    with pytest.raises(CheckpointMismatchError, match=r"weights.*5.0.*1.0"):
+        make(tables, weights=(1, 1, 1)).load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match="checksum"):
+        make(tables).load_state_dict({**state, "epoch": 4})
+    with pytest.raises(CheckpointMismatchError, match="Not a state of a blend"):
+        make(tables).load_state_dict(make(tables).sources[0].loader.state_dict())
+    write_table(tmp_path, [[9]])
+    with pytest.raises(CheckpointMismatchError, match=r"Source 2 of the blend: .*data fingerprint"):
+        make([*tables[:2], scan_files(str(tmp_path))]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
+def test_rows_of_every_output_format_mix(tables, output_format):
+    loader = make(tables, per="sample", batch_size=10, stop=3, source_options={"output_format": output_format})
+    for batch in loader:
+        rows = batch["row"].to_pylist() if output_format == "arrow" else list(batch["row"])
+        names = batch["name"].to_pylist() if output_format == "arrow" else batch["name"]
+        assert len(rows) == 10
+        assert list(names) == [f"row-{row}" for row in rows]
+
+
+def test_sources_with_worker_processes(tables):
+    expected = rows_of(make(tables, stop=6))
+    loaders = [
+        StructuredDataset.create_dataloader(
+            "", inventory=inventory, batch_size=4, num_workers=1, shuffle=True, shuffle_rows=20, split_rows=7
+        )[0]
+        for inventory in tables[:2]
+    ]
+    loaders += [make(tables).sources[2].loader]
+    assert rows_of(blend(loaders, WEIGHTS, stop=6)) == expected
+
+
+def test_a_device_prefetcher_gives_the_state_of_what_it_gave(tables):
+    loader = make(tables)
+    whole = rows_of(loader)
+    ahead = DevicePrefetcher(loader, "cpu")
+    batches = iter(ahead)
+    received = [check_batch(next(batches)) for _ in range(3)]
+    resumed = make(tables)
+    resumed.load_state_dict(ahead.state_dict())
+    assert received + rows_of(resumed) == whole
+
+
+def test_what_cannot_be_blended_is_refused(tables):
+    good = make(tables).sources[0].loader
+    for sources, weights, error in [
+        ([], [], ConfigError),
+        ([good], [1, 2], ConfigError),
+        ([good, good], [1, 1], ConfigError),
+        ([[1, 2]], [1], ConfigTypeError),
+        ([good, make(tables, num_ranks=2).sources[1].loader], [1, 1], ConfigError),
+    ]:
+        with pytest.raises(error):
+            blend(sources, weights)
+    with pytest.raises(ConfigError, match="batch_size is for"):
+        blend([good], [1], batch_size=3)
+    odd = make(tables, source_options={"transform": list}).sources[1].loader
+    with pytest.raises(ConfigTypeError, match="gives list batches"):
+        rows_of(blend([good, odd], [1, 1], per="sample"))
+    narrow = make(tables, source_options={"columns": ["row"]}).sources[1].loader
+    with pytest.raises(ConfigError, match="differ in what batches hold"):
+        rows_of(blend([good, narrow], [1, 1], per="sample"))
