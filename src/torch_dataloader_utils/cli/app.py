@@ -8,14 +8,14 @@ import click
 
 from torch_dataloader_utils.errors import ConfigError, LoaderError
 
-_COMMANDS = {
+COMMANDS = {
     "scan": "What is there: files, row groups, schema, sizes, warnings.",
-    "plan": "Who reads what: a table, a picture, or JSON.",
+    "plan": "Who reads what: ranks, workers, rows, steps, cuts, imbalance.",
     "verify": "Read everything once; check counts, checksums and the plan.",
     "bench": "Measure throughput on your data, and what to choose.",
     "head": "The first batches as a table.",
-    "state": "A saved state in words: what is done, what remains.",
-    "tokens": "Token corpora.",
+    "state": "A saved state in words: epoch, what is done, what remains.",
+    "tokens": "Token corpora in the .bin/.idx format.",
 }
 
 EXAMPLES = """\b
@@ -50,11 +50,11 @@ class CommandGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """See click."""
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """See click."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"torch_dataloader_utils.cli.{cmd_name}").command
         return command
@@ -62,7 +62,7 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of commands, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what the library raises becomes a Failure, what it warns of a line on stderr."""

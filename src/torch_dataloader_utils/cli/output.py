@@ -47,7 +47,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for header in headers:
-        table.add_column(header, justify="left" if header in left else "right", overflow="fold")
+        table.add_column(_literal(header), justify="left" if header in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(_literal(cell) for cell in row))
     console().print(table)

@@ -1,0 +1,67 @@
+"""Filter texts mean what Python means by them, and nothing is executed."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.cli.filter_text import parse_filter
+from torch_dataloader_utils.errors import ConfigError
+
+ROWS = [{"x": x, "y": y, "odd name": x + y} for x in range(-2, 3) for y in range(-2, 3)]
+TABLE = pa.Table.from_pylist(ROWS)
+
+comparisons = st.builds(
+    "{} {} {}".format,
+    st.sampled_from(["x", "y", "3", "-1"]),
+    st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),
+    st.sampled_from(["x", "y"]),
+)
+listed = st.builds("{} {} {}".format, st.sampled_from(["x", "y"]), st.sampled_from(["in", "not in"]), st.just("[0, 2]"))
+chains = st.just("-1 <= x < y")
+conditions = st.recursive(
+    comparisons | listed | chains,
+    lambda inner: st.one_of(
+        st.builds("({} and {})".format, inner, inner),
+        st.builds("({} or {})".format, inner, inner),
+        st.builds("not ({})".format, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100)
+@given(conditions)
+def test_a_text_filters_as_python_would(text):
+    kept = TABLE.filter(parse_filter(text)).to_pylist()
+    assert kept == [row for row in ROWS if eval(text, {}, row)]
+
+
+def test_nulls_and_odd_names():
+    table = pa.table({"x": [1, None, 3], "a b": ["p", "q", None]})
+    assert table.filter(parse_filter("x is None")).num_rows == 1
+    assert table.filter(parse_filter("x is not None and col('a b') == 'p'")).num_rows == 1
+    assert table.filter(parse_filter("col('a b') is not None")).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x >",
+        "x + 1 > 2",
+        "open('f') == 1",
+        "x is 3",
+        "x in y",
+        "x in 3",
+        "x.y == 1",
+        "lambda: 1",
+        "x == [i for i in y]",
+        "col(x) == 1",
+        "x == 1; y == 2",
+        "\0",
+    ],
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(ConfigError, match="--filter"):
+        parse_filter(text)

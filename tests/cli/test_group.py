@@ -1,0 +1,84 @@
+"""The command itself: fast help, exit codes, errors in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.shell import one_line, tdu, tdu_json
+from torch_dataloader_utils.cli.app import COMMANDS, app
+
+
+def test_help_of_every_command_has_examples():
+    assert "tdu scan" in tdu("--help").stdout
+    for command in COMMANDS:
+        assert command in tdu("--help").stdout
+        group = [command, "build"] if command == "tokens" else [command]
+        assert "Examples:" in tdu(*group, "--help").stdout
+
+
+def test_the_list_of_commands_says_what_the_commands_say():
+    for name, summary in COMMANDS.items():
+        assert app.get_command(None, name).help.splitlines()[0] == summary
+
+
+def test_help_imports_neither_torch_nor_pyarrow_nor_numpy():
+    script = (
+        "import sys\n"
+        "from torch_dataloader_utils.cli.app import COMMANDS, app\n"
+        "try:\n    app(['--help'])\n"
+        "finally:\n    print(sorted({'torch', 'pyarrow', 'numpy', 'rich', 'fsspec'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_console_script_and_the_module_are_the_same_command(table):
+    command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", str(table / "nothing-*.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["scan"], "Nothing to read"),
+        (["scan", "/nowhere/at/all"], "does not exist"),
+        (["plan", "{table}", "--ranks", "0"], "num_ranks=0"),
+        (["plan", "{table}", "--split-bytes", "many"], "no number of bytes"),
+        (["plan", "{table}", "--strategy", "mine"], "No split strategy"),
+        (["plan", "{table}", "--lanes", "5", "--ranks", "2"], "num_lanes=5"),
+        (["head", "{table}", "--columns", "id,nothing"], "nothing"),
+        (["head", "{table}", "--rank", "7"], "rank=7"),
+        (["scan", "{table}", "--filter", "id >"], "--filter"),
+        (["scan", "{table}", "--filter", "__import__('os').system('true')"], "is no column"),
+        (["scan", "{table}", "--filter", "nothing > 3"], "nothing"),
+        (["bench", "{table}", "--workers", "two"], "--workers 'two'"),
+        (["bench", "{table}", "--batch-sizes", "0"], "--batch-sizes '0'"),
+        (["scan", "a", "b", "--format", "iceberg"], "one at a time"),
+        (["tokens", "build", "{table}", "{table}/part-0.parquet/corpus", "--column", "id"], "part-0.parquet"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_exit_code_2(table, arguments, says):
+    result = tdu(*(each.format(table=table) for each in arguments), code=2)
+    assert says in one_line(result)
+
+
+def test_what_the_storage_refuses_is_exit_code_1(table):
+    assert "cannot write" in one_line(tdu("scan", table, "--save", table / "part-0.parquet" / "saved", code=1))
+
+
+def test_secrets_are_not_repeated(table):
+    line = one_line(tdu("scan", table, "--option", "hunter2", code=2))
+    assert "key=value" in line
+    assert "hunter2" not in line
+    assert "hunter2" not in one_line(tdu("scan", "/nowhere", "--option", "key=hunter2", code=2))
+
+
+def test_warnings_are_lines_on_stderr(table):
+    result = tdu("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")
+    assert "Traceback" not in result.stderr
+    assert tdu_json("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")["batches"]

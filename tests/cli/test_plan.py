@@ -1,0 +1,125 @@
+"""`tdu plan`: the loader's own plan as a table, as JSON, and as pictures that show all of it."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.shell import tdu, tdu_json
+from tests.stream.tables import write_table
+from torch_dataloader_utils import plan_epoch, scan_files
+from torch_dataloader_utils.cli.pictures.html import plan_page
+from torch_dataloader_utils.cli.pictures.timeline import make_timeline
+from torch_dataloader_utils.cli.plan import summarize
+
+PLANS = [
+    {},
+    {"num_ranks": 4, "num_workers": 3, "batch_size": 16},
+    {"num_ranks": 3, "num_workers": 2, "batch_size": 10, "shuffle": True, "shuffle_rows": 300},
+    {"num_ranks": 2, "num_workers": 1, "batch_size": 8, "num_lanes": 4, "drop_last": True},
+    {"num_ranks": 4, "rank_sharding": "chunks", "split_rows": 200, "batch_size": 10},
+]
+
+
+def picture_of(page):
+    """The page's svg, parsed."""
+    return ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL)[0])
+
+
+@pytest.mark.parametrize("options", PLANS)
+def test_bars_are_what_the_workers_read(table, options):
+    plan = plan_epoch(scan_files(str(table)), **options)
+    timeline = make_timeline(plan, max_ranks=100)
+    uses = plan.to_arrow().to_pandas()
+    assert len(timeline.workers) == plan.topology.num_ranks * plan.topology.num_workers
+    for worker in timeline.workers:
+        own = uses[(uses["rank"] == worker.rank) & (uses["worker"] == worker.worker)]
+        assert worker.num_bytes == own["bytes"].sum()
+        assert sum(map(len, worker.lanes)) == len(own)
+        for lane in worker.lanes:
+            ends = [bar.start + bar.length for bar in lane]
+            assert np.allclose([bar.start for bar in lane], [0.0, *ends[:-1]][: len(lane)])
+            assert not ends or np.isclose(ends[-1], worker.num_bytes)
+    readers = uses.groupby(["path", "row_group"]).apply(
+        lambda own: len(set(zip(own["rank"], own["worker"], strict=True)))
+    )
+    shared = sum(
+        len(uses[(uses["path"] == path) & (uses["row_group"] == group)]) for path, group in readers[readers > 1].index
+    )
+    assert timeline.shared_groups == shared
+    assert all(np.diff(timeline.ticks) == timeline.ticks[1])
+    assert 4 <= len(timeline.ticks) <= 9
+
+
+@pytest.mark.parametrize("options", PLANS)
+def test_the_page_draws_every_bar_and_worker(table, options):
+    plan = plan_epoch(scan_files(str(table)), **options)
+    timeline = make_timeline(plan, max_ranks=100)
+    page = plan_page(summarize(plan), timeline)
+    svg = picture_of(page)
+    assert len(svg.findall(".//title")) == sum(len(lane) for worker in timeline.workers for lane in worker.lanes)
+    texts = [element.text for element in svg.iter("text")]
+    for worker in timeline.workers:
+        assert f"rank {worker.rank} · worker {worker.worker}" in texts
+    assert "<script" not in page
+    assert not re.search(r"(src|href)=", page)
+
+
+def test_names_are_escaped_and_credentials_left_out(tmp_path):
+    folder = tmp_path / "<b>&"
+    folder.mkdir()
+    write_table(folder, [[10]])
+    (folder / "part-00.parquet").rename(folder / '<script>"x".parquet')
+    plan = plan_epoch(scan_files(str(folder)), batch_size=5)
+    page = plan_page(summarize(plan), make_timeline(plan, 1))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_many_row_groups_are_merged_where_nothing_is_lost(tmp_path):
+    write_table(tmp_path, [[2] * 4500])
+    plan = plan_epoch(scan_files(str(tmp_path)), batch_size=100)
+    (worker,) = make_timeline(plan, 1).workers
+    ((bar,),) = worker.lanes
+    assert bar.length == worker.num_bytes
+    assert bar.label.endswith("row groups 0 to 4499")
+
+
+def test_the_table_and_the_json_are_the_plan(table):
+    options = ["--ranks", 4, "--workers", 2, "--batch-size", 32, "--shuffle", "--seed", 7, "--epoch", 3]
+    report = tdu_json("plan", table, *options)
+    plan = plan_epoch(scan_files(str(table)), num_ranks=4, num_workers=2, batch_size=32, shuffle=True, seed=7, epoch=3)
+    assert report["fingerprint"] == plan.fingerprint
+    assert report["steps"] == [plan.steps, plan.steps]
+    assert sum(worker["rows"] for worker in report["workers"]) == 1500
+    assert sum(worker["batches"] for worker in report["workers"]) == 4 * plan.steps
+    text = tdu("plan", table, *options).stdout
+    assert f"{plan.steps} on every rank" in text
+    assert tdu("plan", table, *options, "--max-ranks", 1).stdout.count("more ranks") == 1
+
+
+def test_unequal_ranks_and_dropped_rows_are_said(table):
+    chunks = ["--ranks", 4, "--rank-sharding", "chunks", "--split-rows", 200, "--batch-size", 64]
+    assert "ranks DIFFER" in tdu("plan", table, *chunks).stdout
+    assert "14 rows (--drop-last)" in tdu("plan", table, "--ranks", 2, "--batch-size", 743, "--drop-last").stdout
+
+
+def test_what_is_unequal_is_marked_on_the_page(table):
+    plan = plan_epoch(
+        scan_files(str(table)), num_ranks=4, rank_sharding="chunks", split_rows=200, batch_size=64, drop_last=True
+    )
+    page = plan_page(summarize(plan), make_timeline(plan, 2))
+    assert "steps: ranks differ" in page
+    assert "rows dropped / repeated" in page
+    assert "the first 2 of 4 ranks" in page
+
+
+def test_pictures_and_the_list_of_reads_are_written(table, tmp_path):
+    page, picture, reads = tmp_path / "plan.html", tmp_path / "plan.png", tmp_path / "plan.parquet"
+    tdu("plan", table, "--ranks", 3, "--html", page, "--png", picture, "--save", reads)
+    assert picture_of(page.read_text()) is not None
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    rows = pq.read_table(reads)
+    assert sum(b - a for a, b in zip(rows["start_row"].to_pylist(), rows["stop_row"].to_pylist(), strict=True)) == 1500

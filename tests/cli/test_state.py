@@ -1,0 +1,110 @@
+"""`tdu state`: a checkpoint in words, with rows where the data is at hand."""
+
+import json
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.cli.shell import one_line, tdu, tdu_json
+from torch_dataloader_utils import StructuredDataset, merge_states
+
+
+def state_after(table, batches, state=None, **options):
+    """The state after so many batches."""
+    options = {"batch_size": 10, "num_workers": 0, "shuffle": True, **options}
+    loader, _ = StructuredDataset.create_dataloader(str(table), **options)
+    if state is not None:
+        loader.load_state_dict(state)
+    source = iter(loader)
+    for _ in range(batches):
+        next(source)
+    after = loader.state_dict()
+    source.close()
+    return after
+
+
+def saved(tmp_path, document):
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_rows_done_and_to_come(table, tmp_path):
+    state = state_after(table, 30, num_ranks=4, shuffle_rows=100)
+    state = state_after(table, 7, state, num_ranks=2, batch_size=5, shuffle_rows=100)
+    path = saved(tmp_path, {"step": 37, "loader": {"train": state}})
+    (report,) = tdu_json("state", path, table)["states"]
+    assert report["at"] == "loader.train"
+    assert [(each["num_ranks"], each["steps"]) for each in report["topologies"]] == [(4, 30), (2, 7)]
+    assert report["rows"] == {
+        "total_rows": 1500,
+        "done_rows": 30 * 4 * 10 + 7 * 2 * 5,
+        "remaining_rows": 230,
+        "remaining_steps": 23,
+        "dropped_rows": 0,
+    }
+    text = tdu("state", path, table).stdout
+    assert "1,270 of 1,500 rows (84.7%)" in text
+    assert "30 steps on 4 ranks" in text
+
+
+def test_without_the_data_it_says_what_it_can(table, tmp_path):
+    path = saved(tmp_path, state_after(table, 3))
+    assert tdu_json("state", path)["states"][0]["rows"] is None
+    assert "at most 30 rows" in tdu("state", path).stdout
+
+
+@pytest.mark.parametrize(("batches", "epoch"), [(0, 0), (150, 1)])
+def test_the_start_of_an_epoch(table, tmp_path, batches, epoch):
+    path = saved(tmp_path, state_after(table, batches))
+    (report,) = tdu_json("state", path, table)["states"]
+    assert (report["epoch"], report["rows"]["done_rows"]) == (epoch, 0)
+    assert "begins at its start" in tdu("state", path, table).stdout
+
+
+def test_drop_last(table, tmp_path):
+    path = saved(tmp_path, state_after(table, 2, batch_size=400, drop_last=True))
+    (report,) = tdu_json("state", path, table)["states"]
+    assert report["rows"]["done_rows"] == 800
+    assert (report["rows"]["remaining_rows"], report["rows"]["dropped_rows"]) == (400, 300)
+
+
+def test_ranks_that_drifted_apart(table, tmp_path):
+    states = [state_after(table, batches, num_ranks=2, rank=rank) for rank, batches in enumerate((5, 9))]
+    (report,) = tdu_json("state", saved(tmp_path, merge_states(states)), table)["states"]
+    assert report["rows"]["done_rows"] == 140
+    assert "5 to 9 steps (ranks differ)" in tdu("state", tmp_path / "state.json").stdout
+
+
+def test_rows_that_are_not_counted_are_not_claimed(table, tmp_path):
+    options = {"filters": pc.field("id") < 77, "count_rows": False}
+    path = saved(tmp_path, state_after(table, 3, **options))
+    assert tdu_json("state", path)["states"][0]["rows"] is None
+
+
+def test_a_state_of_other_data_is_refused(table, tmp_path):
+    path = saved(tmp_path, state_after(table, 3))
+    (table / "part-2.parquet").unlink()
+    assert "fingerprint" in one_line(tdu("state", path, table, code=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [("{", 2, "is no JSON"), ('{"a": 1}', 1, "holds no loader state"), ("\x80\x04", 1, "holds no")],
+)
+def test_files_that_are_no_states(tmp_path, text, code, says):
+    path = tmp_path / "state.json"
+    path.write_text(text if text != "\x80\x04" else "[]")
+    assert says in one_line(tdu("state", path, code=code))
+
+
+def test_pickles_are_not_opened(tmp_path):
+    path = tmp_path / "state.pt"
+    path.write_bytes(b"\x80\x04K\x01.")
+    assert "executes it" in one_line(tdu("state", path, code=2))
+
+
+def test_a_changed_state_is_refused(table, tmp_path):
+    state = state_after(table, 3)
+    state["epoch"] = 5
+    assert "changed" in one_line(tdu("state", saved(tmp_path, state), code=1))

@@ -1,0 +1,36 @@
+"""`tdu tokens build`: the library's corpora from the shell."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.cli.shell import one_line, tdu, tdu_json
+from torch_dataloader_utils.tokens import IndexedDataset
+
+
+def write_documents(path, documents):
+    pq.write_table(pa.table({"tokens": pa.array(documents, pa.list_(pa.int32()))}), path, row_group_size=2)
+
+
+def test_a_corpus_is_built_and_reported(tmp_path):
+    write_documents(tmp_path / "a.parquet", [[1, 2], [3], None, []])
+    write_documents(tmp_path / "b.parquet", [[4, 5, 6]])
+    prefix = tmp_path / "corpus"
+    options = ["--column", "tokens", "--eod", 9, "--vocabulary", 10, "--skip-nulls"]
+    sources = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    report = tdu_json("tokens", "build", *sources, prefix, *options)
+    assert (report["document_count"], report["token_count"]) == (3, 9)
+    assert (report["null_documents"], report["empty_documents"]) == (1, 1)
+    corpus = IndexedDataset(str(prefix))
+    assert [corpus[number].tolist() for number in range(3)] == [[1, 2, 9], [3, 9], [4, 5, 6, 9]]
+    assert "exists" in one_line(tdu("tokens", "build", *sources, prefix, *options, code=2))
+    assert "9" in tdu("tokens", "build", *sources, prefix, *options, "--overwrite").stdout
+
+
+def test_ids_beyond_the_vocabulary_are_a_data_problem(tmp_path):
+    write_documents(tmp_path / "a.parquet", [[1, 200]])
+    line = one_line(
+        tdu(
+            "tokens", "build", tmp_path / "a.parquet", tmp_path / "c", "--column", "tokens", "--vocabulary", 100, code=1
+        )
+    )
+    assert "the vocabulary has 100" in line
