@@ -13,6 +13,7 @@
     │   ├── FileChangedError (OSError)           not the file that was planned
     │   └── UnsupportedFeatureError (NotImplementedError)
     ├── TransformError (RuntimeError)            your transform raised; says on which rows
+    ├── WorkerDiedError (RuntimeError)           a worker process was killed, crashed, or does not answer
     ├── StoreError (OSError)                     the world is wrong: network, disk, credentials
     ├── CheckpointMismatchError (ValueError)     a state of other data or other options
     └── InternalError (RuntimeError)             we are wrong: please report it
@@ -71,6 +72,10 @@ class UnsupportedFeatureError(DataError, NotImplementedError):
 
 class TransformError(LoaderError, RuntimeError):
     """A user's transform or collate function raised; the cause is chained."""
+
+
+class WorkerDiedError(LoaderError, RuntimeError):
+    """A worker process died or does not answer; the message says which one and what it was reading."""
 
 
 class StoreError(LoaderError, OSError):

@@ -20,6 +20,7 @@ from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import WorkerStream
+from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
 
 
 def as_it_is(batch: Any) -> Any:
@@ -54,7 +55,8 @@ class TableDataLoader(DataLoader[Any]):
         if num_workers > 0:
             threads = dataset.decode.worker_threads
             share = DecodeOptions(threads=threads, budget_bytes=dataset.decode.budget_bytes // num_workers)
-            worker = TicketWorker(dataset.pipeline, share)
+            self._notes = Notes(num_workers)
+            worker = TicketWorker(dataset.pipeline, share, self._notes)
             self._processes = DataLoader(
                 worker,
                 batch_size=None,
@@ -208,7 +210,7 @@ class TableDataLoader(DataLoader[Any]):
         """The answers that carry a batch, `left` of them, or until every worker has ended."""
         ended = set[int]()
         received = 0
-        for answer in self._meter.answers(processes):
+        for answer in with_deaths_named(self._meter.answers(processes), self._notes):
             if answer.error is not None:
                 raise answer.error
             if answer.ended:

@@ -6,8 +6,9 @@ that are free again need no other channel. DataLoader hands tickets out in turn:
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import Dataset, Sampler
@@ -19,6 +20,7 @@ from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
+from torch_dataloader_utils.stream.worker_death import Notes, NotingReader, share_temporary_directory, sweep_if_orphaned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,10 @@ class Answer:
 class TicketWorker(Dataset[Answer]):
     """The data set that a worker process holds: empty until its first ticket comes."""
 
-    def __init__(self, pipeline: Pipeline, options: DecodeOptions) -> None:
+    def __init__(self, pipeline: Pipeline, options: DecodeOptions, notes: Notes) -> None:
         self._pipeline = pipeline
+        self._notes = notes
+        self._directory, self._trainer = share_temporary_directory(), os.getpid()
         self._options = options
         self._slabs = SlabWriter(pipeline.codec) if pipeline.codec is not None else None
         self._stream: WorkerStream | None = None
@@ -82,8 +86,16 @@ class TicketWorker(Dataset[Answer]):
         close: Callable[[], None] | None = getattr(self._batches, "close", None)
         if close is not None:
             close()
+        if self._start is None:
+            sweep_if_orphaned(self._directory, self._trainer)
         self._start = start
-        self._stream = WorkerStream(start.work, self._pipeline, self._options)
+        reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
+        self._stream = WorkerStream(
+            start.work,
+            replace(self._pipeline, reader=reader),
+            self._options,
+            watch=lambda where: self._notes.calling(start.worker, where),
+        )
         self._batches = iter(self._stream)
         if self._slabs is not None:
             self._slabs.reset()

@@ -1,6 +1,7 @@
 """One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +33,19 @@ class Pipeline:
 class WorkerStream:
     """The batches of one worker, in order; `cursor` says how far the last one reached (see LaneReader).
 
-    counters: what it did is added here.
+    counters: what it did is added here. watch: entered, with where its batch ends, while the user's functions run.
     """
 
     def __init__(
-        self, work: WorkerInput, pipeline: Pipeline, options: DecodeOptions, counters: WorkerCounters | None = None
+        self,
+        work: WorkerInput,
+        pipeline: Pipeline,
+        options: DecodeOptions,
+        counters: WorkerCounters | None = None,
+        watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.counters = counters or WorkerCounters()
+        self._watch = watch
         self._schedule = work.program.schedule
         self._pipeline = pipeline
         self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options, self.counters)
@@ -107,6 +114,12 @@ class WorkerStream:
         return block.to_batch()
 
     def _finish(self, batch: Any, lane: LaneReader) -> Any:
+        if not self._pipeline.functions:
+            return batch
+        with self._watch(lane.where):
+            return self._call_functions(batch, lane)
+
+    def _call_functions(self, batch: Any, lane: LaneReader) -> Any:
         for function in self._pipeline.functions:
             try:
                 batch = function(batch)

@@ -1,0 +1,140 @@
+"""Worker processes that die: which one, what it was doing, and what it leaves behind.
+
+A dead worker cannot say. So each notes what it reads in shared memory, where the trainer's process finds it.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import util
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils.errors import WorkerDiedError
+
+T = TypeVar("T")
+
+_NOTE_BYTES = 1024
+_READING, _BATCH = 0, 1
+# How torch.utils.data says it: "(pid 12)", "(pid(s) 12, 13)"; and of one that does not answer, "timed out".
+_PIDS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+
+
+class Notes:
+    """For each worker its process id and two notes, in shared memory that has no name and so is never left behind."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._pids: torch.Tensor = torch.zeros(num_workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        text = torch.zeros((num_workers, 2, _NOTE_BYTES), dtype=torch.uint8)
+        self._text: torch.Tensor = text.share_memory_()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def reading(self, worker: int, where: str) -> Iterator[None]:
+        """Notes, in the worker, that it reads `where`; with several threads the last one to begin is noted."""
+        self._write(worker, _READING, where)
+        yield
+        self._write(worker, _READING, "")
+
+    @contextmanager
+    def calling(self, worker: int, where: str) -> Iterator[None]:
+        """Notes, in the worker, that it runs the user's functions on a batch that ends in `where`."""
+        self._write(worker, _BATCH, where)
+        yield
+        self._write(worker, _BATCH, "")
+
+    def of_pid(self, pid: int) -> str:
+        """Worker and what it was doing, for the process with this id."""
+        found = (self._pids == pid).nonzero()
+        return self.of_worker(int(found[0])) if len(found) else f"A worker process (pid {pid}), before its first read"
+
+    def of_worker(self, worker: int) -> str:
+        """Worker and what it was doing."""
+        reading, batch = self._read(worker, _READING), self._read(worker, _BATCH)
+        doing = [f"in a function on the batch that ends in {batch}"] if batch else []
+        doing += [f"reading {reading}"] if reading else []
+        what = " and ".join(doing) or "between two row groups"
+        return f"Worker process {worker} (pid {int(self._pids[worker])}), {what}"
+
+    def all(self) -> str:
+        """Every worker and what it was doing."""
+        return "; ".join(map(self.of_worker, range(len(self._pids))))
+
+    def _write(self, worker: int, kind: int, where: str) -> None:
+        data = where.encode()[-_NOTE_BYTES:].ljust(_NOTE_BYTES, b"\0")
+        self._text.numpy()[worker, kind] = np.frombuffer(data, dtype=np.uint8)
+        self._pids[worker] = os.getpid()
+
+    def _read(self, worker: int, kind: int) -> str:
+        data: bytes = self._text.numpy()[worker, kind].tobytes()
+        return data.rstrip(b"\0").decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotingReader:
+    """A reader that notes which row group it reads."""
+
+    reader: RowGroupReader
+    notes: Notes
+    worker: int
+
+    def read(self, task: RowGroupTask, stop_row: int | None = None) -> Any:
+        """See RowGroupReader."""
+        with self.notes.reading(self.worker, f"{task.path} row group {task.ordinal}"):
+            return self.reader.read(task, stop_row)
+
+
+def with_deaths_named(answers: Iterable[T], notes: Notes) -> Iterator[T]:
+    """The answers; a dead or silent worker is an error that says which one it is and what it was doing.
+
+    Raises:
+        WorkerDiedError: from torch's own RuntimeError.
+    """
+    try:
+        yield from answers
+    except RuntimeError as error:
+        named = _named(error, notes)
+        if named is None:
+            raise
+        raise named from error
+
+
+def _named(error: RuntimeError, notes: Notes) -> WorkerDiedError | None:
+    text = str(error).strip().rstrip(". ")
+    if "DataLoader timed out" in text:
+        return WorkerDiedError(
+            f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what it waits on."
+        )
+    match = _PIDS.search(text)
+    if match is None:
+        return None
+    told = "; ".join(notes.of_pid(int(pid)) for pid in match[1].split(","))
+    return WorkerDiedError(
+        f"{told}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
+        "decode_ahead_bytes; if it crashed, read that row group in a process of its own."
+    )
+
+
+def share_temporary_directory() -> str:
+    """Makes multiprocessing's directory for sockets here, in the trainer, so that a killed worker leaves none.
+
+    Each worker would make its own otherwise, when it first shares a tensor, and remove it at its own exit.
+    """
+    directory: str = util.get_temp_dir()
+    return directory
+
+
+def sweep_if_orphaned(directory: str, trainer: int) -> None:
+    """In a worker: when it ends because the trainer was killed, it removes the trainer's directory."""
+
+    def sweep() -> None:
+        if os.getppid() != trainer:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    util.Finalize(None, sweep, exitpriority=-200)

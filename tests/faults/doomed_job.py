@@ -1,0 +1,65 @@
+"""A training process for test_death: it reads with workers, says what it sees, and dies in the way it is told.
+
+python -m tests.faults.doomed_job PATH WORKERS HOW      how: killed | exit | segfault | raises | waits | main
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from psutil import Process
+from torch.utils.data import get_worker_info
+
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.errors import LoaderError
+
+
+class Doom:
+    """A transform that ends its process at row 150."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __call__(self, batch: Any) -> Any:
+        if 150 not in batch["row"].tolist() or get_worker_info() is None:
+            return batch
+        match self.how:
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                os._exit(3)
+            case "segfault":
+                ctypes.string_at(0)
+            case "raises":
+                raise ValueError("no good")
+            case "hangs":
+                signal.pause()
+        return batch
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def run(path: str, how: str) -> None:
+    """One pass, whose outcome is one line."""
+    loader, _ = StructuredDataset.create_dataloader(
+        path, batch_size=10, num_workers=2, transform=Doom(how), timeout=3 if how == "hangs" else 0
+    )
+    rows: list[int] = []
+    try:
+        for batch in loader:
+            rows += batch["row"].tolist()
+            if how == "waits" and len(rows) == 50:
+                say(pid=os.getpid(), children=[child.pid for child in Process().children(recursive=True)])
+                signal.pause()
+    except LoaderError as error:
+        say(how=how, error=type(error).__name__, text=str(error), rows=rows, state=loader.state_dict())
+
+
+if __name__ == "__main__":
+    for fate in sys.argv[2:]:
+        run(sys.argv[1], fate)

@@ -1,0 +1,92 @@
+"""Processes that die: the worker's number and row group are told, and nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.faults.tables import table
+from torch_dataloader_utils import StructuredDataset
+
+ROOT = Path(__file__).parents[2]
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for file in range(4):
+        pq.write_table(table(file * 100, 100), folder / f"{file}.parquet", row_group_size=50)
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A directory for temporary files, which must be empty afterwards."""
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def start(data: Path, scratch: Path, *how: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.doomed_job", str(data), *how],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def shared_memory() -> set[Path]:
+    folder = Path("/dev/shm")
+    return set(folder.iterdir()) if folder.exists() else set()
+
+
+def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_restart(
+    data: Path, scratch: Path
+) -> None:
+    before = shared_memory()
+    fates = ["killed", "exit", "segfault", "hangs", "raises"]
+    job = start(data, scratch, *fates)
+    output, errors = job.communicate(timeout=100)
+    assert job.returncode == 0, errors[-3000:]
+    told = [json.loads(line) for line in output.splitlines()]
+    assert [each["how"] for each in told] == fates
+    assert shared_memory() <= before
+    for each in told:
+        assert each["error"] == ("TransformError" if each["how"] == "raises" else "WorkerDiedError")
+        # Row 150 is the first of the second row group of file 1, and so in the batch of rows 150 to 159.
+        assert f"{data}/1.parquet row group 1" in each["text"], each
+        assert ("no good" in each["text"]) == (each["how"] == "raises")
+        loader = StructuredDataset.create_dataloader(str(data), batch_size=10, num_workers=0)[0]
+        loader.load_state_dict(each["state"])
+        rest = [row for batch in loader for row in batch["row"].tolist()]
+        assert sorted(each["rows"] + rest) == list(range(ROWS))
+
+
+def started_and_waiting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
+    assert job.stdout is not None
+    line = json.loads(job.stdout.readline())
+    return [psutil.Process(pid) for pid in line["children"]]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_the_trainer_and_leave_nothing(data: Path, scratch: Path, sign: signal.Signals) -> None:
+    before = shared_memory()
+    job = start(data, scratch, "waits")
+    workers = started_and_waiting(job)
+    assert len(workers) >= 2
+    job.send_signal(sign)
+    _, errors = job.communicate(timeout=30)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
+    assert errors.count("Traceback") <= 1
+    assert shared_memory() <= before
