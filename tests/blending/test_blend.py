@@ -15,7 +15,7 @@ from torch_dataloader_utils.blending import blend
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.device import DevicePrefetcher
 
-SIZES = (61, 24, 9)
+SIZES = (41, 17, 6)
 WEIGHTS = (5.0, 2.0, 1.5)
 STARTS = (0, 1_000, 2_000)
 
@@ -41,7 +41,7 @@ def make(tables, *, num_ranks=1, rank=0, batch_sizes=(4, 4, 4), weights=WEIGHTS,
             decode_threads=1,
             shuffle=True,
             shuffle_rows=20,
-            split_rows=7,
+            split_rows=9,
             num_ranks=num_ranks,
             rank=rank,
             **(source_options or {}),
@@ -235,7 +235,7 @@ def test_sources_with_worker_processes(tables):
     expected = rows_of(make(tables, stop=6))
     loaders = [
         StructuredDataset.create_dataloader(
-            "", inventory=inventory, batch_size=4, num_workers=1, shuffle=True, shuffle_rows=20, split_rows=7
+            "", inventory=inventory, batch_size=4, num_workers=1, shuffle=True, shuffle_rows=20, split_rows=9
         )[0]
         for inventory in tables[:2]
     ]

@@ -13,7 +13,11 @@ from tests.token_packing.corpora import EOD, number_tokens, pack_corpus, samples
 from tests.token_packing.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
+from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.token_packing import flat_cu_seqlens, pack_tokens
+from torch_dataloader_utils.token_packing.inventory import Share, count_packed
+from torch_dataloader_utils.token_packing.reader import PackingReader
 
 LENGTHS = [[[5, 0, 30, None, 12], [40, 3, 0, 0]], [[9] * 20]]
 TOKENS = number_tokens(LENGTHS)
@@ -76,6 +80,20 @@ def test_a_packed_inventory_saves_the_counting_and_knows_its_packing(corpus, tmp
         load(corpus, PACKING, inventory=packed)
     with pytest.raises(ConfigError, match="not rows"):
         load(corpus, None, inventory=packed)
+
+
+@pytest.mark.parametrize("counts", ["footers", "read"])
+def test_processes_share_the_counting(corpus, counts):
+    packing = replace(PACKING, counts=counts)
+    inventory = scan_files(str(corpus), columns=["tokens"])
+    reader = PackingReader(reader=make_reader(ReadSpec(schema=inventory.schema, columns=("tokens",))), packing=packing)
+    parts = []
+    for index in range(2):
+        share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
+        count_packed(inventory, reader, share)
+    expected = [len(pack_corpus([[group]], packing)) for groups in TOKENS for group in groups]
+    assert np.sum(parts, axis=0).tolist() == expected
+    assert all((part < expected).any() for part in parts)
 
 
 @pytest.mark.parametrize("fill", ["greedy", "best_fit"])

@@ -109,7 +109,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
     formats = inventory.files.formats[groups.file]
     countable = np.array([footer_counts(int(each), reader.packing) for each in range(int(formats.max(initial=0)) + 1)])
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
-    by_footer = is_whole & countable[formats] if len(groups) else np.zeros(0, dtype=np.bool_)
+    by_footer = is_whole & countable[formats]
     counted = np.zeros(len(groups), dtype=np.int64)
     with ThreadPoolExecutor(share.threads, thread_name_prefix="tdu-pack") as pool:
         files = np.unique(groups.file[by_footer])[share.index :: share.count]
