@@ -21,6 +21,10 @@ if TYPE_CHECKING:
         SplitStrategy,
     )
     from torch_dataloader_utils._core.state import merge_states
+    from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
+    from torch_dataloader_utils._observe.metrics import Metrics
+    from torch_dataloader_utils._observe.opentelemetry import export_to_opentelemetry
+    from torch_dataloader_utils._observe.prometheus import export_to_prometheus
     from torch_dataloader_utils.blending import blend
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
@@ -44,10 +48,13 @@ _HOMES = {
     "DataFileInfo": "_core.splits",
     "DevicePrefetcher": "stream.device",
     "EpochPlan": "planning",
+    "EpochRun": "_observe.callbacks",
     "IcebergDataFileInfo": "_core.splits",
     "IcebergDataset": "iceberg",
     "Inventory": "_core.inventory",
+    "LoaderCallback": "_observe.callbacks",
     "LoaderError": "errors",
+    "Metrics": "_observe.metrics",
     "PadRagged": "shape.padding",
     "Ragged": "shape.ragged",
     "RoundRobinSplitStrategy": "plan.strategies",
@@ -61,6 +68,8 @@ _HOMES = {
     "TargetSizeSplitStrategy": "plan.strategies",
     "TensorBatch": "shape.tensor_batch",
     "blend": "blending",
+    "export_to_opentelemetry": "_observe.opentelemetry",
+    "export_to_prometheus": "_observe.prometheus",
     "load_inventory": "discover",
     "merge_states": "_core.state",
     "pack_tokens": "token_packing",
@@ -75,10 +84,13 @@ __all__ = [
     "DataFileInfo",
     "DevicePrefetcher",
     "EpochPlan",
+    "EpochRun",
     "IcebergDataFileInfo",
     "IcebergDataset",
     "Inventory",
+    "LoaderCallback",
     "LoaderError",
+    "Metrics",
     "PadRagged",
     "Ragged",
     "RoundRobinSplitStrategy",
@@ -92,6 +104,8 @@ __all__ = [
     "TargetSizeSplitStrategy",
     "TensorBatch",
     "blend",
+    "export_to_opentelemetry",
+    "export_to_prometheus",
     "load_inventory",
     "merge_states",
     "pack_tokens",
