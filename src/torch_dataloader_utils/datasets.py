@@ -111,6 +111,7 @@ class StructuredDataset(TableDataset):
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         page_checksums: bool = True,
+        on_error: Literal["raise", "skip"] = "raise",
         decode_threads: int | None = None,
         decode_ahead_bytes: int | str = "256MiB",
         mesh: "DeviceMesh | None" = None,
@@ -158,6 +159,8 @@ class StructuredDataset(TableDataset):
             pack: documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.
             inventory: from `scan_files` or `load_inventory`; then nothing is listed.
             page_checksums: check Parquet page checksums where the file has them.
+            on_error: "skip" decodes every row group once before the plan and leaves out, with a warning that names
+                them, those that are corrupt; steps stay equal. "raise" raises when they are met.
             decode_threads: row groups decoded at once (threads engine). decode_ahead_bytes: decoded ahead, at most.
             mesh: a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its
                 data-parallel ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...)
@@ -210,6 +213,7 @@ class StructuredDataset(TableDataset):
             max_tokens_per_batch=max_tokens_per_batch,
             pack=pack,
             page_checksums=page_checksums,
+            on_error=on_error,
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,
             mesh=mesh,

@@ -51,6 +51,7 @@ class TableOptions:
     max_tokens_per_batch: int | None = None
     pack: TokenPacking | None = None
     page_checksums: bool = True
+    on_error: Literal["raise", "skip"] = "raise"
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
     mesh: Any = None
@@ -83,6 +84,8 @@ class TableOptions:
             )
         if self.pack is not None:
             self._check_packing(self.pack)
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigError(f'on_error={self.on_error!r}: pass "raise" or "skip".')
         if self.count_rows not in ("auto", True, False):
             raise ConfigError(f'count_rows={self.count_rows!r}: pass "auto", True or False.')
 

@@ -16,6 +16,7 @@ from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
@@ -26,6 +27,7 @@ from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import Share, count_packed, stored_inventory
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.token_packing.reader import PackingReader
+from torch_dataloader_utils.verify import leave_out_bad_groups
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 
@@ -83,6 +85,8 @@ def wire_rows(
     """
     exchange = add_over_ranks if part[1] > 1 else _alone
     if options.pack is not None:
+        if options.on_error == "skip":
+            raise ConfigError('on_error="skip" is not there for pack: which samples a row group ends, is not known.')
         share = Share(index=part[0], count=part[1], exchange=exchange, threads=options.threads)
         return _wire_samples(inventory, options, options.pack, storage_options, share)
     inventory = stored_inventory(inventory, None)
@@ -94,6 +98,8 @@ def wire_rows(
         shaper = LengthShaper(shaper=shaper, column=options.bucket_by)
         columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
     reader = make_reader(read_spec(inventory, options, storage_options, columns))
+    if options.on_error == "skip":
+        inventory = leave_out_bad_groups(inventory, reader, exchange, threads=options.threads, part=part)
     if options.count_rows is not False:
         inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)

@@ -1,0 +1,84 @@
+"""on_error="skip": every row group is decoded once before the plan, and bad ones are left out of the inventory.
+
+A plan promises its steps before anything is read. So what cannot be read has to be known by then: skipped later, a
+row group would leave its rank short of the others. docs/design/0010-faults.md has the argument.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.discover import with_live_rows
+from torch_dataloader_utils.errors import (
+    CorruptFileError,
+    DataError,
+    NoDataError,
+    RowCountError,
+    UnsupportedFeatureError,
+)
+from torch_dataloader_utils.read.reader import Reader
+
+_log = logging.getLogger(__name__)
+
+Exchange = Callable[[Int64s], Int64s]
+
+# A file that changed or does not fit the schema is not bad data, and storage that fails says nothing of the data.
+_SKIPPED: tuple[type[DataError], ...] = (CorruptFileError, RowCountError, UnsupportedFeatureError)
+_MOST_NAMED = 20
+
+
+def leave_out_bad_groups(
+    inventory: Inventory, reader: Reader, exchange: Exchange, *, threads: int, part: tuple[int, int]
+) -> Inventory:
+    """The inventory without the row groups that `reader` cannot read; the others have their live rows counted.
+
+    part: (index, count): this process reads every count-th row group, and `exchange` adds up what all found (arrays
+        of the same shape, zero where another one reads). Each row group left out is logged, and noted in the
+        inventory.
+
+    Raises:
+        NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped.
+    """
+    index, count = part
+    mine = np.arange(index, inventory.num_groups, count)
+    found = np.zeros((2, inventory.num_groups), dtype=np.int64)
+    with ThreadPoolExecutor(threads, thread_name_prefix="tdu-verify") as pool:
+        found[:, mine] = np.array(list(pool.map(lambda group: _verify(inventory, reader, group), mine.tolist()))).T
+    live_rows, fault = exchange(found)
+    bad = np.flatnonzero(fault)
+    if len(bad) == 0:
+        return with_live_rows(inventory, live_rows)
+    if len(bad) == inventory.num_groups:
+        raise NoDataError(f"{inventory.source}: not one of {len(bad)} row groups can be read. The log has each reason.")
+    notes = _notes(inventory, bad, fault)
+    warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
+    kept = with_live_rows(inventory, np.where(fault > 0, 0, live_rows))
+    return replace(kept, notes=(*inventory.notes, *notes))
+
+
+def _verify(inventory: Inventory, reader: Reader, group: int) -> tuple[int, int]:
+    """(live rows, 0), or (0, number of the fault)."""
+    try:
+        return reader.read(inventory.task(group)).num_rows, 0
+    except _SKIPPED as error:
+        _log.warning("left out: %s", error)
+        return 0, next(i for i, kind in enumerate(_SKIPPED, start=1) if isinstance(error, kind))
+
+
+def _notes(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]:
+    groups = inventory.groups
+    rows = groups.physical_rows[bad]
+    total = f"{int(rows.sum()):,} rows" if (rows != UNKNOWN).all() else "uncounted rows"
+    lines = [f"on_error=skip left out {len(bad):,} of {len(groups):,} row groups with {total}"]
+    for group in bad[:_MOST_NAMED].tolist():
+        path = redact(inventory.files.paths[int(groups.file[group])])
+        lines.append(f"{path} row group {groups.ordinal[group]}: {_SKIPPED[int(fault[group]) - 1].__name__}")
+    if len(bad) > _MOST_NAMED:
+        lines.append(f"and {len(bad) - _MOST_NAMED:,} more, in the log")
+    return tuple(lines)
