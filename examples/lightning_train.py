@@ -1,0 +1,77 @@
+"""Lightning 2: a data module, and a checkpoint in the middle of an epoch that is resumed without replay.
+
+python -m examples.lightning_train             # Lightning starts the second process itself
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from examples.trips import FEATURES, audit, find_trips
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.lightning import TableDataModule
+
+EPOCHS, SAVED_STEP = 2, 100
+
+
+class FareModel(LightningModule):
+    """Linear regression that audits the rows of every epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(len(FEATURES), 1)
+        self.row_ids: list[int] = []
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        self.row_ids += batch["row_id"].tolist()
+        return nn.functional.mse_loss(self.linear(batch["x"]).squeeze(1), batch["fare"])
+
+    def on_train_epoch_end(self) -> None:
+        if self.global_step % self.trainer.num_training_batches == 0:  # not where max_steps ended it
+            audit(self.current_epoch, self.row_ids)
+            self.row_ids.clear()
+
+    # The audit needs the rows before a checkpoint too; nothing else does.
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        row_ids: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(row_ids, self.row_ids)
+        checkpoint["row_ids"] = row_ids
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.row_ids = checkpoint["row_ids"][dist.get_rank()]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.03)
+
+
+def make_loader(path: str) -> Any:
+    """A loader of this rank: called by Lightning, when it knows the ranks."""
+    return StructuredDataset.create_dataloader(
+        path,
+        columns=["row_id", *FEATURES, "fare"],
+        stack={"x": FEATURES},
+        batch_size=256,
+        shuffle=True,
+        shuffle_rows=8_192,
+        num_ranks="auto",
+    )[0]
+
+
+def main() -> None:
+    """Train to a step of epoch 1, then go on from its checkpoint with a new Trainer."""
+    data = TableDataModule(partial(make_loader, find_trips()))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    place = {"accelerator": "cpu", "strategy": "ddp", "devices": 2}
+    saving = ModelCheckpoint(".demo/lightning", "{step}", every_n_train_steps=SAVED_STEP, enable_version_counter=False)
+    Trainer(**quiet, **place, max_steps=SAVED_STEP, callbacks=[saving]).fit(FareModel(), datamodule=data)
+    trainer = Trainer(**quiet, **place, max_epochs=EPOCHS, enable_checkpointing=False)
+    trainer.fit(FareModel(), datamodule=data, ckpt_path=f".demo/lightning/step={SAVED_STEP}.ckpt", weights_only=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The Trainer of Transformers: loaders of this library, and a checkpoint resumed without replay.
+
+torchrun --nproc-per-node 2 -m examples.transformers_train
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from examples.trips import FEATURES, audit, find_trips
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.accelerate import prepare
+from torch_dataloader_utils.integrations.transformers import LoaderStateCallback
+
+EPOCHS, SAVED_STEP = 2, 100
+
+
+class FareModel(nn.Module):
+    """Linear regression; notes the rows it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(len(FEATURES), 1)
+        self.row_ids: list[int] = []
+
+    def forward(self, row_id: Tensor, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        if self.training:
+            self.row_ids += row_id.tolist()
+        logits = self.linear(x).squeeze(1)
+        return {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
+
+
+class TableTrainer(Trainer):
+    """A Trainer whose loaders are ours. It knows the ranks by then, so num_ranks="auto" is right."""
+
+    def make_loader(self, **options: Any) -> Any:
+        return StructuredDataset.create_dataloader(
+            find_trips(),
+            columns=["row_id", *FEATURES, "fare"],
+            stack={"x": FEATURES, "labels": ["fare"]},
+            collate_fn=lambda batch: {**batch, "labels": batch["labels"][:, 0]},
+            batch_size=256,
+            num_workers=0,
+            num_ranks="auto",
+            **options,
+        )[0]
+
+    def get_train_dataloader(self) -> Any:
+        return self.make_loader(shuffle=True, shuffle_rows=8_192)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return prepare(self.accelerator, self.make_loader())  # ranks' last batches differ in size
+
+
+def main() -> None:
+    """Train to a step of epoch 1, then go on from its checkpoint; audit epoch 1 over both parts."""
+    options = {"output_dir": ".demo/transformers", "num_train_epochs": EPOCHS, "ignore_data_skip": True}
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_strategy": "no"}
+    first, second = FareModel(), FareModel()
+    saving = TrainingArguments(**options, **quiet, save_strategy="steps", save_steps=SAVED_STEP)
+    TableTrainer(first, saving, callbacks=[LoaderStateCallback(), StopAt(SAVED_STEP)]).train()
+    trainer = TableTrainer(
+        second, TrainingArguments(**options, **quiet, save_strategy="no"), callbacks=[LoaderStateCallback()]
+    )
+    trainer.train(resume_from_checkpoint=f".demo/transformers/checkpoint-{SAVED_STEP}")
+    received = first.row_ids + second.row_ids
+    epoch_rows = len(received) // EPOCHS
+    for epoch in range(EPOCHS):
+        audit(epoch, received[epoch * epoch_rows : (epoch + 1) * epoch_rows])
+
+
+class StopAt(TrainerCallback):
+    """Stands for the failure that ends the first part."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step >= self.step
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()
+    dist.destroy_process_group()

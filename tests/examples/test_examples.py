@@ -1,0 +1,88 @@
+"""Every example as its reader would start it, in an empty directory; each audits the rows it received."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EPOCHS = [f"epoch {epoch}: 20,015 + 20,015 = 40,030 rows, each once" for epoch in range(2)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all of them run in, so that the data is written once."""
+    return tmp_path_factory.mktemp("home")
+
+
+def run(home: Path, module: str, num_processes: int | None = 2) -> list[str]:
+    """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
+    command = [sys.executable, "-m"]
+    if num_processes is not None:
+        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), "-m"]
+    done = subprocess.run(
+        [*command, f"examples.{module}"],
+        cwd=home,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:]
+    return done.stdout.splitlines()
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skip where one of these is not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}")
+
+
+def test_examples_are_short() -> None:
+    long = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*_train.py")}
+    assert long
+    assert max(long.values()) < 100, long
+
+
+def test_fsdp2_stops_in_an_epoch_and_goes_on_with_another_number_of_ranks(home: Path) -> None:
+    first = run(home, "fsdp2_train")
+    assert first[0] == EPOCHS[0]
+    assert "after 5,120 rows" in " ".join(first)
+    assert run(home, "fsdp2_train", num_processes=1) == [
+        "rank 0 read the other 29,790 rows of epoch 1",
+        "epoch 2: 40,030 = 40,030 rows, each once",
+    ]
+
+
+@needs("accelerate")
+def test_accelerate(home: Path) -> None:
+    lines = run(home, "accelerate_train")
+    assert [line for line in lines if "each once" in line] == EPOCHS
+    assert sum("of 40,030 rows" in line for line in lines) == 2
+
+
+@needs("lightning")
+def test_lightning(home: Path) -> None:
+    assert [line for line in run(home, "lightning_train", num_processes=None) if "each once" in line] == EPOCHS
+
+
+@needs("transformers", "accelerate")
+def test_transformers(home: Path) -> None:
+    assert [line for line in run(home, "transformers_train") if "each once" in line] == EPOCHS
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_ray(home: Path) -> None:
+    lines = run(home, "ray_train", num_processes=None)
+    assert [epoch for epoch in EPOCHS if any(epoch in line for line in lines)] == EPOCHS
+
+
+@needs("matplotlib")
+def test_throughput_plot(home: Path) -> None:
+    run(home, "plot_loader", num_processes=None)
+    assert (home / ".demo" / "loader.png").read_bytes().startswith(b"\x89PNG")
