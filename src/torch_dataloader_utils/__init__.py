@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._observe.metrics import Metrics
     from torch_dataloader_utils._observe.opentelemetry import export_to_opentelemetry
     from torch_dataloader_utils._observe.prometheus import export_to_prometheus
+    from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, RetryPolicy
     from torch_dataloader_utils.blending import blend
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
-    from torch_dataloader_utils.errors import CheckpointMismatchError, LoaderError
+    from torch_dataloader_utils.errors import CheckpointMismatchError, LoaderError, WorkerDiedError
     from torch_dataloader_utils.iceberg import IcebergDataset, scan_iceberg
     from torch_dataloader_utils.plan.strategies import (
         RoundRobinSplitStrategy,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckpointMismatchError": "errors",
+    "CoalesceLimits": "_store",
     "DataFileInfo": "_core.splits",
     "DevicePrefetcher": "stream.device",
     "EpochPlan": "planning",
@@ -57,6 +59,8 @@ _HOMES = {
     "Metrics": "_observe.metrics",
     "PadRagged": "shape.padding",
     "Ragged": "shape.ragged",
+    "RemoteOptions": "_store",
+    "RetryPolicy": "_store",
     "RoundRobinSplitStrategy": "plan.strategies",
     "RowDataset": "row_dataset",
     "RowRange": "_core.splits",
@@ -67,6 +71,7 @@ _HOMES = {
     "StructuredDataset": "datasets",
     "TargetSizeSplitStrategy": "plan.strategies",
     "TensorBatch": "shape.tensor_batch",
+    "WorkerDiedError": "errors",
     "blend": "blending",
     "export_to_opentelemetry": "_observe.opentelemetry",
     "export_to_prometheus": "_observe.prometheus",
@@ -81,6 +86,7 @@ _HOMES = {
 
 __all__ = [
     "CheckpointMismatchError",
+    "CoalesceLimits",
     "DataFileInfo",
     "DevicePrefetcher",
     "EpochPlan",
@@ -93,6 +99,8 @@ __all__ = [
     "Metrics",
     "PadRagged",
     "Ragged",
+    "RemoteOptions",
+    "RetryPolicy",
     "RoundRobinSplitStrategy",
     "RowDataset",
     "RowRange",
@@ -103,6 +111,7 @@ __all__ = [
     "StructuredDataset",
     "TargetSizeSplitStrategy",
     "TensorBatch",
+    "WorkerDiedError",
     "blend",
     "export_to_opentelemetry",
     "export_to_prometheus",

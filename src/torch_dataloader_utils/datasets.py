@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 # Row groups of remote files that one process fetches at once, each with one request or more.
-REMOTE_THREADS = 8
+REMOTE_THREADS = 16
 
 
 class StructuredDataset(TableDataset):
@@ -219,6 +219,9 @@ class StructuredDataset(TableDataset):
             mesh=mesh,
         )
         warn_about(dataset.plan())
+        if remote is not None and remote.backend == "obstore" and dataset.num_processes:
+            # Discovery has used it in this process already; see _store/obstore.py.
+            loader_options.setdefault("multiprocessing_context", "forkserver")
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
 
 
@@ -247,7 +250,7 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
 
 
 def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
-    """Threads for local files are as many as processors; for remote ones, which mostly wait, at least eight."""
+    """Threads for local files are as many as processors; for remote ones, which mostly wait, more."""
     threads, worker_threads = options.threads, 1
     if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
         worker_threads = options.decode_threads or REMOTE_THREADS
