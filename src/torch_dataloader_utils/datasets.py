@@ -112,6 +112,7 @@ class StructuredDataset(TableDataset):
         inventory: Inventory | None = None,
         page_checksums: bool = True,
         on_error: Literal["raise", "skip"] = "raise",
+        broadcast_inventory: bool = False,
         decode_threads: int | None = None,
         decode_ahead_bytes: int | str = "256MiB",
         mesh: "DeviceMesh | None" = None,
@@ -161,6 +162,7 @@ class StructuredDataset(TableDataset):
             page_checksums: check Parquet page checksums where the file has them.
             on_error: "skip" decodes every row group once before the plan and leaves out, with a warning that names
                 them, those that are corrupt; steps stay equal. "raise" raises when they are met.
+            broadcast_inventory: only rank 0 of the default process group scans, and sends the inventory to the others.
             decode_threads: row groups decoded at once (threads engine). decode_ahead_bytes: decoded ahead, at most.
             mesh: a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its
                 data-parallel ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...)
@@ -214,6 +216,7 @@ class StructuredDataset(TableDataset):
             pack=pack,
             page_checksums=page_checksums,
             on_error=on_error,
+            broadcast_inventory=broadcast_inventory,
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,
             mesh=mesh,

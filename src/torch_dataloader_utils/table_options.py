@@ -52,6 +52,7 @@ class TableOptions:
     pack: TokenPacking | None = None
     page_checksums: bool = True
     on_error: Literal["raise", "skip"] = "raise"
+    broadcast_inventory: bool = False
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
     mesh: Any = None

@@ -5,6 +5,7 @@ discover  →  read  →  shape      paths or an inventory in; an inventory with
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.ranks import add_over_ranks
+from torch_dataloader_utils.stream.ranks import add_over_ranks, from_rank_zero
 from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import Share, count_packed, stored_inventory
@@ -57,7 +58,8 @@ def find_inventory(
     """The inventory that was given, if it fits the filter, or that of the files."""
     if inventory is None:
         paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
-        inventory = scan_files(
+        scan = partial(
+            scan_files,
             paths,
             format,
             columns=options.columns,
@@ -66,6 +68,7 @@ def find_inventory(
             storage_options=storage_options,
             count_rows=options.count_rows,
         )
+        inventory = from_rank_zero(scan) if options.broadcast_inventory else scan()
     return under_filter(inventory, options.filters)
 
 

@@ -3,17 +3,20 @@
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
 
 # What torchtitan, Accelerate, Lightning and the tutorials of PyTorch call the dimensions of a mesh. Along the first
 # kind processes train on different rows; along the second they work on the same batch together.
@@ -164,3 +167,24 @@ def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     dist.all_reduce(tensor)
     total: npt.NDArray[np.int64] = tensor.cpu().numpy()
     return total
+
+
+def from_rank_zero(make: Callable[[], T]) -> T:
+    """What `make` gives on rank 0 of the default process group, on every rank; every rank must call it.
+
+    Without a process group it is this process's own. An error of rank 0 is raised on all ranks, so that none waits.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return make()
+    outcome: list[Any] = [None, InternalError("Rank 0 failed where it alone was at work; see its traceback.")]
+    try:
+        if dist.get_rank() == 0:
+            outcome = [make(), None]
+    except LoaderError as error:
+        outcome = [None, error]
+    finally:
+        dist.broadcast_object_list(outcome, src=0)
+    value, failure = outcome
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[no-any-return]
