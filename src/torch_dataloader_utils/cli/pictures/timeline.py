@@ -1,7 +1,7 @@
 """A plan as bars: for each worker what it reads, one row group after the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -80,16 +80,13 @@ class Timeline:
 def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
     """The timeline of the first `max_ranks` ranks."""
     shown = min(max_ranks, plan.topology.num_ranks)
-    uses = _uses(plan, shown)
-    files, file_of_use = np.unique(uses["path"], return_inverse=True) if len(uses["path"]) else ((), uses["rank"])
-    merges = len(uses["rank"]) > _MOST_BARS
-    shared = _shared(uses, file_of_use)
+    uses = _Uses.of(plan, shown)
     workers = []
     for rank in range(shown):
         for worker, program in enumerate(plan.details.programs(rank)):
-            own = np.flatnonzero((uses["rank"] == rank) & (uses["worker"] == worker))
-            lanes = [own[uses["lane"][own] == lane] for lane in range(len(program.lanes))]
-            total = int(uses["bytes"][own].sum())
+            own = np.flatnonzero((uses.rank == rank) & (uses.worker == worker))
+            lanes = [own[uses.lane[own] == lane] for lane in range(len(program.lanes))]
+            total = int(uses.num_bytes[own].sum())
             workers.append(
                 WorkerRow(
                     rank=rank,
@@ -97,66 +94,93 @@ def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
                     num_rows=program.num_rows,
                     num_batches=program.schedule.num_batches,
                     num_bytes=total,
-                    lanes=tuple(_bars(uses, file_of_use, shared, lane, total, merges=merges) for lane in lanes),
+                    lanes=tuple(_bars(uses, lane, total) for lane in lanes),
                 )
             )
-    names = tuple(PurePosixPath(redact(str(path))).name for path in files)
-    return Timeline(workers=tuple(workers), files=names, num_ranks=plan.topology.num_ranks, shown_ranks=shown)
+    return Timeline(workers=tuple(workers), files=uses.files, num_ranks=plan.topology.num_ranks, shown_ranks=shown)
 
 
-def _uses(plan: EpochPlan, shown: int) -> dict[str, Any]:
-    table = plan.to_arrow(range(shown))
-    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Uses:
+    """What is read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
+
+    file: index into files, which are short names. is_shared: of a row group that more than one worker reads.
+    """
+
+    rank: Int64s
+    worker: Int64s
+    lane: Int64s
+    file: Int64s
+    row_group: Int64s
+    start_row: Int64s
+    stop_row: Int64s
+    num_bytes: Int64s
+    is_shared: Any
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: EpochPlan, shown: int) -> "_Uses":
+        """Those of the first `shown` ranks."""
+        table = plan.to_arrow(range(shown))
+        columns = {
+            name: table.column(name).to_numpy().astype(np.int64) for name in table.column_names if name != "path"
+        }
+        paths, file = np.unique(np.array(table.column("path").to_pylist(), dtype=object), return_inverse=True)
+        groups = np.unique(np.stack([file, columns["row_group"]]), axis=1, return_inverse=True)[1].reshape(-1)
+        readers = np.unique(np.stack([groups, columns["rank"], columns["worker"]]), axis=1)
+        counts = np.bincount(readers[0], minlength=1)
+        names = ("rank", "worker", "lane", "row_group", "start_row", "stop_row")
+        return cls(
+            **{name: columns[name] for name in names},
+            file=file.astype(np.int64),
+            num_bytes=columns["bytes"],
+            is_shared=counts[groups] > 1,
+            files=_short_names([redact(path) for path in paths]),
+        )
 
 
-def _shared(uses: dict[str, Any], file_of_use: Int64s) -> Any:
-    """Whether each use is of a row group that more than one worker reads."""
-    groups = np.stack([file_of_use, uses["row_group"]]) if len(file_of_use) else np.zeros((2, 0), dtype=np.int64)
-    _, group = np.unique(groups, axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    pairs = np.unique(np.stack([group, uses["rank"], uses["worker"]]), axis=1)
-    readers = np.bincount(pairs[0].astype(np.int64)) if pairs.shape[1] else np.zeros(1, dtype=np.int64)
-    return readers[group] > 1 if len(group) else np.zeros(0, dtype=bool)
+def _short_names(paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths without the directories they share.
+
+    /data/year=1/a  /data/year=2/a      year=1/a  year=2/a
+    """
+    shared = paths[0].rpartition("/")[0] if paths else ""
+    while shared and not all(path.startswith(f"{shared}/") for path in paths):
+        shared = shared.rpartition("/")[0]
+    return tuple(path.removeprefix(f"{shared}/") for path in paths)
 
 
-def _bars(
-    uses: dict[str, Any], file_of_use: Int64s, shared: Any, lane: Int64s, worker_bytes: int, *, merges: bool
-) -> tuple[Bar, ...]:
+def _bars(uses: _Uses, lane: Int64s, worker_bytes: int) -> tuple[Bar, ...]:
     """The bars of one lane; lanes of a worker advance together, so that each spans the worker's whole axis."""
     if len(lane) == 0:
         return ()
-    sizes = uses["bytes"][lane].astype(np.float64)
+    sizes = uses.num_bytes[lane].astype(np.float64)
     scale = worker_bytes / sizes.sum() if sizes.sum() else 0.0
     ends = np.cumsum(sizes) * scale
-    first = _run_starts(uses, file_of_use, shared, lane) if merges else np.arange(len(lane))
+    first = _run_starts(uses, lane) if len(uses.rank) > _MOST_BARS else np.arange(len(lane))
     last = np.append(first[1:], len(lane)) - 1
     begins = np.append(0.0, ends)[first]
     return tuple(
         Bar(
             start=float(begin),
             length=float(ends[stop] - begin),
-            file=int(file_of_use[lane[start]]),
-            is_shared=bool(shared[lane[start]]),
+            file=int(uses.file[lane[start]]),
+            is_shared=bool(uses.is_shared[lane[start]]),
             label=_label(uses, lane[start], lane[stop]),
         )
         for start, stop, begin in zip(first.tolist(), last.tolist(), begins.tolist(), strict=True)
     )
 
 
-def _run_starts(uses: dict[str, Any], file_of_use: Int64s, shared: Any, lane: Int64s) -> Int64s:
+def _run_starts(uses: _Uses, lane: Int64s) -> Int64s:
     """Where a run of neighbouring row groups of one file begins, in a lane's order."""
-    follows = (
-        (np.diff(file_of_use[lane]) == 0)
-        & (np.diff(uses["row_group"][lane]) == 1)
-        & ~shared[lane][1:]
-        & ~shared[lane][:-1]
-    )
+    shared = uses.is_shared[lane]
+    follows = (np.diff(uses.file[lane]) == 0) & (np.diff(uses.row_group[lane]) == 1) & ~shared[1:] & ~shared[:-1]
     return np.flatnonzero(np.append(True, ~follows))
 
 
-def _label(uses: dict[str, Any], first: int, last: int) -> str:
-    name = PurePosixPath(redact(str(uses["path"][first]))).name
-    begin, end = int(uses["row_group"][first]), int(uses["row_group"][last])
-    if first != last and begin != end:
+def _label(uses: _Uses, first: int, last: int) -> str:
+    name, begin, end = uses.files[uses.file[first]], uses.row_group[first], uses.row_group[last]
+    if begin != end:
         return f"{name} row groups {begin} to {end}"
-    return f"{name} row group {begin}, rows {int(uses['start_row'][first]):,} to {int(uses['stop_row'][last]):,}"
+    return f"{name} row group {begin}, rows {uses.start_row[first]:,} to {uses.stop_row[last]:,}"
