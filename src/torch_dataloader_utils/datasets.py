@@ -167,8 +167,8 @@ class StructuredDataset(TableDataset):
             mesh: a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its
                 data-parallel ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...)
                 the same.
-            loader_options: for torch's DataLoader: pin_memory, prefetch_factor, persistent_workers, timeout,
-                multiprocessing_context, worker_init_fn, in_order.
+            loader_options: callbacks, a sequence of LoaderCallback; and for torch's DataLoader: pin_memory,
+                prefetch_factor, persistent_workers, timeout, multiprocessing_context, worker_init_fn, in_order.
 
         Returns:
             (loader, dataset). `len(loader)` is exact. Call `dataset.set_epoch(epoch)` before each epoch if shuffling.
