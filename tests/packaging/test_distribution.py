@@ -1,0 +1,86 @@
+"""What users install: wheel and sdist build from a copy of the tree, are typed and complete, and import lightly."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "torch_dataloader_utils"
+
+BUILD = """
+import sys
+from setuptools import build_meta
+target = sys.argv[1]  # setuptools writes its own arguments there
+print(build_meta.build_wheel(target), build_meta.build_sdist(target))
+"""
+
+IMPORT = """
+import sys
+import torch_dataloader_utils
+heavy = sorted({"torch", "pyarrow", "numpy", "fsspec", "pyiceberg", "accelerate", "lightning", "transformers", "ray"}
+               & set(sys.modules))
+print(torch_dataloader_utils.__file__, heavy)
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel and the sdist."""
+    work = tmp_path_factory.mktemp("build")
+    # A copy, because building writes into the tree it builds.
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, work)
+    shutil.copytree(ROOT / "src", work / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    target = work / "dist"
+    target.mkdir()
+    command = [sys.executable, "-c", BUILD, str(target)]
+    subprocess.run(command, cwd=work, check=True, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return target
+
+
+def modules() -> set[str]:
+    """The files that must be in a distribution, as paths below the package's parent."""
+    return {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
+
+
+def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+        names = set(wheel.namelist())
+        metadata = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode()
+        scripts = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    assert names >= modules() | {"torch_dataloader_utils/py.typed"}
+    assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "tdu = " in scripts
+
+
+def test_the_sdist_has_every_module_and_is_typed(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
+        names = {name.partition("/src/")[2] for name in sdist.getnames()}
+    assert names >= modules() | {"torch_dataloader_utils/py.typed"}
+
+
+def test_the_wheel_imports_without_torch_or_pyarrow(dist: Path) -> None:
+    wheel = next(dist.glob("*.whl"))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", IMPORT],  # without site-packages: nothing else can be imported
+        env={**os.environ, "PYTHONPATH": str(wheel)},
+        check=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout.split() == [f"{wheel}/torch_dataloader_utils/__init__.py", "[]"]
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=ROOT, check=True, timeout=60, stdout=subprocess.PIPE, text=True
+    )
+    assert done.stdout.split()[1] == "[]"
