@@ -24,10 +24,10 @@ def parquet_bytes(data: pa.Table, group_rows: int = 100, **options: Any) -> byte
     return sink.getvalue()
 
 
-def upload(server: Any, files: int = 3, rows: int = 300, **options: Any) -> int:
+def upload(server: Any, files: int = 3, rows: int = 300, extra_columns: int = 0, **options: Any) -> int:
     """Files data/0.parquet, ... of so many rows each; returns rows altogether."""
     for file in range(files):
-        server.put(f"data/{file}.parquet", parquet_bytes(table(file * rows, rows), **options))
+        server.put(f"data/{file}.parquet", parquet_bytes(table(file * rows, rows, extra_columns), **options))
     return files * rows
 
 

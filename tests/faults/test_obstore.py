@@ -32,12 +32,24 @@ def test_rows_are_the_same_and_failures_pass(server: S3Server, fast: StoreAccess
     assert_rows(loader, total)
 
 
+def test_an_epoch_has_no_look_ups(server: S3Server, fast: StoreAccess) -> None:
+    total = upload(server)
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/data", batch_size=64, num_workers=0, storage_options=fast
+    )
+    server.forget()
+    assert_rows(loader, total)
+    assert server.of("HEAD") == []
+    assert all(request.if_match for request in server.requests)
+
+
 def test_a_changed_and_a_missing_object_are_the_errors_of_every_store(server: S3Server, fast: StoreAccess) -> None:
     url = server.put("a", b"0123456789")
     store = open_store(url, fast)
     planned = store.stat(url).identity
     assert planned == server.objects["a"][1]
     server.rules.append(Rule(replace_object("a", b"abcdefghij")))
+    assert bytes(store.ranges(url, [(0, 4)], planned)[0]) == b"0123"
     with pytest.raises(FileChangedError, match="not the file that was planned"):
         store.ranges(url, [(0, 4)], planned)
     with pytest.raises(NoDataError):

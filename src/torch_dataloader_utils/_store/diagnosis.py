@@ -81,6 +81,9 @@ _CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http",
 def diagnose(error: BaseException) -> Diagnosis:
     """What `error`, or what caused it, means."""
     chain = list(_chain(error))
+    for each in chain:
+        if type(each).__module__.startswith("obstore"):
+            return Diagnosis(kind=_of_obstore(each))
     responses = [getattr(each, "response", None) for each in chain]
     for response in responses:
         if isinstance(response, Mapping):
@@ -99,6 +102,18 @@ def diagnose(error: BaseException) -> Diagnosis:
             after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
             return Diagnosis(kind=_kind(status, ""), status=status, retry_after_seconds=_seconds(after))
     return Diagnosis(kind=Kind.FINAL)
+
+
+def _of_obstore(error: BaseException) -> Kind:
+    # It retries by itself, so that what it raises is final; it has no codes, only words.
+    if any(code in str(error) for code in _EXPIRED_CODES):
+        return Kind.EXPIRED
+    kinds = {
+        "PreconditionError": Kind.CHANGED,
+        "UnauthenticatedError": Kind.EXPIRED,
+        "PermissionDeniedError": Kind.MAYBE_EXPIRED,
+    }
+    return kinds.get(type(error).__name__, Kind.FINAL)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -9,6 +9,7 @@ from torch_dataloader_utils._store.client import is_s3
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
 from torch_dataloader_utils._store.ending import run_on_loop
 from torch_dataloader_utils._store.interface import Buffer, Span
+from torch_dataloader_utils._store.obstore import fetch_range, is_obstore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.s3 import RangeReply
 
@@ -16,7 +17,7 @@ from torch_dataloader_utils._store.s3 import RangeReply
 _LEAST_BYTES_PER_SECOND = 1 << 20
 
 # Others may say that they are asynchronous and wrap one that is not.
-_ASYNC_CLIENTS = ("gcsfs", "adlfs", "obstore", "fsspec.implementations.http")
+_ASYNC_CLIENTS = ("gcsfs", "adlfs", "fsspec.implementations.http")
 
 
 class PendingReads:
@@ -55,6 +56,9 @@ class PendingReads:
         if is_s3(filesystem):
             self.are_pinned = True
             errors = run_on_loop(filesystem.loop, _all(reply.fetch(filesystem, key, self._policy) for reply in missing))
+        elif is_obstore(filesystem):
+            self.are_pinned = True
+            errors = run_on_loop(filesystem.loop, _all(self._by_obstore(filesystem, key, reply) for reply in missing))
         elif type(filesystem).__module__.startswith(_ASYNC_CLIENTS):
             errors = run_on_loop(filesystem.loop, _all(self._whole(filesystem, key, reply) for reply in missing))
         else:
@@ -63,6 +67,10 @@ class PendingReads:
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
+
+    async def _by_obstore(self, filesystem: Any, key: str, reply: RangeReply) -> None:
+        async with asyncio.timeout(self._policy.most_seconds):
+            reply.put(await fetch_range(filesystem, key, reply.span, reply.identity))
 
     async def _whole(self, filesystem: Any, key: str, reply: RangeReply) -> None:
         start, length = reply.span

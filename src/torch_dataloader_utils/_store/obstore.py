@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
+from torch_dataloader_utils._store.diagnosis import OtherObjectError
+from torch_dataloader_utils._store.interface import Span
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 # s3fs's names, so that one set of storage options serves both.
@@ -46,6 +48,25 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
         retry_config={"retry_timeout": timedelta(seconds=remote.retry.most_seconds), "max_retries": 20},
         skip_instance_cache=True,
     )
+
+
+def is_obstore(filesystem: Any) -> bool:
+    """Whether this is obstore's fsspec store, whose requests can carry conditions."""
+    return type(filesystem).__module__.partition(".")[0] == "obstore"
+
+
+async def fetch_range(filesystem: Any, key: str, span: Span, identity: str | None) -> bytes:
+    """One range of an object, required to have the etag `identity`; obstore checks what range came back."""
+    bucket, name = filesystem._split_path(key)
+    options: dict[str, Any] = {"range": (span[0], sum(span))}
+    if identity is not None:
+        options["if_match"] = f'"{identity}"'
+    reply = await filesystem._construct_store(bucket).get_async(name, options=options)
+    etag = str(reply.meta.get("e_tag") or "").strip('"')
+    if identity is not None and etag and etag != identity:
+        raise OtherObjectError(etag)
+    data: bytes = (await reply.bytes_async()).to_bytes()
+    return data
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
