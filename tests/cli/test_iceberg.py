@@ -54,8 +54,20 @@ def test_a_metadata_file_or_a_table_directory_will_do(lake):
 
 
 def test_a_catalog_by_its_name_in_the_configuration(lake):
-    environment = {**os.environ, **{f"PYICEBERG_CATALOG__DEFAULT__{key.upper()}": value for key, value in lake[0].items()}}
-    command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", "db.events", "--catalog", "default", "--json"]
+    environment = {
+        **os.environ,
+        **{f"PYICEBERG_CATALOG__DEFAULT__{key.upper()}": value for key, value in lake[0].items()},
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch_dataloader_utils.cli",
+        "scan",
+        "db.events",
+        "--catalog",
+        "default",
+        "--json",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["num_rows"] == 290
 

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
+from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.planning import EpochPlan
+
+Float64s = npt.NDArray[np.float64]
 
 # More bars than this are merged over neighbouring row groups of a file; browsers draw so many at once.
 _MOST_BARS = 4000
@@ -85,19 +90,38 @@ def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
     for rank in range(shown):
         for worker, program in enumerate(plan.details.programs(rank)):
             own = np.flatnonzero((uses.rank == rank) & (uses.worker == worker))
-            lanes = [own[uses.lane[own] == lane] for lane in range(len(program.lanes))]
-            total = int(uses.num_bytes[own].sum())
-            workers.append(
-                WorkerRow(
-                    rank=rank,
-                    worker=worker,
-                    num_rows=program.num_rows,
-                    num_batches=program.schedule.num_batches,
-                    num_bytes=total,
-                    lanes=tuple(_bars(uses, lane, total) for lane in lanes),
-                )
-            )
+            workers.append(_worker_row(uses, own, rank, worker, program))
     return Timeline(workers=tuple(workers), files=uses.files, num_ranks=plan.topology.num_ranks, shown_ranks=shown)
+
+
+def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: WorkerProgram) -> WorkerRow:
+    """One worker. Its lanes advance together, so that each spans the whole axis; but for the rows of the job's
+    incomplete last step, which are a lane of their own and come at the end.
+    """
+    lanes = [own[uses.lane[own] == lane] for lane in range(len(program.lanes))]
+    sizes = [_sizes(uses, lane, units) for lane, units in zip(lanes, program.lanes, strict=True)]
+    schedule = program.schedule
+    has_last_step = isinstance(schedule, RotatingLanes) and schedule.tail_rows > 0
+    total = float(sum(size.sum() for size in sizes))
+    last = float(sizes[-1].sum()) if has_last_step else 0.0
+    spans = [(0.0, total - last)] * len(lanes)
+    if has_last_step:
+        spans[-1] = (total - last, total)
+    return WorkerRow(
+        rank=rank,
+        worker=worker,
+        num_rows=program.num_rows,
+        num_batches=schedule.num_batches,
+        num_bytes=round(total),
+        lanes=tuple(_bars(uses, lane, size, span) for lane, size, span in zip(lanes, sizes, spans, strict=True)),
+    )
+
+
+def _sizes(uses: "_Uses", lane: Int64s, units: Units) -> Float64s:
+    """Bytes of each use; a span of a window takes its part of every piece of the window."""
+    rows = np.bincount(uses.unit[lane], uses.stop_row[lane] - uses.start_row[lane], minlength=len(units))
+    part = np.where(units.window == PLAIN, 1.0, units.rows / np.maximum(rows, 1))
+    return np.asarray(uses.num_bytes[lane] * part[uses.unit[lane]], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,6 +134,7 @@ class _Uses:
     rank: Int64s
     worker: Int64s
     lane: Int64s
+    unit: Int64s
     file: Int64s
     row_group: Int64s
     start_row: Int64s
@@ -129,7 +154,7 @@ class _Uses:
         groups = np.unique(np.stack([file, columns["row_group"]]), axis=1, return_inverse=True)[1].reshape(-1)
         readers = np.unique(np.stack([groups, columns["rank"], columns["worker"]]), axis=1)
         counts = np.bincount(readers[0], minlength=1)
-        names = ("rank", "worker", "lane", "row_group", "start_row", "stop_row")
+        names = ("rank", "worker", "lane", "unit", "row_group", "start_row", "stop_row")
         return cls(
             **{name: columns[name] for name in names},
             file=file.astype(np.int64),
@@ -150,16 +175,16 @@ def _short_names(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(path.removeprefix(f"{shared}/") for path in paths)
 
 
-def _bars(uses: _Uses, lane: Int64s, worker_bytes: int) -> tuple[Bar, ...]:
-    """The bars of one lane; lanes of a worker advance together, so that each spans the worker's whole axis."""
+def _bars(uses: _Uses, lane: Int64s, sizes: Float64s, span: tuple[float, float]) -> tuple[Bar, ...]:
+    """The bars of one lane, in [start, stop) of the worker's axis."""
     if len(lane) == 0:
         return ()
-    sizes = uses.num_bytes[lane].astype(np.float64)
-    scale = worker_bytes / sizes.sum() if sizes.sum() else 0.0
-    ends = np.cumsum(sizes) * scale
+    start_of_lane, stop_of_lane = span
+    scale = (stop_of_lane - start_of_lane) / sizes.sum() if sizes.sum() else 0.0
+    ends = start_of_lane + np.cumsum(sizes) * scale
     first = _run_starts(uses, lane) if len(uses.rank) > _MOST_BARS else np.arange(len(lane))
     last = np.append(first[1:], len(lane)) - 1
-    begins = np.append(0.0, ends)[first]
+    begins = np.append(start_of_lane, ends)[first]
     return tuple(
         Bar(
             start=float(begin),
