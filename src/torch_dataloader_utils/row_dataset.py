@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.sizes import parse_bytes
-from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets import check_filters
 from torch_dataloader_utils.errors import ConfigError
@@ -55,6 +55,8 @@ class RowDataset(Dataset[Any]):
         filters: Any = None,
         partitioning: Literal["hive"] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         output_format: OutputFormat = "torch",
         cache_bytes: int | str = "256MiB",
@@ -68,8 +70,8 @@ class RowDataset(Dataset[Any]):
 
         Args:
             files: data files, paths, or a directory or pattern.
-            format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options, nulls,
-                stack and page_checksums.
+            format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
+                credentials, remote, nulls, stack and page_checksums.
             inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then nothing is listed. Deletes apply.
             output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
                 values ("dict"), or a RecordBatch of one row ("arrow").
@@ -92,11 +94,11 @@ class RowDataset(Dataset[Any]):
             page_checksums=page_checksums,
             decode_threads=decode_threads,
         )
-        secret = None if storage_options is None else Secret(dict(storage_options))
+        access = StoreAccess.of(storage_options, credentials, remote)
         found = find_inventory(
-            files, format, options, partitioning=partitioning, storage_options=secret, inventory=inventory
+            files, format, options, partitioning=partitioning, storage_options=access, inventory=inventory
         )
-        rows = wire_rows(found, options, secret)
+        rows = wire_rows(found, options, access)
         schema = pa.ipc.read_schema(pa.BufferReader(found.schema))
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
@@ -106,7 +108,7 @@ class RowDataset(Dataset[Any]):
         self._length_reader: Reader | None = None
         if length_column is not None:
             check_has_lengths(schema, length_column, "length_column")
-            self._length_reader = make_reader(read_spec(found, options, secret, (length_column,)))
+            self._length_reader = make_reader(read_spec(found, options, access, (length_column,)))
         # Lengths travel to workers with the data set, decoded row groups do not.
         self._known_lengths: Lengths | None = None
         self._cache: ProcessLocal[BlockCache] = ProcessLocal()

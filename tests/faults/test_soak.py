@@ -65,6 +65,7 @@ def test_epochs_with_faults_leave_memory_descriptors_and_threads_flat(server: S3
         assert_rows(loader, total)
         server.forget()
         if epoch % 3 == 2:  # a pass that is broken off
+            dataset.set_epoch(epoch)
             next(iter(loader))
         epoch += 1
         if epoch == WARM_UP_EPOCHS:
