@@ -46,6 +46,10 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
     ("arguments", "says"),
     [
         (["scan"], "Nothing to read"),
+        (["explain"], "No such command 'explain'. See tdu"),
+        (["plan", "{table}", "--ranks", "two"], "--help"),
+        (["plan", "{table}", "--rank"], "--ranks"),
+        (["state", "/nowhere"], "does not exist"),
         (["scan", "/nowhere/at/all"], "does not exist"),
         (["plan", "{table}", "--ranks", "0"], "num_ranks=0"),
         (["plan", "{table}", "--split-bytes", "many"], "no number of bytes"),

@@ -32,6 +32,9 @@ Examples:
 DATA_PROBLEM = 1
 USAGE = 2
 
+# How click 8.2 and later say that a group was called without a command; older ones print the help themselves.
+_ASKS_FOR_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
 
 class Failure(click.ClickException):
     """An error for people: one line, and the exit code."""
@@ -70,6 +73,11 @@ class CommandGroup(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
+            except _ASKS_FOR_HELP:
+                raise
+            except click.UsageError as error:
+                path = error.ctx.command_path if error.ctx is not None else "tdu"
+                raise Failure(f"{error.format_message()} See {path} --help", USAGE) from error
             except LoaderError as error:
                 exit_code = USAGE if isinstance(error, ConfigError) else DATA_PROBLEM
                 raise Failure(str(error), exit_code) from error
@@ -83,7 +91,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
 
-@click.group(cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("tdu", cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torch-dataloader-utils", prog_name="tdu")
 def app() -> None:
     """Look at data sets, plans and loaders from the shell.
