@@ -16,6 +16,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(INSTALL) --editable .
 	@touch $@
 
+$(VENV)/.installed-demo: $(VENV)/.installed-demo
+	$(INSTALL) --editable ".[iceberg]"
+	@touch $@
+
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(INSTALL) --editable ".[test,lint]"
 	@touch $@
@@ -25,7 +29,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 # Data, plan, two epochs of DDP on two processes, audit. Fails if one row is missing or comes twice.
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-demo
 	$(BIN)/python -m examples.demo
 
 lint: $(VENV)/.installed-test

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from examples.demo.audit import AuditError, audit
-from examples.demo.data import write_trips
+from examples.demo.data import FILE_ROWS, write_trips
+from examples.demo.table import audit_table, write_table
 from examples.demo.train import EPOCHS, make_loader
 
 from torch_dataloader_utils import StructuredDataset
@@ -36,10 +37,12 @@ def main() -> int:
     _say(f"3. Training with torch.distributed (gloo), {RANKS} processes")
     _train(trips, received)
 
-    _say("4. Audit")
+    _say("4. The trips once more as an Iceberg table in an embedded catalog, a year of them deleted; and the audit")
+    config, snapshot_id = write_table(orc, HOME / "iceberg")
     try:
         lines = audit(received, num_rows=rows, num_ranks=RANKS, num_epochs=EPOCHS)
         lines.append(_compare_orc(orc, rows))
+        lines.append(audit_table(config, snapshot_id, rows=rows, deleted=sum(FILE_ROWS[2023]), num_ranks=3))
     except AuditError as error:
         print(f"   FAILED: {error}")
         return 1
