@@ -93,15 +93,30 @@ def accelerate_gather(table: Path) -> dict[str, Any]:
     """Rows as `gather_for_metrics` returns them: unequal batches, repeated rows, nested tensors, objects."""
     accelerator = Accelerator()
     loader = prepare(accelerator, make_loader(table))
-    ones = prepare(accelerator, make_loader(table, batch_size=1))
-    report: dict[str, Any] = {"rows": [], "pairs": [], "ones": [], "names": []}
+    # Of these the first rank repeats a row, of those the last one.
+    first = prepare(accelerator, make_loader(table, batch_size=1, split_rows=11))
+    last = prepare(accelerator, make_loader(table, batch_size=1))
+    report: dict[str, Any] = {
+        "rows": [],
+        "pairs": [],
+        "first": [],
+        "last": [],
+        "names": [],
+        "repeats": {},
+        "agree": True,
+    }
     for batch in loader:
         rows, (twice, _) = accelerator.gather_for_metrics((batch["row"], [2 * batch["row"], batch["x"].sum()]))
         report["rows"].append(rows.tolist())
         report["pairs"].append(twice.tolist())
         report["names"] += accelerator.gather_for_metrics([str(row) for row in batch["row"].tolist()])
-    for batch in ones:
-        report["ones"].append(accelerator.gather_for_metrics(batch)["row"].tolist())
+    for name, ones in {"first": first, "last": last}.items():
+        report["repeats"][name] = ones.plan.padding_rows(accelerator.process_index)
+        for batch in ones:
+            gathered = accelerator.gather_for_metrics(batch)["row"].tolist()
+            report[name].append(gathered)
+            names = accelerator.gather_for_metrics([str(row) for row in batch["row"].tolist()])
+            report["agree"] &= names == [str(row) for row in gathered]
     unplaced = make_loader(table)
     report["is_same"] = prepare(accelerator, unplaced, device_placement=[False]) is unplaced
     return report

@@ -26,11 +26,6 @@ class Plan(Protocol):
         """Batches of every rank under the present topology; None where row counts are not known."""
         ...
 
-    @property
-    def repeated_rows(self) -> int:
-        """Ranks that repeat one row for their last step, because they have none left."""
-        ...
-
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
         """What each worker of a rank still has to do."""
         ...

@@ -162,8 +162,7 @@ class TableDataLoader(DataLoader[Any]):
         )
         given = self._meter.watch(batches, watched)
         if self._placement is not None:
-            remainder = dataset.topology.num_ranks - plan.repeated_rows if plan.repeated_rows else 0
-            given = self._placement.follow(given, left, remainder)
+            given = self._placement.follow(given, left, repeats_at_end=plan.padding_rows(dataset.rank) > 0)
         yield from given
 
     def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:

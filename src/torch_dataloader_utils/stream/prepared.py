@@ -2,7 +2,7 @@
 
 Accelerate keeps a list of the loaders that are being iterated (`GradientState`), and asks the innermost one two things:
 whether this batch is its last, so that `accelerator.accumulate` steps the optimizer, and how many rows of the last
-global batch are not repeats, so that `accelerator.gather_for_metrics` cuts the rest off.
+global batch are no padding (`remainder`, 0: all of them), so that `accelerator.gather_for_metrics` cuts the rest off.
 """
 
 import itertools
@@ -34,11 +34,16 @@ class EpochSampler(Sampler[None]):
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class _LoaderRecord:
-    """One pass, as GradientState sees it; remainder 0: the last batch holds no repeats, -1: it is not known."""
+class LoaderRecord:
+    """One pass, as GradientState sees it.
 
-    remainder: int
+    repeats_at_end: this rank's last batch is one row that came before, because it has none left for a last step.
+    Accelerate cannot be told: its remainder is of all ranks together, and the ranks that repeat may be any.
+    """
+
+    repeats_at_end: bool
     end_of_dataloader: bool = False
+    remainder: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ class Placement:
 
         return cls(device=PartialState().device, non_blocking=non_blocking)
 
-    def follow(self, batches: Iterator[Any], num_batches: int | None, remainder: int) -> Generator[Any]:
+    def follow(self, batches: Iterator[Any], num_batches: int | None, repeats_at_end: bool) -> Generator[Any]:
         """`batches` on the device, with Accelerate told where the pass stands.
 
         Which batch is the last one is known without looking ahead, because plans count batches; so states stay those
@@ -65,7 +70,7 @@ class Placement:
         from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 
         gradient_state = GradientState()
-        record = _LoaderRecord(remainder=remainder)
+        record = LoaderRecord(repeats_at_end=repeats_at_end)
         gradient_state._add_dataloader(record)
         try:
             for number, batch in enumerate(batches, start=1):

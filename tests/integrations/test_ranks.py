@@ -1,0 +1,95 @@
+"""`num_ranks="auto"`, meshes and the warnings of loaders that nobody shares, without starting processes."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tests.integrations.jobs import write_rows
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.stream.ranks import resolve_ranks
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """A process group of many ranks that this process is one of; collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    size, rank = request.param
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    yield size, rank
+    dist.destroy_process_group()
+
+
+def test_nothing_around_is_one_rank() -> None:
+    assert resolve_ranks("auto", 0) == (1, 0)
+
+
+def test_a_launcher_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert resolve_ranks("auto", 0) == (4, 3)
+
+
+def test_half_a_launcher_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="no RANK"):
+        resolve_ranks("auto", 0)
+
+
+@pytest.mark.parametrize("group", [(8, rank) for rank in range(8)], indirect=True)
+def test_data_parallel_dimensions_count_and_others_share(group: tuple[int, int]) -> None:
+    rank = group[1]
+    names = ("dp_replicate", "dp_shard", "tp")
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    assert resolve_ranks(1, 0, mesh) == (4, rank // 2)
+    assert resolve_ranks("auto", 0, mesh["dp_replicate", "dp_shard"]) == (4, rank // 2)
+    assert resolve_ranks(1, 0, mesh["dp_shard"]) == (2, rank // 2 % 2)
+    assert resolve_ranks(1, 0, mesh["tp"]) == (1, 0)
+    pipeline_first = init_device_mesh("cpu", (2, 4), mesh_dim_names=("pp", "dp"))
+    assert resolve_ranks(1, 0, pipeline_first) == (4, rank % 4)
+    assert resolve_ranks(1, 0, init_device_mesh("cpu", (8,))) == (8, rank)
+    assert resolve_ranks("auto", 0) == (8, rank)
+
+
+@pytest.mark.parametrize("group", [(4, 3)], indirect=True)
+def test_a_mesh_that_does_not_say_who_shares_is_an_error(group: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="not known"):
+        resolve_ranks(1, 0, init_device_mesh("cpu", (2, 2)))
+    with pytest.raises(ConfigError, match="rows_and_columns"):
+        resolve_ranks(1, 0, init_device_mesh("cpu", (4,), mesh_dim_names=("rows_and_columns",)))
+    with pytest.raises(ConfigError, match="pass only mesh"):
+        resolve_ranks(4, 3, init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)))
+    with pytest.raises(ConfigError, match="not part of mesh"):
+        resolve_ranks(1, 0, DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
+
+
+@pytest.mark.parametrize("group", [(2, 1)], indirect=True)
+def test_a_loader_for_one_rank_warns_where_it_is_built(group: tuple[int, int], tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "table")
+    with pytest.warns(UserWarning, match="each of them would read every row"):
+        StructuredDataset.create_dataloader(table)
+
+
+def test_a_loader_that_is_built_too_early_warns_where_it_is_used(tmp_path: Path) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    loader, _ = StructuredDataset.create_dataloader(write_rows(tmp_path / "table"), num_ranks="auto")
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        with pytest.warns(UserWarning, match="each of them would read every row"):
+            next(iter(loader))
+    finally:
+        dist.destroy_process_group()
