@@ -38,8 +38,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One pytest process a core, whole files to each: most of the time is other processes starting.
 test: lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --dist loadfile
 
 # What takes minutes: memory on large row groups, soak. Run before a release.
 slow: $(VENV)/.installed-test
