@@ -79,6 +79,13 @@ def test_every_start_method_delivers_the_planned_order(table, method):
     assert sorted(row for batch in later for row in batch) == list(range(table[1]))
 
 
+def test_workers_of_one_start_method_leave_those_of_another_alone(table):
+    """Workers share tensors through a directory of the trainer, which outlives each of them."""
+    expected = [check_batch(batch) for batch in load(table[0])[0]]
+    for method in ("forkserver", "fork"):
+        assert [check_batch(batch) for batch in load(table[0], multiprocessing_context=method)[0]] == expected
+
+
 @pytest.mark.parametrize("num_workers", [1, 3, 5])
 @pytest.mark.parametrize("shuffle_rows", [None, 30])
 def test_state_with_prefetching_workers_counts_what_was_received(table, num_workers, shuffle_rows):

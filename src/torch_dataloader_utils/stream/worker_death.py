@@ -131,10 +131,21 @@ def share_temporary_directory() -> str:
 
 
 def sweep_if_orphaned(directory: str, trainer: int) -> None:
-    """In a worker: when it ends because the trainer was killed, it removes the trainer's directory."""
+    """In a worker: if the trainer is dead when the worker ends, it removes the trainer's directory.
+
+    The parent process says nothing of that: under forkserver it is never the trainer.
+    """
 
     def sweep() -> None:
-        if os.getppid() != trainer:
+        if not _is_alive(trainer):
             shutil.rmtree(directory, ignore_errors=True)
 
     util.Finalize(None, sweep, exitpriority=-200)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
