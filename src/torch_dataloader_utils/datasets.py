@@ -19,10 +19,10 @@ from torch_dataloader_utils.planning import EpochPlan, Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.table_options import OutputFormat, TableOptions
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, check_names
 from torch_dataloader_utils.table_rows import find_inventory, wire_rows
 from torch_dataloader_utils.token_packing.options import TokenPacking
 
@@ -177,6 +177,7 @@ class StructuredDataset(TableDataset):
             ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.
             DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
         """
+        check_names(loader_options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
         dataset = cls(
             path,
             format,
@@ -274,7 +275,7 @@ def warn_about(plan: EpochPlan) -> None:
     if steps is not None and len(set(steps)) > 1:
         warnings.warn(
             f'Ranks take different numbers of steps: {min(steps)} to {max(steps)} (rank_sharding="chunks"). A '
-            'collective would wait for ever; use rank_sharding="rows", drop_last, or join the ranks yourself.',
+            'collective would wait for ever; use rank_sharding="rows", or join the ranks yourself.',
             UserWarning,
             stacklevel=3,
         )

@@ -4,7 +4,6 @@ catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,15 +18,12 @@ from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, ope
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.dataset import TableDataset
-from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, resolve_ranks
-from torch_dataloader_utils.table_options import OutputFormat, TableOptions, available_cpus
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, available_cpus, check_names
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
-
-
-_TABLE_OPTIONS = frozenset(field.name for field in fields(TableOptions))
 
 
 def scan_iceberg(
@@ -190,7 +186,8 @@ class IcebergDataset(TableDataset):
             DataError: metadata, deletes or data that are corrupt or use what is not supported.
             StoreError: catalog or storage failed.
         """
-        own = {name: options.pop(name) for name in [*options] if name in _TABLE_OPTIONS}
+        own = {name: options.pop(name) for name in [*options] if name in TABLE_OPTIONS}
+        check_names(options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
         dataset = cls(
             table,
             catalog_config,

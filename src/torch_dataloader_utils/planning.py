@@ -17,6 +17,7 @@ from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPL
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._core.uses import group_uses
@@ -32,6 +33,7 @@ from torch_dataloader_utils.plan.strategy_check import (
     strategy_name,
     takes_ranks,
 )
+from torch_dataloader_utils.plugins import find_strategy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,7 +149,7 @@ def plan_epoch(
     seed: int = 42,
     epoch: int = 0,
     drop_last: bool = False,
-    split_bytes: int = DEFAULT_SPLIT_BYTES,
+    split_bytes: int | str = DEFAULT_SPLIT_BYTES,
     split_rows: int | None = None,
     rank_sharding: str = "rows",
     shuffle_rows: int | None = None,
@@ -155,7 +157,7 @@ def plan_epoch(
     num_lanes: int | None = None,
     lane_rows: int | None = None,
     bucket_by: str | None = None,
-    split_strategy: SplitStrategy | None = None,
+    split_strategy: SplitStrategy | str | None = None,
 ) -> EpochPlan:
     """The plan of one epoch: a pure function of its arguments.
 
@@ -171,13 +173,14 @@ def plan_epoch(
         shuffle_rows: rows of a shuffle window. interleave: chunks that a window draws from.
         num_lanes, lane_rows: an order that survives a change of topology; see the lanes page of the docs.
         bucket_by: the column by whose lengths windows are ordered; windows then are whole batches.
-        split_strategy: an object with `generate`, instead of the built-in steps.
+        split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.
 
     Raises:
         ConfigError: arguments out of range, or lanes that do not fit the topology.
     """
+    strategy = find_strategy(split_strategy)
     options = PlanOptions(
-        split_bytes=split_bytes,
+        split_bytes=parse_bytes(split_bytes),
         split_rows=split_rows,
         shuffle=shuffle,
         seed=seed,
@@ -186,14 +189,14 @@ def plan_epoch(
         interleave=interleave,
         num_lanes=num_lanes,
         lane_rows=lane_rows,
-        strategy=strategy_name(split_strategy),
+        strategy=strategy_name(strategy),
         bucket_by=bucket_by or "",
     )
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last
     )
     position = Position(epoch=epoch, segment=Segment(topology=topology))
-    return Planner(inventory=inventory, options=options, strategy=split_strategy).plan(position)
+    return Planner(inventory=inventory, options=options, strategy=strategy).plan(position)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -64,12 +64,7 @@ class TableOptions:
         Raises:
             ConfigError: an unknown name.
         """
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else f". Known are {known}."
-                raise ConfigError(f"Unknown option {name!r}{hint}")
+        check_names(options, TABLE_OPTIONS)
         return cls(**options)
 
     def __post_init__(self) -> None:
@@ -159,3 +154,15 @@ class TableOptions:
 def available_cpus() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+TABLE_OPTIONS = tuple(field.name for field in fields(TableOptions))
+
+
+def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Raises ConfigError for an option that is not `known`; the message has the nearest of `known` and `others`."""
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, [*known, *others], n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f". Known are {list(known)}."
+            raise ConfigError(f"Unknown option {name!r}{hint}")

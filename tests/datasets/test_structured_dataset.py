@@ -176,6 +176,8 @@ def test_memory_file_systems_work(folder):
         ({"split_strategy": "not_installed"}, ConfigError, "not_installed"),
         ({"shuffle_rows": 5, "shuffle_buffer_size": 5}, ConfigError, "two names"),
         ({"num_workers": -1}, ConfigError, "num_workers"),
+        ({"batchsize": 3}, ConfigError, "did you mean 'batch_size'"),
+        ({"persistent_worker": True}, ConfigError, "did you mean 'persistent_workers'"),
     ],
 )
 def test_wrong_calls_say_what_to_do(folder, options, error, match):

@@ -24,7 +24,7 @@ def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks:
         f'rank_sharding="{options.rank_sharding}"',
         _counts(plan),
         "",
-        f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'requests':>8}  row groups read",
+        f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'row groups':>10}",
     ]
     shown = min(max_ranks, topology.num_ranks)
     loads: list[int] = []
@@ -35,7 +35,7 @@ def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks:
             loads.append(load)
             lines.append(
                 f"{rank:>6} {worker:>6} {program.num_rows:>12,} {_batches(program):>8} {format_bytes(load):>10} "
-                f"{groups:>8}"
+                f"{groups:>10}"
             )
     if shown < topology.num_ranks:
         lines.append(f"   ... and {topology.num_ranks - shown} more ranks")
@@ -48,7 +48,7 @@ def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks:
 def format_bytes(count: int) -> str:
     """A byte count for people: 3 significant digits, binary units."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
+    while value >= 999.5 and len(units) > 1:
         value /= 1024
         units.pop(0)
     return f"{value:.3g} {units[0]}"
@@ -62,7 +62,7 @@ def _counts(plan: ExactPlan | InexactPlan) -> str:
     if plan.done or plan.history:
         text += f", {plan.done} of them done" + (f" after {len(plan.history)} other topologies" if plan.history else "")
     if plan.cuts:
-        text += f"; levelling moved {plan.moved_rows:,} rows in {plan.cuts} ranges"
+        text += f"; levelling moved {plan.moved_rows:,} rows in {plan.cuts} range{'s' if plan.cuts > 1 else ''}"
     if plan.dropped_rows:
         text += f"; drop_last leaves out {plan.dropped_rows:,} rows"
     if plan.repeated_rows:

@@ -1,5 +1,6 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
+import inspect
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,19 @@ from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import WorkerStream
 from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
+
+# What a caller may choose of torch's DataLoader; the rest follows from batches being made where they are read.
+LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
+    "self",
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "drop_last",
+} | {"callbacks"}
 
 
 def as_it_is(batch: Any) -> Any:
