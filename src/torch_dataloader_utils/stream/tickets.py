@@ -6,7 +6,6 @@ that are free again need no other channel. DataLoader hands tickets out in turn:
 """
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +61,7 @@ class TicketWorker(Dataset[Answer]):
     def __init__(self, pipeline: Pipeline, options: DecodeOptions, notes: Notes) -> None:
         self._pipeline = pipeline
         self._notes = notes
-        self._directory, self._trainer = share_temporary_directory(), os.getpid()
+        self._directory = share_temporary_directory()
         self._options = options
         self._slabs = SlabWriter(pipeline.codec) if pipeline.codec is not None else None
         self._stream: WorkerStream | None = None
@@ -87,7 +86,7 @@ class TicketWorker(Dataset[Answer]):
         if close is not None:
             close()
         if self._start is None:
-            sweep_if_orphaned(self._directory, self._trainer)
+            sweep_if_orphaned(self._directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         self._stream = WorkerStream(

@@ -130,22 +130,16 @@ def share_temporary_directory() -> str:
     return directory
 
 
-def sweep_if_orphaned(directory: str, trainer: int) -> None:
-    """In a worker: if the trainer is dead when the worker ends, it removes the trainer's directory.
+def sweep_if_orphaned(directory: str) -> None:
+    """In a worker, early: if its parent is gone by the time it ends, it removes the trainer's directory.
 
-    The parent process says nothing of that: under forkserver it is never the trainer.
+    The parent is the trainer or, under forkserver, a server that ends with the trainer. A killed trainer may still be
+    there as a zombie, so its own process id would say nothing.
     """
+    parent = os.getppid()
 
     def sweep() -> None:
-        if not _is_alive(trainer):
+        if os.getppid() != parent:
             shutil.rmtree(directory, ignore_errors=True)
 
     util.Finalize(None, sweep, exitpriority=-200)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
