@@ -140,13 +140,9 @@ _PLAN_NAMES = (
 
 def plan_arguments(planning: dict[str, Any]) -> dict[str, Any]:
     """The same as arguments of `plan_epoch`: what was not given keeps its default there."""
-    from torch_dataloader_utils._core.sizes import parse_bytes
-    from torch_dataloader_utils.plugins import find_strategy
-
-    chosen = {name: value for name, value in planning.items() if value is not None and name != "strategy"}
-    if "split_bytes" in chosen:
-        chosen["split_bytes"] = parse_bytes(_size(chosen["split_bytes"]))
-    return {**chosen, "split_strategy": find_strategy(planning["strategy"])}
+    chosen = {name: value for name, value in planning.items() if value is not None}
+    strategy = chosen.pop("strategy", None)
+    return {**chosen, "split_strategy": strategy}
 
 
 def dataset_arguments(planning: dict[str, Any]) -> dict[str, Any]:
@@ -154,10 +150,6 @@ def dataset_arguments(planning: dict[str, Any]) -> dict[str, Any]:
     renamed = {"seed": "shuffle_seed", "strategy": "split_strategy"}
     left_out = ("epoch",)
     return {renamed.get(name, name): value for name, value in planning.items() if name not in left_out}
-
-
-def _size(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
 
 
 def _names(columns: tuple[str, ...]) -> tuple[str, ...] | None:
