@@ -57,7 +57,9 @@ class LaneReader:
         if block is None:
             return
         count = min((block.num_rows - self._offset) // batch_rows, most)
-        for batch in block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows):
+        stop = self._offset + count * batch_rows
+        whole = block if stop - self._offset == block.num_rows else block.slice(self._offset, stop)
+        for batch in whole.split(batch_rows):
             self._moved(batch_rows)
             yield batch
 
