@@ -18,6 +18,9 @@
     ├── CheckpointMismatchError (ValueError)     a state of other data or other options
     └── InternalError (RuntimeError)             we are wrong: please report it
 
+OSError comes first where it is a base: its `__new__` is the one that may make such an object, and tools that rebuild
+errors from other processes call the first one they find.
+
 A message says what, where (file, row group, rows), seen and wanted, and what to do.
 """
 
@@ -34,7 +37,7 @@ class ConfigTypeError(ConfigError, TypeError):
     """An argument has the wrong type."""
 
 
-class NoDataError(ConfigError, FileNotFoundError):
+class NoDataError(FileNotFoundError, ConfigError):
     """A path, glob, directory or table holds nothing to read."""
 
 
@@ -46,7 +49,7 @@ class DataError(LoaderError, ValueError):
     """The data is wrong; reading it again gives the same answer."""
 
 
-class CorruptFileError(DataError, OSError):
+class CorruptFileError(OSError, DataError):
     """Bytes that do not decode: truncated, checksum failed, or an impossible footer."""
 
 
@@ -62,7 +65,7 @@ class NullValueError(DataError):
     """A null in a column whose output type has no null; `nulls=` says what to do with it."""
 
 
-class FileChangedError(DataError, OSError):
+class FileChangedError(OSError, DataError):
     """The file is not the one that was planned: replaced, truncated or gone."""
 
 
