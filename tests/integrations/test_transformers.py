@@ -1,10 +1,14 @@
 """The Trainer of Transformers on two processes: rows, epochs, resume without replay, evaluation of unequal batches."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.integrations.jobs import NUM_ROWS, STEPS, check_epochs, run_job, write_rows
+from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
+from torch_dataloader_utils.errors import ConfigError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -39,3 +43,37 @@ def test_accumulation_that_does_not_divide_the_epoch_loses_no_row(reports: list[
 def test_predictions_are_gathered_of_every_row_once(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert sorted(report["whole"]["predicted"]) == list(range(NUM_ROWS))
+
+
+def resume(table: Path, state: dict[str, Any], **arguments: Any) -> tuple[Any, Any]:
+    """A callback and its loader, after on_train_begin of a run that a checkpoint of `state` was given to."""
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from torch_dataloader_utils.integrations.transformers import LoaderStateCallback
+
+    callback, loader = LoaderStateCallback(), make_loader(table)
+    saved = {"LoaderStateCallback": {"args": {}, "attributes": {"loader": state}}}
+    given = TrainingArguments(output_dir=str(table), use_cpu=True, report_to=[], **arguments)
+    trainer_state = TrainerState(global_step=3, stateful_callbacks=saved)
+    callback.on_train_begin(given, trainer_state, TrainerControl(), train_dataloader=loader)
+    return callback, loader
+
+
+def make_loader(table: Path) -> Any:
+    return StructuredDataset.create_dataloader(table, batch_size=8, num_workers=0)[0]
+
+
+def test_a_trainer_in_another_epoch_than_the_loader_is_an_error(tmp_path: Path) -> None:
+    loader = make_loader(write_rows(tmp_path / "table"))
+    next(iter(loader))
+    callback, resumed = resume(tmp_path / "table", loader.state_dict(), ignore_data_skip=True)
+    assert resumed.state_dict() == loader.state_dict()
+    resumed.set_epoch(1)
+    with pytest.raises(CheckpointMismatchError, match="epoch 0 of the loader"):
+        callback.on_step_begin(None, SimpleNamespace(global_step=3), None)
+
+
+def test_a_trainer_that_would_replay_is_an_error(tmp_path: Path) -> None:
+    state = make_loader(write_rows(tmp_path / "table")).state_dict()
+    with pytest.raises(ConfigError, match="ignore_data_skip=True"):
+        resume(tmp_path / "table", state)
