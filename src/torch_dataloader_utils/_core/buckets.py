@@ -1,6 +1,7 @@
 """The order of a window by length: rows of similar length stand in one bucket, buckets come in random order."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,25 @@ from torch_dataloader_utils._core.permute import Purpose, random_words
 
 Lengths = npt.NDArray[Any]
 """One number a row, of any real dtype; NaN counts as longest."""
+
+
+class WindowOrder(Protocol):
+    """How lengths order the rows of a window."""
+
+    def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
+        """A permutation of the window's rows, int64; a pure function of its arguments."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualBuckets:
+    """Buckets of `bucket_rows` rows; implements `WindowOrder`."""
+
+    bucket_rows: int
+
+    def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
+        """See `order_buckets`."""
+        return order_buckets(lengths, self.bucket_rows, seed=seed, epoch=epoch, index=index)
 
 
 def order_buckets(lengths: Lengths, bucket_rows: int, *, seed: int, epoch: int, index: int) -> Int64s:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from torch_dataloader_utils._core.buckets import WindowOrder
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -40,6 +41,22 @@ class SingleLane:
         """See Schedule."""
         from_end = batch - (self.num_batches - len(self.tail_rows))
         return ((0, self.tail_rows[from_end] if from_end >= 0 else self.batch_rows),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedBatches:
+    """Batch i is the next `batch_rows[i]` rows of the one lane; for batches that differ in rows."""
+
+    batch_rows: tuple[int, ...]
+
+    @property
+    def num_batches(self) -> int:
+        """How many are listed."""
+        return len(self.batch_rows)
+
+    def draws(self, batch: int) -> Draws:
+        """See Schedule."""
+        return ((0, self.batch_rows[batch]),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +115,14 @@ class RotatingLanes:
 class WorkerProgram:
     """The lanes of one worker for the rest of one epoch, and the schedule that draws from them.
 
-    bucket_rows: rows of a bucket, where windows are ordered by length (see _core/buckets.py); 0 where they are not.
+    by_length: how windows are ordered by length (_core/buckets.py, _core/token_budget.py); None where they are not.
     """
 
     lanes: tuple[Units, ...]
     schedule: Schedule
     seed: int
     epoch: int
-    bucket_rows: int = 0
+    by_length: WindowOrder | None = None
 
     @property
     def num_rows(self) -> int:
@@ -130,8 +147,10 @@ class WorkerInput:
 def scheduled_rows(schedule: Schedule) -> int:
     """Rows of all batches of a schedule, repeats included; 0 where only reading can tell.
 
-    All batches but the last two are alike.
+    Where they are not listed, all batches but the last two are alike.
     """
+    if isinstance(schedule, ListedBatches):
+        return sum(schedule.batch_rows)
     count = schedule.num_batches or 0
     if count == 0:
         return 0

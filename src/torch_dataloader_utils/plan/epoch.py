@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Segment
@@ -87,11 +88,12 @@ class ExactPlan:
         return self.history[0].topology if self.history else self.topology
 
     @property
-    def _bucket_rows(self) -> int:
-        """Rows of a bucket: those of a batch, as they were when the epoch began and its windows were cut."""
+    def _buckets(self) -> EqualBuckets | None:
+        """Buckets of as many rows as a batch had when the epoch began and its windows were cut."""
         if not self.options.bucket_by:
-            return 0
-        return self._first_topology.batch_size if self._lanes is None else self._lanes.micro_rows
+            return None
+        rows = self._first_topology.batch_size if self._lanes is None else self._lanes.micro_rows
+        return EqualBuckets(bucket_rows=rows)
 
     @cached_property
     def _first_number(self) -> int:
@@ -182,7 +184,7 @@ class ExactPlan:
             schedule=schedule,
             seed=self.options.seed,
             epoch=self.epoch,
-            bucket_rows=self._bucket_rows,
+            by_length=self._buckets,
         )
 
     def _repeat(self) -> Units:

@@ -6,7 +6,6 @@ from typing import cast
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
-from torch_dataloader_utils._core.buckets import order_buckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerProgram
@@ -100,8 +99,8 @@ class LaneReader:
     def _order(self, unit: int, blocks: list[Block]) -> Int64s:
         key = int(self._units.windows.keys[self._units.window[unit]])
         program = self._program
-        if program.bucket_rows:
+        if program.by_length is not None:
             lengths = np.concatenate([block.lengths for block in cast("list[MeasuredBlock]", blocks)])
-            return order_buckets(lengths, program.bucket_rows, seed=program.seed, epoch=program.epoch, index=key)
+            return program.by_length.order(lengths, seed=program.seed, epoch=program.epoch, index=key)
         rows = sum(block.num_rows for block in blocks)
         return permutation(rows, seed=program.seed, epoch=program.epoch, purpose=Purpose.WINDOW, index=key)
