@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tests.tokens.corpora import pick_greatest_error
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import blend_by_weight, blend_exhaustively
-from torch_dataloader_utils.tokens.blend_index import _blend, _Rule
+from torch_dataloader_utils.tokens.blend_index import _blend
+from torch_dataloader_utils.tokens.blend_rule import BlendRule, continue_blend
 from torch_dataloader_utils.tokens.split import normalize_weights
 
 
@@ -43,7 +44,7 @@ def test_segments_side_by_side_equal_the_rule_step_by_step(
     weights: list[float], size: int, block: int, segments: int
 ) -> None:
     shares = normalize_weights(weights)
-    rule = _Rule(shares=np.array(shares), limits=None)
+    rule = BlendRule(shares=np.array(shares), limits=None)
     blend = _blend(rule, size, block_samples=block, segment_limit=segments)
     assert blend.dataset_index.tolist() == pick_greatest_error(shares, size)
     _check_numbers(blend.dataset_index, blend.dataset_sample_index)
@@ -57,7 +58,7 @@ def test_segments_side_by_side_equal_the_rule_step_by_step(
 def test_exhaustive_segments_equal_the_rule_and_use_everything(sizes: list[int], block: int, segments: int) -> None:
     limits = np.array(sizes, dtype=np.float64)
     shares = limits / limits.sum()
-    blend = _blend(_Rule(shares=shares, limits=limits), sum(sizes), block_samples=block, segment_limit=segments)
+    blend = _blend(BlendRule(shares=shares, limits=limits), sum(sizes), block_samples=block, segment_limit=segments)
     assert blend.dataset_index.tolist() == pick_greatest_error(shares.tolist(), sum(sizes), sizes)
     assert np.bincount(blend.dataset_index, minlength=len(sizes)).tolist() == sizes
     _check_numbers(blend.dataset_index, blend.dataset_sample_index)
@@ -73,6 +74,17 @@ def test_default_segments_equal_the_rule(count: int) -> None:
     weights = (1 / np.arange(1, count + 1)).tolist()
     shares = normalize_weights(weights)
     assert blend_by_weight(weights, 5_000).dataset_index.tolist() == pick_greatest_error(shares, 5_000)
+
+
+@settings(max_examples=50)
+@given(weights=_WEIGHTS, before=st.integers(0, 200), count=st.integers(1, 100))
+def test_a_blend_goes_on_from_the_counts_of_what_was_given(weights: list[float], before: int, count: int) -> None:
+    shares = normalize_weights(weights)
+    picks = pick_greatest_error(shares, before + count)
+    counts = np.bincount(picks[:before], minlength=len(shares)).astype(np.float64)
+    rule = BlendRule(shares=np.array(shares), limits=None)
+    assert continue_blend(rule, counts, count).tolist() == picks[before:]
+    assert counts.sum() == before
 
 
 def test_many_data_sets_fit_the_index() -> None:

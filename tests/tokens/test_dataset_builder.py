@@ -66,6 +66,27 @@ def test_a_single_corpus_is_not_blended(corpora: list[str]) -> None:
     assert isinstance(train, GPTDataset)
 
 
+def test_validation_corpora_stay_apart_on_request(corpora: list[str]) -> None:
+    _, valid, _ = _build([None] * 3, blend_per_split=[None, (corpora, None), None], multiple_validation_sets=True)
+    assert [dataset.dataset_path for dataset in valid] == corpora
+    blended = _build([None] * 3, blend_per_split=[None, (corpora, None), None])[1]
+    assert [len(dataset) for dataset in valid] == [len(dataset) for dataset in blended.datasets]
+    _, valid, _ = _build([None, 50, None], blend_per_split=[None, (corpora, None), None], multiple_validation_sets=True)
+    assert [dataset.num_samples for dataset in valid] == [50, 50, 50]
+    with pytest.raises(ConfigError, match="without weights"):
+        _build([None, 5, None], blend_per_split=[None, (corpora, [1.0] * 3), None], multiple_validation_sets=True)
+    with pytest.raises(ConfigError, match="needs blend_per_split"):
+        _build([None] * 3, blend=(corpora, None), split="1,1,1", multiple_validation_sets=True)
+
+
+def test_full_validation_is_one_pass(corpora: list[str]) -> None:
+    options: dict[str, Any] = {"blend_per_split": [None, (corpora, None), None], "full_validation": True}
+    _, valid, _ = _build([None, None, None], **options)
+    assert len(valid) == sum(len(dataset) for dataset in valid.datasets)
+    with pytest.raises(ConfigError, match="a size of 5 was given"):
+        _build([None, 5, None], **options)
+
+
 def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a size"):
         _build([None, 1, 1], blend=(corpora, [1.0, 1.0, 1.0]), split="1")

@@ -165,6 +165,33 @@ def test_indices_and_samples_are_equal(
             _compare(left, right)
 
 
+def test_validation_corpora_that_stay_apart_are_equal(tmp_path: Path) -> None:
+    pairs = [_write_both(tmp_path, number) for number in range(2)]
+    options: dict[str, Any] = {
+        "random_seed": 5,
+        "sequence_length": 16,
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "multiple_validation_sets": True,
+        "full_validation": True,
+    }
+
+    def blends(side: int) -> list[Any]:
+        prefixes = [pair[side] for pair in pairs]
+        return [(prefixes, None), (prefixes, None), None]
+
+    our_config = GPTDatasetConfig(blend_per_split=blends(0), tokenizer=SpecialTokens(eod=EOD, pad=PAD), **options)
+    their_config = gpt.GPTDatasetConfig(blend_per_split=blends(1), tokenizer=_Tokenizer(), **options)
+    sizes = (40, None, None)
+    ours = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, our_config).build()[1]
+    theirs = blending.BlendedMegatronDatasetBuilder(gpt.GPTDataset, sizes, lambda: True, their_config).build()[1]
+    assert isinstance(ours, list)
+    for left, right in zip(ours, theirs, strict=True):
+        for name in ("document_index", "sample_index", "shuffle_index"):
+            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+
+
 def _compare(ours: Any, theirs: Any) -> None:
     assert isinstance(ours, BlendedDataset)
     assert len(ours) == len(theirs)

@@ -14,9 +14,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.blending.options import BlendOptions
-
-# The rule itself, which the map-style blends of `tokens` run from step 0.
-from torch_dataloader_utils.tokens.blend_index import _blend_block, _Rule
+from torch_dataloader_utils.tokens.blend_rule import BlendRule, continue_blend
 from torch_dataloader_utils.tokens.split import normalize_weights
 
 # Picks made at once: 5 to 10 ms of numpy, 128 KiB.
@@ -59,7 +57,7 @@ def count_steps(options: BlendOptions, start: BlendStart) -> int:
 
 def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
     """All picks until the blend stops; every block but the last is whole steps."""
-    rule = _Rule(shares=np.array(normalize_weights(options.weights)), limits=None)
+    rule = BlendRule(shares=np.array(normalize_weights(options.weights)), limits=None)
     rows = options.batch_rows
     block = rows * max(1, _BLOCK_PICKS // rows)
     counts = start.counts.astype(np.float64)
@@ -67,7 +65,7 @@ def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
     wanted = max(0, options.stop - start.steps) * rows if isinstance(options.stop, int) else None
     while wanted is None or wanted > 0:
         count = block if wanted is None else min(block, wanted)
-        picks = _blend_block(rule, int(counts.sum()), count, counts, _SEGMENTS)
+        picks = continue_blend(rule, counts, count, segment_limit=_SEGMENTS)
         stop = _stop_in(options, start, taken, picks)
         if stop is not None:
             yield picks[:stop]

@@ -3,7 +3,8 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypedDict, Unpack
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -23,13 +24,7 @@ from torch_dataloader_utils.packing.samples import REQUIRED_KEYS
 SampleLengths = Sequence[tuple[int, int]]
 
 
-class PolicyOptions(TypedDict, total=False):
-    """The fields of `SchedulePolicy`, as keyword arguments of every scheduler."""
-
-    over_long: Literal["error", "alone", "drop"]
-    missing_packs: Literal["error", "fill"]
-
-
+@dataclass(eq=False)
 class BasePackingScheduler(ABC):
     """Decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
 
@@ -39,8 +34,8 @@ class BasePackingScheduler(ABC):
         dp_size: data-parallel ranks.
         microbatch_group_size_per_vp_stage: the number of microbatches becomes a multiple of it; None without
             virtual pipeline stages.
-        **policy: what to do with sequences that fit no pack (`over_long`) and with ranks that would have nothing to
-            compute (`missing_packs`), see `SchedulePolicy`.
+        over_long, missing_packs: what to do with sequences that fit no pack, and with ranks that would have nothing
+            to compute; see `SchedulePolicy`.
 
     Raises:
         ConfigError: a size below 1 or an unknown policy.
@@ -49,21 +44,23 @@ class BasePackingScheduler(ABC):
     is_hybrid: ClassVar[bool] = False
     """Whether packs differ in the number of their ranks; they then share dp_size × cp_size ranks freely."""
 
-    def __init__(
-        self,
-        max_seqlen_per_dp_cp_rank: int,
-        cp_size: int = 1,
-        dp_size: int = 1,
-        microbatch_group_size_per_vp_stage: int | None = None,
-        **policy: Unpack[PolicyOptions],
-    ) -> None:
+    max_seqlen_per_dp_cp_rank: int
+    cp_size: int = 1
+    dp_size: int = 1
+    microbatch_group_size_per_vp_stage: int | None = None
+    over_long: Literal["error", "alone", "drop"] = field(default="error", kw_only=True)
+    missing_packs: Literal["error", "fill"] = field(default="error", kw_only=True)
+    shape: PackingShape = field(init=False, repr=False)
+    policy: SchedulePolicy = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
         self.shape = PackingShape(
-            max_seqlen_per_dp_cp_rank=max_seqlen_per_dp_cp_rank,
-            cp_size=cp_size,
-            dp_size=dp_size,
-            microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
+            max_seqlen_per_dp_cp_rank=self.max_seqlen_per_dp_cp_rank,
+            cp_size=self.cp_size,
+            dp_size=self.dp_size,
+            microbatch_group_size_per_vp_stage=self.microbatch_group_size_per_vp_stage,
         )
-        self.policy = SchedulePolicy(**policy)
+        self.policy = SchedulePolicy(over_long=self.over_long, missing_packs=self.missing_packs)
 
     @abstractmethod
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
@@ -123,26 +120,15 @@ class DpBalancedScheduler(BasePackingScheduler):
         return next_fit_schedule(lengths, shape=self.shape, policy=self.policy).to_groups(ids)
 
 
+@dataclass(eq=False)
 class ComputeBalancedScheduler(BasePackingScheduler):
     """As much compute on every rank of a microbatch; see `compute_balanced_schedule`.
 
-    Args:
-        max_seqlen_per_dp_cp_rank: as for `BasePackingScheduler`, like all that is not named here.
+    Args: as for `BasePackingScheduler`, and
         cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
     """
 
-    def __init__(
-        self,
-        max_seqlen_per_dp_cp_rank: int,
-        cp_size: int = 1,
-        dp_size: int = 1,
-        microbatch_group_size_per_vp_stage: int | None = None,
-        *,
-        cost: CostModel | None = None,
-        **policy: Unpack[PolicyOptions],
-    ) -> None:
-        super().__init__(max_seqlen_per_dp_cp_rank, cp_size, dp_size, microbatch_group_size_per_vp_stage, **policy)
-        self.cost = cost or CostModel()
+    cost: CostModel = field(default_factory=CostModel, kw_only=True)
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
         """See `BasePackingScheduler`."""
@@ -150,35 +136,28 @@ class ComputeBalancedScheduler(BasePackingScheduler):
         return compute_balanced_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
 
 
+@dataclass(eq=False)
 class HybridContextParallelScheduler(BasePackingScheduler):
     """Long sequences on many ranks, short ones on one; see `hybrid_schedule`.
 
     Needs the groups of `create_packing_groups(..., is_hybrid=True)`.
 
-    Args:
-        max_seqlen_per_dp_cp_rank: as for `BasePackingScheduler`, like all that is not named here.
+    Args: as for `BasePackingScheduler`, and
         cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
         widen_above: a sequence takes more ranks than it needs once it costs a rank more than this times the mean.
     """
 
     is_hybrid: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        max_seqlen_per_dp_cp_rank: int,
-        cp_size: int = 1,
-        dp_size: int = 1,
-        microbatch_group_size_per_vp_stage: int | None = None,
-        *,
-        cost: CostModel | None = None,
-        widen_above: float = 1.0,
-        **policy: Unpack[PolicyOptions],
-    ) -> None:
-        super().__init__(max_seqlen_per_dp_cp_rank, cp_size, dp_size, microbatch_group_size_per_vp_stage, **policy)
-        if not widen_above >= 1:
-            raise ConfigError(f"widen_above is {widen_above}; it must be at least 1: no rank can do less than the mean")
-        self.cost = cost or CostModel()
-        self.widen_above = widen_above
+    cost: CostModel = field(default_factory=CostModel, kw_only=True)
+    widen_above: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.widen_above >= 1:
+            raise ConfigError(
+                f"widen_above is {self.widen_above}; it must be at least 1: no rank can do less than the mean"
+            )
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
         """See `BasePackingScheduler`."""

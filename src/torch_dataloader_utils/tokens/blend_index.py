@@ -1,19 +1,6 @@
 """Which data set gives sample i of a blend: always the one that is furthest behind its share.
 
-The rule, with weights w that sum to 1 and counts c of samples taken so far: at step i the data set with the largest
-error w_k · max(i, 1) − c_k gives the next sample; ties go to the lowest k. All in float64, each operation rounded on
-its own, so that the order is Megatron-Core's bit for bit.
-
-The rule is sequential, one step looks at the counts of all steps before. It is run fast in segments side by side:
-
-    block      |--- segment 0 ---|--- segment 1 ---|--- segment 2 ---|  …
-    start      exact              guessed, then run up by some steps
-    steps      one numpy call advances every segment by one step
-
-A step depends on nothing but i and the counts, and wrong counts heal within some steps: what is behind is taken
-next. So the guess for a segment's start is nearly always right, and it need not be believed: if the end of segment
-m is not, count for count, the start of segment m + 1, then m + 1 is run again from that end, until all joints fit.
-Segment 0 is exact, hence all are. The worst case is one segment after the other: the plain loop.
+The rule itself is in `blend_rule`; here it runs from the first sample on, and picks get their samples.
 """
 
 from collections.abc import Sequence
@@ -23,20 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.tokens.blend_rule import DEFAULT_SEGMENTS, BlendRule, Counts, continue_blend
 from torch_dataloader_utils.tokens.split import normalize_weights
-
-Counts = npt.NDArray[np.float64]
 
 # The data set index is int16 in the format.
 MAX_DATASETS = 2**15 - 1
 
 _BLOCK_SAMPLES = 1 << 20
-_SEGMENTS = 1024
-# Cells of one step: segments × data sets. Keeps 30,000 data sets from costing gigabytes.
-_STEP_CELLS = 1 << 21
-# Steps to run up before a segment: enough to heal a guess in most blends (measured up to 300 data sets).
-_RUN_UP_STEPS = 64
-_RUN_UP_STEPS_PER_DATASET = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,43 +25,6 @@ class BlendIndex:
 
     dataset_index: npt.NDArray[np.int16]
     dataset_sample_index: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rule:
-    """Shares per data set, and how many samples each has to give (None: as many as are asked for)."""
-
-    shares: npt.NDArray[np.float64]
-    limits: npt.NDArray[np.float64] | None
-
-    def advance(self, steps: npt.NDArray[np.float64], counts: Counts, step_count: int) -> npt.NDArray[np.int16]:
-        """Run every row of `counts` [M, K] for `step_count` steps from `steps` [M]; picks int16 [step_count, M].
-
-        `counts` is changed in place.
-        """
-        picks = np.empty((step_count, len(counts)), dtype=np.int16)
-        errors = np.empty_like(counts)
-        flat_counts, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
-        step = steps[:, None].copy()
-        for number in range(step_count):
-            np.multiply(self.shares, np.maximum(step, 1.0), out=errors)
-            errors -= counts
-            if self.limits is not None:
-                errors[counts >= self.limits] = -np.inf
-            chosen = errors.argmax(axis=1)
-            picks[number] = chosen
-            flat_counts[rows + chosen] += 1
-            step += 1
-        return picks
-
-    def guess_counts(self, steps: npt.NDArray[np.float64]) -> Counts:
-        """Counts [M, K] that are likely at these steps: shares rounded so that they add up, largest remainder first."""
-        exact = np.outer(steps, self.shares)
-        counts = np.floor(exact)
-        missing = steps - counts.sum(axis=1)
-        ranks = np.argsort(np.argsort(counts - exact, axis=1, kind="stable"), axis=1, kind="stable")
-        counts += ranks < missing[:, None]
-        return counts if self.limits is None else np.minimum(counts, self.limits)
 
 
 def blend_by_weight(weights: Sequence[float], size: int, *, normalizes: bool = True) -> BlendIndex:
@@ -95,7 +38,7 @@ def blend_by_weight(weights: Sequence[float], size: int, *, normalizes: bool = T
     given = np.asarray(weights, dtype=np.float64)
     _check(given, size)
     shares = np.array(normalize_weights(weights)) if normalizes else given
-    return _blend(_Rule(shares=shares, limits=None), size)
+    return _blend(BlendRule(shares=shares, limits=None), size)
 
 
 def blend_exhaustively(sizes: Sequence[int]) -> BlendIndex:
@@ -106,7 +49,7 @@ def blend_exhaustively(sizes: Sequence[int]) -> BlendIndex:
     limits = np.asarray(sizes, dtype=np.float64)
     total = int(limits.sum())
     _check(limits, total)
-    return _blend(_Rule(shares=limits / total, limits=limits), total)
+    return _blend(BlendRule(shares=limits / total, limits=limits), total)
 
 
 def _check(weights: npt.NDArray[np.float64], size: int) -> None:
@@ -120,40 +63,18 @@ def _check(weights: npt.NDArray[np.float64], size: int) -> None:
 
 
 def _blend(
-    rule: _Rule, size: int, *, block_samples: int = _BLOCK_SAMPLES, segment_limit: int = _SEGMENTS
+    rule: BlendRule, size: int, *, block_samples: int = _BLOCK_SAMPLES, segment_limit: int = DEFAULT_SEGMENTS
 ) -> BlendIndex:
     dataset_index = np.empty(size, dtype=np.int16)
     dataset_sample_index = np.empty(size, dtype=np.int64)
     counts = np.zeros(len(rule.shares))
     for first in range(0, size, block_samples):
         stop = min(first + block_samples, size)
-        picks = _blend_block(rule, first, stop - first, counts, segment_limit)
+        picks = continue_blend(rule, counts, stop - first, segment_limit=segment_limit)
         dataset_index[first:stop] = picks
         dataset_sample_index[first:stop] = _number_picks(picks, counts)
         counts += np.bincount(picks, minlength=len(counts))
     return BlendIndex(dataset_index=dataset_index, dataset_sample_index=dataset_sample_index)
-
-
-def _blend_block(rule: _Rule, first: int, count: int, counts: Counts, segment_limit: int) -> npt.NDArray[np.int16]:
-    """The picks of `count` steps from step `first`, where the counts are known."""
-    dataset_count = len(counts)
-    segments = max(1, min(segment_limit, _STEP_CELLS // dataset_count, count))
-    length = -(-count // segments)
-    starts = np.arange(first, first + count, length, dtype=np.float64)
-    run_up = min(_RUN_UP_STEPS + _RUN_UP_STEPS_PER_DATASET * dataset_count, length)
-    entries = rule.guess_counts(starts - run_up)
-    rule.advance(starts[1:] - run_up, entries[1:], run_up)
-    entries[0] = counts
-    exits = np.empty_like(entries)
-    picks = np.empty((length, len(starts)), dtype=np.int16)
-    pending = np.arange(len(starts))
-    while pending.size:
-        advanced = entries[pending]
-        picks[:, pending] = rule.advance(starts[pending], advanced, length)
-        exits[pending] = advanced
-        pending = np.flatnonzero((exits[:-1] != entries[1:]).any(axis=1)) + 1
-        entries[pending] = exits[pending - 1]
-    return picks.T.reshape(-1)[:count]
 
 
 def _number_picks(picks: npt.NDArray[np.int16], counts: Counts) -> npt.NDArray[np.int64]:

@@ -37,6 +37,8 @@ class BlendedMegatronDatasetConfig:
         sequence_length: tokens per sample.
         blend: one blend for all splits, divided by `split`.
         blend_per_split: a blend for train, valid and test each; excludes `blend` and `split`.
+        multiple_validation_sets: the validation corpora of `blend_per_split` stay apart: a list of data sets, no blend.
+        full_validation: validation is one whole pass, every sample once: its size must be None.
         split: weights of train, valid and test, as "969,30,1".
         num_dataset_builder_threads: corpora of a blend opened and indexed at once.
         path_to_cache: directory of built indices; None keeps them beside a local corpus (blends in memory).
@@ -56,6 +58,8 @@ class BlendedMegatronDatasetConfig:
     sequence_length: int
     blend: Blend | None = None
     blend_per_split: Sequence[Blend | None] | None = None
+    multiple_validation_sets: bool = False
+    full_validation: bool = False
     split: str | None = None
     num_dataset_builder_threads: int = 1
     path_to_cache: str | Path | None = None
@@ -76,6 +80,8 @@ class BlendedMegatronDatasetConfig:
         if self.index_builder not in ("lock", "job", "node"):
             raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
         _check_blends(self.blend, self.blend_per_split, self.split)
+        if self.multiple_validation_sets:
+            _check_validation_sets(self.blend_per_split)
         if (self.fast_cache_load or self.defer_npy_index_mmap) and self.path_to_cache is None:
             raise ConfigError("fast_cache_load and defer_npy_index_mmap read a full cache: give path_to_cache.")
         if self.fast_cache_load and self.blend is not None:
@@ -103,6 +109,14 @@ def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None,
             raise ConfigError(f"A blend begins with a list of corpus prefixes; {prefixes!r} was given.")
         if weights is not None and len(weights) != len(prefixes):
             raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
+
+
+def _check_validation_sets(per_split: Sequence[Blend | None] | None) -> None:
+    valid = None if per_split is None else per_split[Split.valid.value]
+    if valid is None:
+        raise ConfigError("multiple_validation_sets needs blend_per_split with corpora for validation.")
+    if valid[1] is not None:
+        raise ConfigError("multiple_validation_sets blends nothing: give the validation corpora without weights.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from torch_dataloader_utils.tokens.rank_turns import take_turns
 from torch_dataloader_utils.tokens.split import Bookends, Split, normalize_weights, split_range
 
 Sizes = Sequence[int | None]
-TopLevelDataset = MegatronDataset | BlendedDataset
+# A list where validation corpora are kept apart.
+TopLevelDataset = MegatronDataset | BlendedDataset | list[MegatronDataset]
 
 # A split of its own data: all of it.
 _EVERYTHING: Bookends = (0, 1)
@@ -30,6 +31,9 @@ class BlendedMegatronDatasetBuilder:
         given    None     an error
         None     given    one pass each                    min(size, sum of lengths), in proportion to lengths
         None     None     one pass each                    every sample once
+
+    With `multiple_validation_sets` the validation corpora are not blended: each is a data set of the given size, or of
+    one pass.
 
     Args:
         cls: the data set class of one corpus, such as `GPTDataset`.
@@ -53,6 +57,11 @@ class BlendedMegatronDatasetBuilder:
         self.sizes = tuple(sizes)
         self.is_built_on_rank = is_built_on_rank
         self.config = config
+        if config.full_validation and sizes[Split.valid.value] is not None:
+            raise ConfigError(
+                f"full_validation takes every validation sample once, and a size of {sizes[Split.valid.value]} was "
+                "given for validation. Pass None."
+            )
         for split in Split:
             blend, bookends = self._select_blend(split)
             if blend is None or bookends is None or blend[1] is None or len(blend[0]) == 1:
@@ -85,6 +94,8 @@ class BlendedMegatronDatasetBuilder:
         size = self.sizes[split.value]
         if len(prefixes) == 1:
             return self._build_corpus(prefixes[0], bookends, size, split)
+        if split is Split.valid and self.config.multiple_validation_sets:
+            return self._build_corpora(prefixes, bookends, [size] * len(prefixes), split)
         if weights is None:
             return self._blend_by_length(self._build_corpora(prefixes, bookends, [None] * len(prefixes), split), size)
         if size is None:

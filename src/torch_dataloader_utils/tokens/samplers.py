@@ -46,31 +46,34 @@ def _check_counts(total_samples: int, consumed_samples: int) -> None:
         raise ConfigError(f"{consumed_samples} of {total_samples} samples consumed: that cannot be.")
 
 
-class PretrainingSampler(Sampler[Batch]):
+@dataclass(eq=False)
+class _StepSampler(Sampler[Batch]):
+    """What samplers over steps of all ranks have in common: how many samples there are, and this rank's share."""
+
+    total_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+
+    def __post_init__(self) -> None:
+        _check_counts(self.total_samples, self.consumed_samples)
+        self._share = RankShare(
+            micro_batch_size=self.micro_batch_size,
+            data_parallel_rank=self.data_parallel_rank,
+            data_parallel_size=self.data_parallel_size,
+        )
+
+
+@dataclass(eq=False)
+class PretrainingSampler(_StepSampler):
     """Samples in order, dealt to ranks in neighbouring micro-batches.
 
     10 samples, micro-batch 2, 2 ranks    rank 0: 0 1 | 4 5         rank 1: 2 3 | 6 7
     with drop_last=False                  rank 0: 0 1 | 4 5 | 8 9   rank 1: 2 3 | 6 7 | None None
     """
 
-    def __init__(
-        self,
-        total_samples: int,
-        consumed_samples: int,
-        micro_batch_size: int,
-        data_parallel_rank: int,
-        data_parallel_size: int,
-        drop_last: bool = True,
-    ) -> None:
-        _check_counts(total_samples, consumed_samples)
-        self.total_samples = total_samples
-        self.consumed_samples = consumed_samples
-        self.drop_last = drop_last
-        self._share = RankShare(
-            micro_batch_size=micro_batch_size,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-        )
+    drop_last: bool = True
 
     def __len__(self) -> int:
         remaining = max(0, self.total_samples - self.consumed_samples)
@@ -84,7 +87,8 @@ class PretrainingSampler(Sampler[Batch]):
             yield [sample if sample < self.total_samples else None for sample in samples]
 
 
-class PretrainingRandomSampler(Sampler[Batch]):
+@dataclass(eq=False)
+class PretrainingRandomSampler(_StepSampler):
     """One epoch of samples in random order; iterating again gives the next epoch.
 
     `consumed_samples` says which epoch and where in it, and moves on with every batch that is given. Each epoch has
@@ -96,29 +100,15 @@ class PretrainingRandomSampler(Sampler[Batch]):
             all samples are permuted and dealt to ranks one by one.
     """
 
-    def __init__(
-        self,
-        total_samples: int,
-        consumed_samples: int,
-        micro_batch_size: int,
-        data_parallel_rank: int,
-        data_parallel_size: int,
-        data_sharding: bool = True,
-    ) -> None:
-        _check_counts(total_samples, consumed_samples)
-        self.total_samples = total_samples
-        self.consumed_samples = consumed_samples
-        self.data_sharding = data_sharding
-        self._share = RankShare(
-            micro_batch_size=micro_batch_size,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-        )
+    data_sharding: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self._epoch_samples == 0:
-            raise ConfigError(f"{total_samples} samples do not fill one step of {self._share.step_samples}.")
-        if consumed_samples % self._share.step_samples:
+            raise ConfigError(f"{self.total_samples} samples do not fill one step of {self._share.step_samples}.")
+        if self.consumed_samples % self._share.step_samples:
             raise ConfigError(
-                f"{consumed_samples} consumed samples are no whole number of steps of {self._share.step_samples}."
+                f"{self.consumed_samples} consumed samples are no whole number of steps of {self._share.step_samples}."
             )
 
     @property
