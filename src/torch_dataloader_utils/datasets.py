@@ -23,7 +23,7 @@ from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, check_names
-from torch_dataloader_utils.table_rows import find_inventory, wire_rows
+from torch_dataloader_utils.table_rows import find_inventory, wire_lengths, wire_rows
 from torch_dataloader_utils.token_packing.options import TokenPacking
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class StructuredDataset(TableDataset):
         stack: Mapping[str, Sequence[str]] | None = None,
         bucket_by: str | None = None,
         max_tokens_per_batch: int | None = None,
+        pad_to_multiple_of: int | None = None,
         pack: TokenPacking | None = None,
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
@@ -156,7 +157,8 @@ class StructuredDataset(TableDataset):
             stack: matrix name -> columns of one number type, delivered as one [B, n] tensor.
             bucket_by: batches of rows of similar length, in random order: a column of numbers (its value), lists
                 (items) or text (bytes), delivered or not. Needs shuffle_rows, the rows that are sorted together.
-            max_tokens_per_batch: refused for streams; see the how-to on length bucketing.
+            max_tokens_per_batch: with bucket_by, at most so many rows × longest padded length; reads all lengths once.
+            pad_to_multiple_of: what max_tokens_per_batch rounds lengths up to; None: as PadRagged in collate_fn pads.
             pack: documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.
             inventory: from `scan_files` or `load_inventory`; then nothing is listed.
             page_checksums: check Parquet page checksums where the file has them.
@@ -214,6 +216,7 @@ class StructuredDataset(TableDataset):
             stack=stack,
             bucket_by=bucket_by,
             max_tokens_per_batch=max_tokens_per_batch,
+            pad_to_multiple_of=pad_to_multiple_of,
             pack=pack,
             page_checksums=page_checksums,
             on_error=on_error,
@@ -234,9 +237,12 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
-    rows = wire_rows(inventory, options, storage_options, part=counting_part(num_ranks, rank))
     strategy = options.strategy()
-    planner = Planner(inventory=rows.inventory, options=options.plan_options(strategy), strategy=strategy)
+    plan_options = options.plan_options(strategy)
+    part = counting_part(num_ranks, rank)
+    rows = wire_rows(inventory, options, storage_options, part=part)
+    lengths = wire_lengths(rows.inventory, options, storage_options, part=part)
+    planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
     return {
         "planner": planner,
         "pipeline": Pipeline(

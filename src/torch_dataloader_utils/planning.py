@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
@@ -19,6 +20,7 @@ from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._core.uses import group_uses
 from torch_dataloader_utils.errors import ConfigError
@@ -33,6 +35,8 @@ from torch_dataloader_utils.plan.strategy_check import (
     strategy_name,
     takes_ranks,
 )
+from torch_dataloader_utils.plan.token_batches import cut_batches
+from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
 from torch_dataloader_utils.plugins import find_strategy
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ class EpochPlan:
     """
 
     inventory: Inventory
-    details: ExactPlan | InexactPlan = field(repr=False)
+    details: ExactPlan | TokenPlan | InexactPlan = field(repr=False)
 
     @property
     def epoch(self) -> int:
@@ -65,7 +69,7 @@ class EpochPlan:
     @property
     def is_exact(self) -> bool:
         """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
-        return isinstance(self.details, ExactPlan)
+        return not isinstance(self.details, InexactPlan)
 
     @property
     def is_shared(self) -> bool:
@@ -76,7 +80,7 @@ class EpochPlan:
     @property
     def rank_steps(self) -> tuple[int, ...] | None:
         """Batches of every rank under this topology, or None where row counts are not known."""
-        return tuple(self.details.rank_steps.tolist()) if isinstance(self.details, ExactPlan) else None
+        return None if isinstance(self.details, InexactPlan) else tuple(self.details.rank_steps.tolist())
 
     @property
     def steps(self) -> int | None:
@@ -86,25 +90,21 @@ class EpochPlan:
     @property
     def rank_rows(self) -> tuple[int, ...] | None:
         """Rows that every rank delivers, or None where row counts are not known."""
-        return tuple(self.details.rank_rows.tolist()) if isinstance(self.details, ExactPlan) else None
+        return None if isinstance(self.details, InexactPlan) else tuple(self.details.rank_rows.tolist())
 
     @property
     def dropped_rows(self) -> int:
         """Rows that drop_last leaves out this epoch, over all ranks."""
-        return self.details.dropped_rows if isinstance(self.details, ExactPlan) else 0
+        return 0 if isinstance(self.details, InexactPlan) else self.details.dropped_rows
 
     @property
     def repeated_rows(self) -> int:
         """Rows that come a second time because a rank has none left for its last step, over all ranks."""
-        return self.details.repeated_rows if isinstance(self.details, ExactPlan) else 0
+        return 0 if isinstance(self.details, InexactPlan) else self.details.repeated_rows
 
     def padding_rows(self, rank: int) -> int:
         """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
-        plan = self.details
-        if not self.repeated_rows or not isinstance(plan, ExactPlan):
-            return 0
-        before_last = (int(plan.rank_steps[rank]) - 1) * self.topology.batch_size
-        return int(plan.rank_rows[rank] == before_last)
+        return 0 if isinstance(self.details, InexactPlan) else self.details.padding_rows(rank)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -203,6 +203,8 @@ def plan_epoch(
 class Planner:
     """An inventory and options: gives the plan of any position.
 
+    lengths: of every plan row, shape [rows]; needed where the options limit the tokens of a batch.
+
     What does not depend on the position is computed once, and the last few plans are kept, so that asking for
     lengths and plans again and again costs nothing.
     """
@@ -210,6 +212,7 @@ class Planner:
     inventory: Inventory
     options: PlanOptions
     strategy: SplitStrategy | None = None
+    lengths: Lengths | None = field(default=None, repr=False)
 
     @cached_property
     def space(self) -> RowSpace:
@@ -233,6 +236,10 @@ class Planner:
 
     @cached_property
     def _recent_chunks(self) -> "Recent[int, Units]":
+        return Recent(most=2)
+
+    @cached_property
+    def _recent_batches(self) -> "Recent[tuple[int, TokenBudget], Units]":
         return Recent(most=2)
 
     @cached_property
@@ -274,6 +281,15 @@ class Planner:
     def _chunks(self, epoch: int) -> Units:
         return order_chunks(self._stored_chunks, self.options, epoch)
 
+    def _token_batches(self, key: tuple[int, TokenBudget]) -> Units:
+        epoch, budget = key
+        if self.lengths is None:
+            raise ConfigError(
+                "max_tokens_per_batch needs the lengths of all rows, and this plan has none: ask the data set that "
+                "read them, with dataset.plan() or loader.plan."
+            )
+        return cut_batches(self._recent_chunks.get(epoch, self._chunks), self.lengths, budget, self.options, epoch)
+
     def _plan(self, position: Position) -> EpochPlan:
         shared: dict[str, Any] = {
             "space": self.space,
@@ -284,15 +300,23 @@ class Planner:
             "strategy": self._strategy_call,
         }
         segment = position.segment
-        details: ExactPlan | InexactPlan
-        if self.space.exact:
+        details: ExactPlan | TokenPlan | InexactPlan
+        if self.space.exact and self.options.max_tokens_per_batch is not None:
+            first = position.history[0] if position.history else segment
+            budget = token_budget(self.options, first.topology)
+            batches = self._recent_batches.get((position.epoch, budget), self._token_batches)
+            details = TokenPlan(topology=segment.topology, done=segment.steps_of(0), batches=batches, **shared)
+        elif self.space.exact:
             details = ExactPlan(topology=segment.topology, done=segment.steps_of(0), **shared)
         else:
             details = InexactPlan(present=segment, **shared)
         return EpochPlan(inventory=self.inventory, details=details)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Planner, inventory=self.inventory, options=self.options, strategy=self.strategy), ()
+        kept = partial(
+            Planner, inventory=self.inventory, options=self.options, strategy=self.strategy, lengths=self.lengths
+        )
+        return kept, ()
 
 
 class Recent(Generic[Key, Value]):

@@ -23,7 +23,8 @@ from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets import check_filters
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.shape.lengths import check_has_lengths, measure_rows
+from torch_dataloader_utils.row_lengths import measure_groups, narrow_lengths
+from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
 from torch_dataloader_utils.table_options import OutputFormat, TableOptions
@@ -221,16 +222,6 @@ class RowDataset(Dataset[Any]):
     def _measure(self) -> Lengths:
         if self._length_reader is None:
             raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
-        reader, inventory = self._length_reader, self._inventory
-
-        def measure(group: int) -> Lengths:
-            return measure_rows(reader.read(inventory.task(group)).column(0))
-
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="tdu-rows") as pool:
-            parts = list(pool.map(measure, range(inventory.num_groups)))
-        lengths = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-        narrow = np.iinfo(np.int32)
-        if lengths.dtype.kind in "iu" and len(lengths) and narrow.min <= lengths.min() <= lengths.max() <= narrow.max:
-            lengths = lengths.astype(np.int32, copy=False)
-        lengths.flags.writeable = False
-        return lengths
+        groups = range(self._inventory.num_groups)
+        parts = measure_groups(self._inventory, self._length_reader, groups, self._threads)
+        return narrow_lengths(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))

@@ -9,9 +9,11 @@ from typing import Any, Literal
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
+from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
+from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.token_packing.options import TokenPacking
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
@@ -49,6 +51,7 @@ class TableOptions:
     stack: Mapping[str, Sequence[str]] | None = None
     bucket_by: str | None = None
     max_tokens_per_batch: int | None = None
+    pad_to_multiple_of: int | None = None
     pack: TokenPacking | None = None
     page_checksums: bool = True
     on_error: Literal["raise", "skip"] = "raise"
@@ -72,12 +75,6 @@ class TableOptions:
             raise ConfigError("shuffle_rows and shuffle_buffer_size are two names of one option: pass one of them.")
         if self.num_workers is not None and self.num_workers < 0:
             raise ConfigError(f"num_workers={self.num_workers}: pass 0 (threads), a number of processes, or None.")
-        if self.max_tokens_per_batch is not None:
-            raise UnsupportedFeatureError(
-                "max_tokens_per_batch: the number of batches would depend on lengths, which the plan of a stream does "
-                "not know, so ranks would take different steps. Use bucket_by= with a fixed batch_size, or RowDataset "
-                "with a TokenBatchSampler, which reads the lengths first."
-            )
         if self.pack is not None:
             self._check_packing(self.pack)
         if self.on_error not in ("raise", "skip"):
@@ -97,6 +94,40 @@ class TableOptions:
             raise ConfigError("bucket_by with pack=: packed samples are all of one length. Leave one of them out.")
         # What is scanned and weighed is what is read.
         object.__setattr__(self, "columns", (packing.column,))
+
+    @property
+    def padding_multiple(self) -> int:
+        """What lengths count as multiples of: as asked, or as a PadRagged collate function pads them.
+
+        Raises:
+            ConfigError: the two differ, so that batches would not be what they are planned to be.
+        """
+        asked = self.pad_to_multiple_of
+        pads = next((each.pad_to_multiple_of for each in self.functions if isinstance(each, PadRagged)), None)
+        if asked is not None and self.max_tokens_per_batch is None:
+            raise ConfigError(
+                f"pad_to_multiple_of={asked} says how max_tokens_per_batch= counts, which is not given. To pad, pass "
+                "collate_fn=PadRagged(pad_to_multiple_of=...)."
+            )
+        if asked is not None and pads is not None and asked != pads:
+            raise ConfigError(
+                f"pad_to_multiple_of={asked}, and PadRagged pads to multiples of {pads}. Leave pad_to_multiple_of out: "
+                "it is taken from PadRagged."
+            )
+        if self.max_tokens_per_batch is None:
+            return 1
+        return next(multiple for multiple in (asked, pads, 1) if multiple is not None)
+
+    @property
+    def token_budget(self) -> TokenBudget | None:
+        """How large batches may be, where tokens limit them."""
+        if self.max_tokens_per_batch is None:
+            return None
+        return TokenBudget(
+            max_tokens=self.max_tokens_per_batch,
+            max_rows=self.batch_size,
+            pad_to_multiple_of=self.padding_multiple,
+        )
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
@@ -139,6 +170,8 @@ class TableOptions:
             lane_rows=self.lane_rows,
             strategy=strategy_name(strategy),
             bucket_by=self.bucket_by or "",
+            max_tokens_per_batch=self.max_tokens_per_batch,
+            pad_to_multiple_of=self.padding_multiple,
         )
 
     def topology(self, num_ranks: int) -> Topology:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._core.block import Shaper
+from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._store import Secret, StoreAccess
@@ -20,6 +21,7 @@ from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.row_lengths import check_rows_fit, narrow_lengths, read_token_counts
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.stream.ranks import add_over_ranks, from_rank_zero
@@ -106,6 +108,31 @@ def wire_rows(
     if options.count_rows is not False:
         inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
+
+
+def wire_lengths(
+    inventory: Inventory,
+    options: TableOptions,
+    storage_options: StoreAccess | Secret | None,
+    *,
+    part: tuple[int, int] = (0, 1),
+) -> Lengths | None:
+    """Whole tokens of every row where batches are limited by them, else None; reads the column of `bucket_by` once.
+
+    inventory, part: as `wire_rows` gives and takes them.
+
+    Raises:
+        ConfigError: a row that exceeds the budget alone; row counts that are not known.
+        DataError, StoreError: see Reader.read.
+    """
+    budget = options.token_budget
+    if budget is None or options.bucket_by is None:
+        return None
+    reader = make_reader(read_spec(inventory, options, storage_options, (options.bucket_by,)))
+    exchange = add_over_ranks if part[1] > 1 else _alone
+    tokens = read_token_counts(inventory, reader, exchange, threads=options.threads, part=part)
+    check_rows_fit(tokens, inventory, budget, options.bucket_by)
+    return narrow_lengths(tokens)
 
 
 def _wire_samples(

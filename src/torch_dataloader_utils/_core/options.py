@@ -10,6 +10,17 @@ DEFAULT_INTERLEAVE = 4
 
 RankSharding = Literal["rows", "chunks"]
 
+_COUNTS = (
+    "split_bytes",
+    "split_rows",
+    "shuffle_rows",
+    "interleave",
+    "num_lanes",
+    "lane_rows",
+    "max_tokens_per_batch",
+    "pad_to_multiple_of",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
@@ -20,6 +31,7 @@ class PlanOptions:
     interleave: chunks open at once in a window. num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
     strategy: name of a custom split strategy, "" for the built-in steps.
     bucket_by: column whose lengths order the rows of a window, "" for none; see _core/buckets.py.
+    max_tokens_per_batch, pad_to_multiple_of: see _core/token_budget.py; None for batches of a fixed number of rows.
     first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.
     """
 
@@ -34,11 +46,13 @@ class PlanOptions:
     lane_rows: int | None = None
     strategy: str = ""
     bucket_by: str = ""
+    max_tokens_per_batch: int | None = None
+    pad_to_multiple_of: int = 1
     first_row: int = 0
     stop_row: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("split_bytes", "split_rows", "shuffle_rows", "interleave", "num_lanes", "lane_rows"):
+        for name in _COUNTS:
             _require_positive(name, getattr(self, name))
         if self.rank_sharding not in ("rows", "chunks"):
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
@@ -48,6 +62,26 @@ class PlanOptions:
             raise ConfigError(
                 f"bucket_by={self.bucket_by!r} sorts the rows of shuffle windows, and there are none: pass "
                 "shuffle_rows=, the rows of a window (50 to 200 batches of them save most of the padding)."
+            )
+        if self.max_tokens_per_batch is not None:
+            self._check_token_batches()
+
+    def _check_token_batches(self) -> None:
+        if not self.bucket_by:
+            raise ConfigError(
+                f"max_tokens_per_batch={self.max_tokens_per_batch} needs lengths: pass bucket_by=, a column of numbers "
+                "(the value), lists (how many items) or text (bytes)."
+            )
+        for name, why in (
+            ("num_lanes", "micro-batches of a lane have a fixed number of rows"),
+            ("strategy", "a split strategy deals rows, and here whole batches are dealt"),
+        ):
+            if getattr(self, name):
+                raise ConfigError(f"max_tokens_per_batch with {name}={getattr(self, name)!r}: {why}. Leave one out.")
+        if self.rank_sharding != "rows":
+            raise ConfigError(
+                'max_tokens_per_batch with rank_sharding="chunks": a batch draws from several chunks, and ranks take '
+                'equal steps. Leave rank_sharding at "rows".'
             )
 
     def window_rows(self, batch_rows: int) -> int | None:

@@ -29,7 +29,8 @@ class TokenBudget:
         lengths 0 3.5 8, pad_to_multiple_of=4      4 4 8
         """
         multiple = self.pad_to_multiple_of
-        widths: Int64s = -(-np.ceil(lengths).astype(np.int64) // multiple) * multiple
+        whole = lengths if lengths.dtype.kind in "iu" else np.ceil(lengths)
+        widths: Int64s = -(-whole.astype(np.int64) // multiple) * multiple
         return np.maximum(widths, multiple)
 
     def first_rows(self, widths: Int64s, stop: Int64s | int) -> Int64s:

@@ -146,6 +146,13 @@ class ExactPlan:
         short = (self._deal.steps > 0) & (self._deal.rank_rows == before_last)
         return int((short & ((before_last == 0) | (self.topology.batch_size == 1))).sum())
 
+    def padding_rows(self, rank: int) -> int:
+        """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
+        if not self.repeated_rows:
+            return 0
+        before_last = (int(self.rank_steps[rank]) - 1) * self.topology.batch_size
+        return int(self.rank_rows[rank] == before_last)
+
     @cached_property
     def moved_rows(self) -> int:
         """Rows that levelling moves between ranks."""

@@ -5,9 +5,10 @@ from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.token_epoch import TokenPlan
 
 
-def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks: int) -> str:
+def explain_plan(plan: ExactPlan | TokenPlan | InexactPlan, inventory: Inventory, max_ranks: int) -> str:
     """A table of ranks × workers, under a summary of the data, the options and what levelling did."""
     topology, options = plan.topology, plan.options
     lines = [
@@ -17,6 +18,7 @@ def explain_plan(plan: ExactPlan | InexactPlan, inventory: Inventory, max_ranks:
         f"epoch {plan.epoch}, seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
         + (f", windows of {options.shuffle_rows} rows" if options.shuffle_rows else "")
         + (f", buckets by {options.bucket_by}" if options.bucket_by else "")
+        + (f" of at most {options.max_tokens_per_batch:,} tokens" if options.max_tokens_per_batch else "")
         + ("" if options.stop_row is None else f", rows [{options.first_row}, {options.stop_row}) only")
         + (f", {options.num_lanes} lanes" if options.num_lanes else "")
         + (f", strategy {options.strategy}" if options.strategy else ""),
@@ -54,8 +56,8 @@ def format_bytes(count: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def _counts(plan: ExactPlan | InexactPlan) -> str:
-    if not isinstance(plan, ExactPlan):
+def _counts(plan: ExactPlan | TokenPlan | InexactPlan) -> str:
+    if isinstance(plan, InexactPlan):
         return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
     steps = sorted(set(plan.rank_steps.tolist()))
     text = f"{steps[0]} steps on every rank" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"

@@ -1,0 +1,153 @@
+"""Whole batches dealt to ranks and workers: the share-out where lengths decide how many rows a batch has.
+
+lengths of all rows  →  the batches of an epoch, one list  →  equal runs of it, rank by rank, worker by worker
+
+Each batch is one window unit. See docs/design/0015-token-batches.md.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.steps import batches_of_worker
+from torch_dataloader_utils.plan.window import cut_windows
+
+
+def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: PlanOptions, epoch: int) -> Units:
+    """All batches of an epoch in their order, one window unit a batch; windows are cut from all chunks.
+
+    lengths: of every plan row. The batches of a window come in random order, windows in that of the chunks.
+    """
+    lane = cut_windows(chunks, options.shuffle_rows or chunks.num_rows, options.interleave)
+    windows = lane.windows
+    rows = [
+        budget.batch_rows(
+            np.concatenate([lengths[start:stop] for start, stop in zip(*windows.pieces(window), strict=True)]),
+            seed=options.seed,
+            epoch=epoch,
+            index=key,
+        )
+        for window, key in enumerate(windows.keys.tolist())
+    ]
+    stops = [np.cumsum(sizes) for sizes in rows]
+    stop = np.concatenate([np.zeros(0, dtype=np.int64), *stops])
+    start = stop - np.concatenate([np.zeros(0, dtype=np.int64), *rows])
+    window = np.repeat(np.arange(len(rows)), [len(sizes) for sizes in rows])
+    return Units(start=start, stop=stop, window=window, windows=windows)
+
+
+def join_batches(batches: Units) -> Units:
+    """The same rows with neighbouring spans of one window joined: a lane, whose windows are gathered once each.
+
+    window 0 rows 0-3, 3-5; window 1 rows 0-2      window 0 rows 0-5; window 1 rows 0-2
+    """
+    follows = (batches.window[1:] == batches.window[:-1]) & (batches.start[1:] == batches.stop[:-1])
+    first = np.flatnonzero(np.append(True, ~follows))[: len(batches)]
+    last = np.append(first[1:], len(batches))[: len(first)] - 1
+    return Units(
+        start=batches.start[first], stop=batches.stop[last], window=batches.window[first], windows=batches.windows
+    )
+
+
+def cap_rows(batches: Units, most_rows: int) -> Units:
+    """The batches with those of more than `most_rows` rows cut into as few equal parts as that needs.
+
+    rows 7 2, most_rows=3      2 2 3 2
+    """
+    parts = -(-batches.rows // most_rows)
+    part_of = np.repeat(np.arange(len(batches)), parts)
+    part = np.arange(len(part_of)) - np.repeat(np.cumsum(parts) - parts, parts)
+    rows, parts, start = batches.rows[part_of], parts[part_of], batches.start[part_of]
+    return Units(
+        start=start + rows * part // parts,
+        stop=start + rows * (part + 1) // parts,
+        window=batches.window[part_of],
+        windows=batches.windows,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchDeal:
+    """The share-out of an epoch's batches, or of what remains of them.
+
+    remaining: the batches in canonical order, one unit each. They are levelled (see `batches`) and cut into runs:
+    rank 0's workers take the first, the last rank's last worker the last.
+
+        7 batches, num_ranks=2, num_workers=2      8 by halving: 0 1 | 2 3    4 5 | 6 7
+                                                   steps of rank 0: 0 2 1 3
+    """
+
+    remaining: Units
+    topology: Topology
+
+    @cached_property
+    def batches(self) -> Units:
+        """What is dealt: batches of at most batch_size rows, halved until ranks have equally many.
+
+        With drop_last nothing is halved; where all batches have one row, some ranks may be one short.
+        """
+        capped = cap_rows(self.remaining, self.topology.batch_size)
+        if self.topology.drop_last:
+            return capped
+        start, stop, part_of = halve_largest(capped.start, capped.stop, self.topology.num_ranks)
+        return Units(start=start, stop=stop, window=capped.window[part_of], windows=capped.windows)
+
+    @cached_property
+    def rank_batches(self) -> Int64s:
+        """Batches of each rank's own, int64 [num_ranks]."""
+        base, spare = divmod(len(self.batches), self.topology.num_ranks)
+        if self.topology.drop_last:
+            spare = 0
+        return base + (np.arange(self.topology.num_ranks) < spare).astype(np.int64)
+
+    @property
+    def steps(self) -> int:
+        """Steps of every rank; one that has a batch less repeats a row for its last one."""
+        return int(self.rank_batches.max())
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """Rows of each rank's own batches, int64 [num_ranks]."""
+        ends = np.concatenate([[0], np.cumsum(self.batches.rows)])
+        bounds = np.concatenate([[0], np.cumsum(self.rank_batches)])
+        rows: Int64s = np.diff(ends[bounds])
+        return rows
+
+    @property
+    def dropped(self) -> Units:
+        """The batches that drop_last leaves out."""
+        return self.batches.take(slice(int(self.rank_batches.sum()), None))
+
+    def repeats(self, rank: int) -> bool:
+        """Whether a rank's last step is a row that another batch has too."""
+        return int(self.rank_batches[rank]) < self.steps
+
+    def repeats_on(self, rank: int, worker: int) -> bool:
+        """Whether this worker of the rank gives that step."""
+        return self.repeats(rank) and (self.steps - 1) % self.topology.num_workers == worker
+
+    def workers(self, rank: int) -> list[Units]:
+        """The batches of each worker of a rank, in order; a row that is repeated is not among them."""
+        begin, workers = int(self.rank_batches[:rank].sum()), self.topology.num_workers
+        lanes = []
+        for worker in range(workers):
+            end = begin + batches_of_worker(self.steps, worker, workers) - self.repeats_on(rank, worker)
+            lanes.append(self.batches.take(slice(begin, end)))
+            begin = end
+        return lanes
+
+    def after(self, segment: Segment) -> Units:
+        """The batches that no rank has received in this segment, in canonical order; dropped ones are the last."""
+        parts = []
+        for rank in range(self.topology.num_ranks):
+            for worker, lane in enumerate(self.workers(rank)):
+                done = batches_of_worker(segment.steps_of(rank), worker, self.topology.num_workers)
+                parts.append(lane.take(slice(done, None)))
+        return Units.concat([*parts, self.dropped])

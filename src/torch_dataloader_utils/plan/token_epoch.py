@@ -1,0 +1,107 @@
+"""One epoch's plan where batches are limited by tokens: an ExactPlan in all that is asked of it, dealt by batches."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.program import ListedBatches, WorkerProgram
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.steps import batches_of_worker
+from torch_dataloader_utils.plan.strategy_check import StrategyCall
+from torch_dataloader_utils.plan.token_batches import BatchDeal, join_batches
+
+
+def token_budget(options: PlanOptions, topology: Topology) -> TokenBudget:
+    """The budget of an epoch that began under `topology`; whatever its batches are resumed under, windows keep it."""
+    if options.max_tokens_per_batch is None:
+        raise ConfigError("There is no token budget: max_tokens_per_batch is None.")
+    return TokenBudget(
+        max_tokens=options.max_tokens_per_batch,
+        max_rows=topology.batch_size,
+        pad_to_multiple_of=options.pad_to_multiple_of,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenPlan:
+    """The plan of one epoch of batches under a token budget; see ExactPlan for the arguments.
+
+    batches: those of the whole epoch, from `cut_batches`, under the budget of its first topology.
+    """
+
+    space: RowSpace
+    options: PlanOptions
+    epoch: int
+    chunks: Units
+    batches: Units
+    topology: Topology
+    history: tuple[Segment, ...] = ()
+    done: int = 0
+    strategy: StrategyCall | None = None
+
+    # Levelling halves batches; it moves no rows.
+    moved_rows = 0
+    cuts = 0
+
+    @cached_property
+    def _deal(self) -> BatchDeal:
+        topologies = [*(segment.topology for segment in self.history), self.topology]
+        deal = BatchDeal(remaining=self.batches, topology=topologies[0])
+        for segment, following in zip(self.history, topologies[1:], strict=True):
+            deal = BatchDeal(remaining=deal.after(segment), topology=following)
+        return deal
+
+    @property
+    def _budget(self) -> TokenBudget:
+        return token_budget(self.options, self.history[0].topology if self.history else self.topology)
+
+    @property
+    def rank_steps(self) -> Int64s:
+        """Steps of every rank under the present topology, all alike. int64 [num_ranks]."""
+        return np.full(self.topology.num_ranks, self._deal.steps)
+
+    @property
+    def rank_rows(self) -> Int64s:
+        """Rows that each rank delivers under the present topology, repeats not counted. int64 [num_ranks]."""
+        return self._deal.rank_rows
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that drop_last leaves out, over all ranks."""
+        return self._deal.dropped.num_rows
+
+    @property
+    def repeated_rows(self) -> int:
+        """Rows delivered a second time so that every rank takes every step, over all ranks."""
+        return sum(map(self.padding_rows, range(self.topology.num_ranks)))
+
+    def padding_rows(self, rank: int) -> int:
+        """Of `repeated_rows`, those of one rank."""
+        return int(self._deal.repeats(rank))
+
+    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
+        """What each worker of a rank still has to do, from step `done` on."""
+        self.topology.check_rank(rank)
+        workers = self.topology.num_workers
+        programs = []
+        for worker, lane in enumerate(self._deal.workers(rank)):
+            left = lane.take(slice(batches_of_worker(self.done, worker, workers), None))
+            if self._deal.repeats_on(rank, worker) and self.done < self._deal.steps:
+                left = Units.concat([left, self._deal.batches.take(slice(0, 1)).split_at(1)[0]])
+            programs.append(
+                WorkerProgram(
+                    lanes=(join_batches(left),),
+                    schedule=ListedBatches(batch_rows=tuple(left.rows.tolist())),
+                    seed=self.options.seed,
+                    epoch=self.epoch,
+                    by_length=self._budget,
+                )
+            )
+        return tuple(programs)
