@@ -5,7 +5,8 @@ discover  →  plan  →  read  →  shape  →  stream
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow.compute as pc
 
@@ -14,7 +15,7 @@ from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store
 from torch_dataloader_utils.discover.paths import PathLike
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.planning import EpochPlan, Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import TableDataset
@@ -24,7 +25,7 @@ from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, check_names
 from torch_dataloader_utils.table_rows import find_inventory, wire_lengths, wire_rows
-from torch_dataloader_utils.token_packing.options import TokenPacking
+from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,7 +34,41 @@ if TYPE_CHECKING:
 REMOTE_THREADS = 16
 
 
-class StructuredDataset(TableDataset):
+class WiredDataset(TableDataset):
+    """A data set wired from an inventory and options, which it keeps so that it can be wired once more."""
+
+    _wired_from: tuple[Inventory, TableOptions, StoreAccess | Secret | None] | None = None
+
+    def __init__(
+        self, inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None
+    ) -> None:
+        super().__init__(**wire(inventory, options, storage_options))
+        self._wired_from = inventory, options, storage_options
+
+    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
+        """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
+
+        All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of
+        `create_dataloader(..., pack=pack_tokens(...))`, for those who build their own DataLoader.
+
+        Args: see `torch_dataloader_utils.pack_tokens`.
+
+        Raises:
+            ConfigError: a value out of range, a column that holds no tokens, options that do not go with packing.
+            DataError, StoreError: counting samples needed a read, and it failed.
+        """
+        if self._wired_from is None:
+            raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
+        inventory, options, storage_options = self._wired_from
+        chosen = pack_tokens(column, sequence_length, **packing)
+        return TableDataset(**wire(inventory, replace(options, pack=chosen, columns=None), storage_options))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Worker processes only iterate: they need neither a second inventory nor the caller's options.
+        return {name: value for name, value in self.__dict__.items() if name != "_wired_from"}
+
+
+class StructuredDataset(WiredDataset):
     """Parquet, ORC, CSV, JSON or Arrow files as an iterable data set of batches, one rank's share of them.
 
     `create_dataloader` is the usual way in. The constructor is for those who build their own DataLoader: pass the
@@ -68,7 +103,7 @@ class StructuredDataset(TableDataset):
         found = find_inventory(
             files, format, chosen, partitioning=partitioning, storage_options=access, inventory=inventory
         )
-        super().__init__(**wire(found, chosen, access))
+        super().__init__(found, chosen, access)
 
     @classmethod
     def create_dataloader(

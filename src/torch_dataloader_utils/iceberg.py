@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.datasets import warn_about, wire
+from torch_dataloader_utils.datasets import WiredDataset, warn_about
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
-from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, resolve_ranks
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, available_cpus, check_names
@@ -84,7 +83,7 @@ def _alone(counts: Any) -> Any:
     return counts
 
 
-class IcebergDataset(TableDataset):
+class IcebergDataset(WiredDataset):
     """One snapshot of an Iceberg table as an iterable data set of batches, one rank's share of them.
 
     Every kind of delete is applied, and files are split into row groups whether they have deletes or not. Workers
@@ -116,7 +115,7 @@ class IcebergDataset(TableDataset):
             opened, scan_options = open_alike(source, part if inventory is None else (0, 1), add_over_ranks)
             secret = opened.files.options
             inventory = scan_table(opened, scan_options) if inventory is None else inventory
-        super().__init__(**wire(under_filter(inventory, chosen.filters), chosen, secret))
+        super().__init__(under_filter(inventory, chosen.filters), chosen, secret)
 
     @classmethod
     def create_dataloader(

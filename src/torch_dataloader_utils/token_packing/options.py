@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from torch_dataloader_utils.errors import ConfigError
 
@@ -13,6 +13,18 @@ Counts = Literal["footers", "read"]
 Field = Literal["tokens", "positions", "loss_mask", "cu_seqlens"]
 
 FIELDS: tuple[str, ...] = get_args(Field)
+
+
+class PackingOptions(TypedDict, total=False):
+    """The keyword arguments of `pack_tokens`."""
+
+    eod: int | None
+    extra_token: bool
+    fill: Fill
+    pad_id: int
+    over_long: OverLong
+    fields: Sequence[str]
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
