@@ -261,10 +261,16 @@ class StructuredDataset(WiredDataset):
             mesh=mesh,
         )
         warn_about(dataset.plan())
-        if remote is not None and remote.backend == "obstore" and dataset.num_processes:
-            # Discovery has used it in this process already; see _store/obstore.py.
-            loader_options.setdefault("multiprocessing_context", "forkserver")
+        loader_options = worker_start(remote, dataset.num_processes, loader_options)
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
+
+
+def worker_start(remote: RemoteOptions | None, num_workers: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the DataLoader, with the way to start workers that the storage client needs."""
+    if remote is not None and remote.backend == "obstore" and num_workers:
+        # Discovery has used it in this process already; see _store/obstore.py.
+        return {"multiprocessing_context": "forkserver", **options}
+    return dict(options)
 
 
 def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> dict[str, Any]:

@@ -11,14 +11,15 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.datasets import WiredDataset, warn_about
+from torch_dataloader_utils.datasets import WiredDataset, warn_about, worker_start
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
-from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, resolve_ranks
+from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, available_cpus, check_names
 
 if TYPE_CHECKING:
@@ -38,19 +39,24 @@ def scan_iceberg(
     tag: str | None = None,
     from_snapshot_id: int | None = None,
     path_rewrites: Mapping[str, str] | None = None,
+    allowed_roots: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
     allow_empty: bool = False,
     allow_bare_vectors: bool = False,
     count_rows: Literal["auto"] | bool = "auto",
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Inventory:
     """The inventory of one snapshot of an Iceberg table.
 
     Args:
         table, catalog_config, columns, filters, scan_filter, snapshot_id, as_of_timestamp, branch, tag,
-            from_snapshot_id, path_rewrites, storage_options, allow_empty, allow_bare_vectors: see
-            `IcebergDataset.create_dataloader`.
+            from_snapshot_id, path_rewrites, allowed_roots, storage_options, credentials, remote, allow_empty,
+            allow_bare_vectors: see `IcebergDataset.create_dataloader`.
         count_rows: "auto" and True count what equality deletes and filters leave by reading key and filter columns
             once; False leaves those row groups uncounted.
+        on_progress: called here after each data file with (files done, files to scan).
 
     Returns:
         Data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.
@@ -66,16 +72,19 @@ def scan_iceberg(
         "tag": tag,
         "from_snapshot_id": from_snapshot_id,
         "path_rewrites": path_rewrites,
+        "allowed_roots": allowed_roots,
         "storage_options": storage_options,
+        "credentials": credentials,
+        "remote": remote,
         "allow_empty": allow_empty,
         "allow_bare_vectors": allow_bare_vectors,
     }
     source = TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
-    inventory = scan_table(opened, source.scan)
+    inventory = scan_table(opened, source.scan, on_progress)
     if count_rows is False:
         return inventory
-    spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.options)
+    spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.access)
     return count_live_rows(inventory, make_reader(spec), _alone, threads=available_cpus(), part=(0, 1))
 
 
@@ -83,11 +92,25 @@ def _alone(counts: Any) -> Any:
     return counts
 
 
+def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:
+    """The inventory that was given or that of the table, the same on all ranks, and how its files are reached.
+
+    The catalog is asked on every rank that needs credentials of it: those never travel between ranks.
+    """
+    if given is not None:
+        return given, source.access()
+    if options.broadcast_inventory:
+        return from_rank_zero(lambda: scan_table(source.open(), source.scan)), source.access()
+    part = counting_part(*resolve_ranks(options.num_ranks, options.rank, options.mesh))
+    opened, scan = open_alike(source, part, add_over_ranks)
+    return scan_table(opened, scan), opened.files.access
+
+
 class IcebergDataset(WiredDataset):
     """One snapshot of an Iceberg table as an iterable data set of batches, one rank's share of them.
 
     Every kind of delete is applied, and files are split into row groups whether they have deletes or not. Workers
-    get data files and deletes, never the catalog.
+    get data files and deletes; they ask the catalog for nothing but new credentials, once those it gave have expired.
     """
 
     def __init__(
@@ -108,14 +131,8 @@ class IcebergDataset(WiredDataset):
         scan = {name: options.pop(name) for name in SCAN_OPTIONS if name in options}
         chosen = TableOptions.of({"num_workers": 1, **options})
         source = TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
-        secret = source.storage_options
-        if inventory is None or (catalog_config is not None and secret is None):
-            part = counting_part(*resolve_ranks(chosen.num_ranks, chosen.rank, chosen.mesh))
-            # With an inventory only for the credentials that the catalog gives.
-            opened, scan_options = open_alike(source, part if inventory is None else (0, 1), add_over_ranks)
-            secret = opened.files.options
-            inventory = scan_table(opened, scan_options) if inventory is None else inventory
-        super().__init__(under_filter(inventory, chosen.filters), chosen, secret)
+        inventory, access = _find(source, inventory, chosen)
+        super().__init__(under_filter(inventory, chosen.filters), chosen, access)
 
     @classmethod
     def create_dataloader(
@@ -146,10 +163,15 @@ class IcebergDataset(WiredDataset):
         tag: str | None = None,
         from_snapshot_id: int | None = None,
         path_rewrites: Mapping[str, str] | None = None,
+        allowed_roots: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
         allow_empty: bool = False,
         allow_bare_vectors: bool = False,
         inventory: Inventory | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        broadcast_inventory: bool = False,
         **options: Any,
     ) -> tuple[TableDataLoader, "IcebergDataset"]:
         """A loader of one rank's batches of an Iceberg table, and its data set.
@@ -172,7 +194,17 @@ class IcebergDataset(WiredDataset):
             storage_options: for the storage client; by default what the catalog and catalog_config say.
             allow_empty: nothing to read gives an empty loader instead of an error.
             allow_bare_vectors: read deletion vectors without a Puffin container, as some early writers left them.
+            allowed_roots: prefixes of where the table's files may lie, after path_rewrites: "s3://bucket/warehouse",
+                "s3://" (any bucket), "/data". None: anywhere in the buckets (or on the machine) that hold its metadata.
+                A table that names another place is refused unread.
+            credentials: a function that returns storage options with credentials, called again when they expire. It
+                travels to worker processes, what it returned does not. None: those that the catalog gives for the
+                table; workers ask the catalog again when they expire.
+            remote: how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers).
             inventory: from `scan_iceberg`; then no manifest is read again.
+            on_error: "skip" decodes every row group once before the plan and leaves out, with a warning that names
+                them, those that are corrupt; steps stay equal. "raise" raises when they are met.
+            broadcast_inventory: only rank 0 of the default process group scans, and sends the inventory to the others.
             options: every other keyword option of `StructuredDataset.create_dataloader`, those for torch's DataLoader
                 included; the options above that are not explained are explained there too.
 
@@ -197,10 +229,15 @@ class IcebergDataset(WiredDataset):
             tag=tag,
             from_snapshot_id=from_snapshot_id,
             path_rewrites=path_rewrites,
+            allowed_roots=allowed_roots,
             storage_options=storage_options,
+            credentials=credentials,
+            remote=remote,
             allow_empty=allow_empty,
             allow_bare_vectors=allow_bare_vectors,
             inventory=inventory,
+            on_error=on_error,
+            broadcast_inventory=broadcast_inventory,
             batch_size=batch_size,
             columns=columns,
             filters=filters,
@@ -220,4 +257,5 @@ class IcebergDataset(WiredDataset):
             **own,
         )
         warn_about(dataset.plan())
+        options = worker_start(remote, dataset.num_processes, options)
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **options), dataset

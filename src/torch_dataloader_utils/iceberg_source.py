@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import Exchange
 from torch_dataloader_utils.datasets import check_filters
-from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, open_table
+from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.errors import ConfigTypeError, StoreError
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
@@ -23,19 +23,23 @@ SCAN_OPTIONS = (
     "allow_empty",
     "allow_bare_vectors",
     "path_rewrites",
+    "allowed_roots",
     "storage_options",
+    "credentials",
+    "remote",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource:
-    """Where a table is, and what of it to read."""
+    """Where a table is, and what of it to read.
 
-    table: str
-    catalog_config: Mapping[str, Any] | None
+    knows_access: whether the user said how files are reached, so that the catalog need not.
+    """
+
+    place: TablePlace
     scan: IcebergScanOptions
-    path_rewrites: Mapping[str, str] | None = None
-    storage_options: Secret | None = None
+    knows_access: bool = False
 
     @classmethod
     def of(
@@ -48,10 +52,19 @@ class TableSource:
     ) -> "TableSource":
         """From a caller's arguments; `options` are those named in SCAN_OPTIONS."""
         check_filters(filters)
-        given = options.get("storage_options")
+        given, credentials = options.get("storage_options"), options.get("credentials")
+        roots = options.get("allowed_roots")
+        if isinstance(roots, str):
+            raise ConfigTypeError(f"allowed_roots is a list of prefixes; got the one string {roots!r}.")
         return cls(
-            table=table,
-            catalog_config=catalog_config,
+            place=TablePlace(
+                table=table,
+                catalog_config=None if catalog_config is None else Secret(dict(catalog_config)),
+                path_rewrites=tuple((options.get("path_rewrites") or {}).items()),
+                access=StoreAccess.of(given, credentials, options.get("remote")),
+                allowed_roots=None if roots is None else tuple(roots),
+            ),
+            knows_access=given is not None or credentials is not None,
             scan=IcebergScanOptions(
                 columns=None if columns is None else tuple(columns),
                 filters=filters,
@@ -60,13 +73,16 @@ class TableSource:
                 allow_bare_vectors=options.get("allow_bare_vectors", False),
                 allow_empty=options.get("allow_empty", False),
             ),
-            path_rewrites=options.get("path_rewrites"),
-            storage_options=None if given is None else Secret(dict(given)),
         )
 
     def open(self) -> OpenTable:
         """The table as it is now."""
-        return open_table(self.table, self.catalog_config, self.path_rewrites, self.storage_options)
+        return open_table(self.place)
+
+    def access(self) -> StoreAccess:
+        """How the table's files are reached; asks the catalog, if there is one and the user did not say."""
+        asks = self.place.catalog_config is not None and not self.knows_access
+        return self.open().files.access if asks else self.place.access
 
 
 def open_alike(source: TableSource, part: tuple[int, int], exchange: Exchange) -> tuple[OpenTable, IcebergScanOptions]:
@@ -94,6 +110,6 @@ def open_alike(source: TableSource, part: tuple[int, int], exchange: Exchange) -
         raise
     agreed = int(exchange(np.array([found]))[0])
     if agreed == failed:
-        raise StoreError(f"rank 0 could not open {source.table}; see its error.")
+        raise StoreError(f"rank 0 could not open {source.place.table}; see its error.")
     choice = source.scan.snapshot if agreed == none else replace(source.scan.snapshot, agreed_id=agreed)
     return opened or source.open(), replace(source.scan, snapshot=choice)

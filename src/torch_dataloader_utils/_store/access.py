@@ -8,7 +8,7 @@ from uuid import uuid4
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, StoreError
 
 Credentials = Callable[[], Mapping[str, Any]]
 """Gives storage options that hold credentials; called when a client is opened and when the storage says "expired"."""
@@ -45,12 +45,14 @@ class StoreAccess:
     """All that a store needs to know of its caller; picklable if `credentials` is, and it prints no secret.
 
     options: for the storage client, as they are. credentials: see `Credentials`; it travels to worker processes,
-        what it returns does not. token: stores and their copies with the same one share a client in each process;
-        opening one takes s3fs half a second.
+        what it returns does not. holds_first: whether `options` have the first credentials already, so that
+        `credentials` is asked only once the storage says "expired". token: stores and their copies with the same one
+        share a client in each process; opening one takes s3fs half a second.
     """
 
     options: Secret = field(default_factory=lambda: Secret({}))
     credentials: Credentials | None = None
+    holds_first: bool = False
     remote: RemoteOptions = field(default_factory=RemoteOptions)
     token: str = field(default_factory=lambda: uuid4().hex, repr=False, compare=False)
 
@@ -79,18 +81,22 @@ class StoreAccess:
             storage_options = Secret(dict(storage_options or {}))
         return cls(options=storage_options, credentials=credentials, remote=remote or RemoteOptions())
 
-    def client_options(self) -> dict[str, Any]:
+    def client_options(self, *, renews: bool = False) -> dict[str, Any]:
         """The options to open a client with; asks for credentials where they come from a function.
+
+        renews: whether those of an earlier call have expired.
 
         Raises:
             StoreError: the function raised, or returned no mapping.
         """
         options: dict[str, Any] = dict(self.options.reveal())
-        if self.credentials is None:
+        if self.credentials is None or (self.holds_first and not renews):
             return options
         name = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
         try:
             found = dict(self.credentials())
+        except LoaderError:
+            raise
         except Exception as error:  # the user's function: any error, told with its name
             # Its text is left out, since it may quote what it was about to return.
             raise StoreError(

@@ -12,14 +12,16 @@ from torch_dataloader_utils._store.obstore import open_obstore
 _S3_SCHEMES = ("s3", "s3a")
 
 
-def open_client(path: str, scheme: str, access: StoreAccess) -> Any:
+def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = False) -> Any:
     """A new fsspec file system for the URL `path`; never one that the user holds too, since it is configured here.
+
+    renews: whether it takes the place of one whose credentials have expired.
 
     Raises:
         ConfigError: nobody knows the scheme. MissingDependencyError: its client is not installed.
         StoreError: credentials could not be had.
     """
-    options = access.client_options()
+    options = access.client_options(renews=renews)
     if access.remote.backend == "obstore":
         return open_obstore(scheme, options, access.remote)
     if scheme in _S3_SCHEMES:

@@ -82,6 +82,11 @@ def store_error(
                 f"{where}: cannot {action}, the credentials have expired ({cause}). Pass credentials=, a function that "
                 "gives new ones; if you did, it gave expired ones."
             )
+        case _ if diagnosis is not None and diagnosis.kind is Kind.MAYBE_EXPIRED:
+            return StoreError(
+                f"{where}: no permission to {action}, or the credentials have expired ({cause}). Check storage_options "
+                "and the rights of the account that runs this job; credentials= takes a function that gives new ones."
+            )
         case PermissionError():
             return StoreError(
                 f"{where}: no permission to {action} ({cause}). Check storage_options and the rights of the account "

@@ -135,7 +135,7 @@ class FsspecStore:
             thread_requests().retries += 1
             pause(delay)
             if diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
-                local.renew(filesystem, lambda: open_client(path, self.scheme, self.access))
+                local.renew(filesystem, lambda: open_client(path, self.scheme, self.access, renews=True))
 
     def _key(self, filesystem: Any, path: str) -> str:
         stop = len(path) - len(self.after)

@@ -32,3 +32,11 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Execu
     finally:
         for future in pending:
             future.cancel()
+
+
+def watched(results: Iterable[R], total: int, on_progress: Callable[[int, int], None] | None) -> Iterator[R]:
+    """The results as they come; `on_progress`, if there is one, gets (results taken, total) after each."""
+    for done, result in enumerate(results, start=1):
+        yield result
+        if on_progress is not None:
+            on_progress(done, total)

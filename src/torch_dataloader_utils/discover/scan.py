@@ -20,7 +20,7 @@ from torch_dataloader_utils.discover.checks import check_places
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import parse_partitions, partition_values, type_partitions
-from torch_dataloader_utils.discover.parallel import Executor, map_in_order
+from torch_dataloader_utils.discover.parallel import Executor, map_in_order, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import filter_columns, judge_partitions
 from torch_dataloader_utils.discover.schemas import (
@@ -93,8 +93,7 @@ def scan_files(
     chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
     with ExitStack() as stack:
         scans = _scans(store, files, request, frame, chosen, executor, stack)
-        watched = _watched(scans, len(chosen), on_progress) if on_progress else scans
-        stats, groups = _collect(files, frame, chosen, watched, verdicts)
+        stats, groups = _collect(files, frame, chosen, watched(scans, len(chosen), on_progress), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(files, stats, file_format, frame.partitions),
@@ -176,12 +175,6 @@ def _collect(
     rows = np.concatenate(groups)
     check_places(paths, np.array([stat.size for stat in stats], dtype=np.int64), file_of_group, rows)
     return stats, assemble_groups(file_of_group, rows, np.concatenate(verdicts))
-
-
-def _watched(scans: Iterable[FileScan], total: int, on_progress: Callable[[int, int], None]) -> Iterator[FileScan]:
-    for done, scan in enumerate(scans, start=1):
-        yield scan
-        on_progress(done, total)
 
 
 def _scans(

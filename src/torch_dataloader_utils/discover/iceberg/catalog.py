@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_dataloader_utils._store import FileEntry, Secret, open_store, redact
+from torch_dataloader_utils._store import FileEntry, Secret, StoreAccess, redact
 from torch_dataloader_utils.discover.iceberg.faults import parsing
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
+from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, NoDataError, StoreError
 
@@ -17,6 +18,32 @@ if TYPE_CHECKING:
 
 _INSTALL = 'pip install "torch-dataloader-utils[iceberg]"'
 _VERSION = re.compile(r"^v?(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlace:
+    """Where a table is, and how its files are reached.
+
+    table: its name in the catalog or, without one, a metadata file (*.metadata.json) or the table's directory.
+    access: the user's own; its options win over what the catalog says. allowed_roots: None for the stores (buckets)
+        that hold the table's metadata.
+    """
+
+    table: str
+    catalog_config: Secret | None = None
+    path_rewrites: tuple[tuple[str, str], ...] = ()
+    access: StoreAccess = field(default_factory=StoreAccess)
+    allowed_roots: tuple[str, ...] | None = None
+
+    @property
+    def rules(self) -> PathRules:
+        """How paths in metadata become paths to open."""
+        return PathRules.of(dict(self.path_rewrites))
+
+    def files(self, access: StoreAccess, *locations: str) -> Files:
+        """The table's files, which lie near `locations` unless the user says where."""
+        roots = Roots.near(*locations) if self.allowed_roots is None else Roots.of(self.allowed_roots)
+        return Files(rules=self.rules, access=access, roots=roots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,29 +55,57 @@ class OpenTable:
     files: Files
 
 
-def open_table(
-    table: str,
-    catalog_config: Mapping[str, Any] | None,
-    path_rewrites: Mapping[str, str] | None,
-    given_options: Secret | None,
-) -> OpenTable:
-    """The table's present metadata.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogCredentials:
+    """Asks the catalog for a table's credentials again; in whichever process they have expired.
 
-    table: its name in the catalog or, without one, a metadata file (*.metadata.json) or the table's directory.
-    given_options: for the storage client; they win over what the catalog says.
+    own: names of options that the user gave, and the catalog does not change.
+    """
+
+    place: TablePlace
+    own: tuple[str, ...] = ()
+
+    def __call__(self) -> dict[str, Any]:
+        """Options for the storage client."""
+        options = _catalog_options(_load_table(self.place), self.place)
+        return {name: value for name, value in options.items() if name not in self.own}
+
+
+def open_table(place: TablePlace) -> OpenTable:
+    """The table's present metadata.
 
     Raises:
         MissingDependencyError: pyiceberg, or what this catalog needs, is not installed.
         NoDataError: no such table. ConfigError: a catalog that cannot be configured. StoreError: it failed.
+        UnsupportedFeatureError: metadata outside of where the table's files may lie.
     """
     _require_pyiceberg()
-    if catalog_config is None:
-        return _from_location(table, Files.of(path_rewrites, given_options or Secret({})))
-    loaded = _load_table(table, catalog_config)
-    location = PathRules.of(path_rewrites).resolve(loaded.metadata.location)
-    options = storage_options(loaded.io.properties, split(location)[0])
-    own = {} if given_options is None else given_options.reveal()
-    return OpenTable(name=table, metadata=loaded.metadata, files=Files.of(path_rewrites, Secret({**options, **own})))
+    if place.catalog_config is None:
+        return _from_location(place)
+    loaded = _load_table(place)
+    locations = [place.rules.resolve(loaded.metadata.location)]
+    if loaded.metadata_location:
+        locations.append(place.rules.resolve(loaded.metadata_location))
+    access = _access(_catalog_options(loaded, place), place)
+    return OpenTable(name=place.table, metadata=loaded.metadata, files=place.files(access, *locations))
+
+
+def _catalog_options(loaded: Any, place: TablePlace) -> dict[str, Any]:
+    location = place.rules.resolve(loaded.metadata.location)
+    return storage_options(loaded.io.properties, split(location)[0])
+
+
+def _access(vended: Mapping[str, Any], place: TablePlace) -> StoreAccess:
+    """The user's access with what the catalog gives beneath it, to be had from there again once it expires."""
+    own = place.access.options.reveal()
+    access = replace(place.access, options=Secret({**vended, **own}))
+    properties = place.catalog_config.reveal() if place.catalog_config is not None else {}
+    # A worker can be given no more than plain values of a catalog's configuration.
+    is_plain = all(value is None or isinstance(value, (str, int, float)) for value in properties.values())
+    if access.credentials is not None or not vended or not is_plain:
+        return access
+    renewal = CatalogCredentials(place=replace(place, access=StoreAccess()), own=tuple(own))
+    return replace(access, credentials=renewal, holds_first=True)
 
 
 def _require_pyiceberg() -> None:
@@ -61,11 +116,12 @@ def _require_pyiceberg() -> None:
         raise MissingDependencyError(f"reading Iceberg tables needs pyiceberg ({error}). Run: {_INSTALL}") from error
 
 
-def _load_table(name: str, catalog_config: Mapping[str, Any]) -> Any:
+def _load_table(place: TablePlace) -> Any:
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 
-    properties = with_present_names(catalog_config)
+    name = place.table
+    properties = with_present_names({} if place.catalog_config is None else place.catalog_config.reveal())
     try:
         return _find(load_catalog(**properties), name)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
@@ -108,10 +164,11 @@ def _text(error: BaseException, properties: Mapping[str, Any]) -> str:
     return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://***@", text)
 
 
-def _from_location(location: str, files: Files) -> OpenTable:
+def _from_location(place: TablePlace) -> OpenTable:
     from pyiceberg.table.metadata import TableMetadataUtil
 
-    path = files.rules.resolve(location)
+    path = place.rules.resolve(place.table)
+    files = place.files(place.access, path)
     if not path.endswith(".json") and not path.endswith(".gz"):
         path = _latest_metadata(path, files)
     data = bytes(files.read(path))
@@ -121,7 +178,7 @@ def _from_location(location: str, files: Files) -> OpenTable:
 
             data = gzip.decompress(data)
         metadata = TableMetadataUtil.parse_raw(data.decode())
-    return OpenTable(name=redact(location), metadata=metadata, files=files)
+    return OpenTable(name=redact(place.table), metadata=metadata, files=files)
 
 
 def _latest_metadata(directory: str, files: Files) -> str:
@@ -130,7 +187,7 @@ def _latest_metadata(directory: str, files: Files) -> str:
     v3.metadata.json and 00003-<uuid>.metadata.json are both version 3; of two, the one written last.
     """
     root = directory.rstrip("/") + "/metadata"
-    listing = open_store(root, files.options).list_files(root).entries
+    listing = files.store(root).list_files(root).entries
     by_name = {entry.path.rpartition("/")[2]: entry for entry in listing}
     if "version-hint.text" in by_name:
         hint = bytes(files.read(by_name["version-hint.text"].path)).decode().strip()

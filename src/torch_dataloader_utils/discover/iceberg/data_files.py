@@ -1,7 +1,7 @@
 """Row groups of the data files of a scan, from their footers or, where that is enough, from the manifest alone."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
 from torch_dataloader_utils.discover.orc import scan_orc
+from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
@@ -65,10 +66,16 @@ def format_of(entry: ManifestEntry) -> FileFormat:
     return _FORMATS[entry.file_format]
 
 
-def scan_data_files(data: Sequence[DataFile], request: DataScanRequest, files: Files) -> list[FileScan]:
+def scan_data_files(
+    data: Sequence[DataFile],
+    request: DataScanRequest,
+    files: Files,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[FileScan]:
     """The row groups of every file, in the order of `data`."""
     listed = _listed(data, files)
-    return list(files.map(lambda file: _scan(file, listed.get(file.path), request, files), data))
+    scans = files.map(lambda file: _scan(file, listed.get(file.path), request, files), data)
+    return list(watched(scans, len(data), on_progress))
 
 
 def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:

@@ -1,12 +1,13 @@
 """Files of one table: opened where the path rules say, with the catalog's credentials, many at once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from torch_dataloader_utils._store import Buffer, Secret, Store, Tail, open_store
+from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
+from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.parallel import map_in_order
 
 T = TypeVar("T")
@@ -20,23 +21,27 @@ _WHOLE = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Files:
-    """Reads whole files and opens stores; one store a scheme and bucket."""
+    """Reads whole files and opens stores; one store a scheme and bucket.
+
+    rules: from paths in metadata to paths to open. roots: where those may lie.
+    """
 
     rules: PathRules
-    options: Secret
+    access: StoreAccess
+    roots: Roots
     _stores: dict[str, Store] = field(default_factory=dict, repr=False)
 
-    @classmethod
-    def of(cls, rewrites: Mapping[str, str] | None, options: Secret) -> "Files":
-        """From the user's rewrites and the storage client's options."""
-        return cls(rules=PathRules.of(rewrites), options=options)
-
     def store(self, path: str) -> Store:
-        """The store of a resolved path."""
+        """The store of a resolved path; the one way to any file that metadata name.
+
+        Raises:
+            UnsupportedFeatureError: a path outside of where the table's files may lie.
+        """
+        self.roots.check(path)
         scheme, authority, _ = split(path)
         key = f"{scheme}://{authority}"
         store = self._stores.get(key)
-        return store if store is not None else self._stores.setdefault(key, open_store(path, self.options))
+        return store if store is not None else self._stores.setdefault(key, open_store(path, self.access))
 
     def read(self, path: str) -> Buffer:
         """All bytes of a resolved path."""

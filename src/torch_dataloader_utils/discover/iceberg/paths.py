@@ -35,9 +35,19 @@ class PathRules:
                 path = new + path[len(old) :]
                 break
         scheme, _, key = split(path)
-        if not scheme or scheme in _LOCAL_SCHEMES:
+        if is_local(scheme):
             return os.path.abspath(key)  # noqa: PTH100 - resolve() would replace links by their targets
         return "s3" + path[len(scheme) :] if scheme == "s3n" else path
+
+
+def is_local(scheme: str) -> bool:
+    """Whether paths of this scheme are files of this machine."""
+    return not scheme or scheme in _LOCAL_SCHEMES
+
+
+def client_scheme(scheme: str) -> str:
+    """One name for all that Hadoop's clients call one store: s3 for s3a."""
+    return _ALIASES.get(scheme, scheme)
 
 
 def split(path: str) -> tuple[str, str, str]:
@@ -58,7 +68,7 @@ def split(path: str) -> tuple[str, str, str]:
 
 def _canonical(path: str) -> str:
     scheme, authority, key = split(path)
-    return f"{_ALIASES.get(scheme, scheme)}://{authority}/{_key(path, key)}"
+    return f"{client_scheme(scheme)}://{authority}/{_key(path, key)}"
 
 
 def _key(path: str, key: str = "") -> str:

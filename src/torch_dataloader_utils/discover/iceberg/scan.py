@@ -1,7 +1,7 @@
 """From a table to an inventory: the Iceberg part of discovery, step by step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +55,12 @@ class IcebergScanOptions:
     allow_empty: bool = False
 
 
-def scan_table(table: OpenTable, options: IcebergScanOptions) -> Inventory:
+def scan_table(
+    table: OpenTable, options: IcebergScanOptions, on_progress: Callable[[int, int], None] | None = None
+) -> Inventory:
     """The inventory of a table's live data files, sorted by path.
+
+    on_progress: called here after each data file with (files done, files to scan).
 
     Live rows account for position deletes and deletion vectors; they are UNKNOWN where equality deletes apply, or a
     filter that statistics do not decide, until someone counts.
@@ -78,7 +82,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions) -> Inventory:
     for file in data:
         format_of(file.entry)  # what cannot be read is refused here, before anything is
     request = DataScanRequest(fields=schema, projected=options.columns, row_filter=options.filters, filter_columns=used)
-    scans = scan_data_files(data, request, table.files)
+    scans = scan_data_files(data, request, table.files, on_progress)
     deleted = _deleted_positions(table, listed, options)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in read.tolist()]
     _check_positions(data, scans, positions)
