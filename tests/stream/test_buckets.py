@@ -19,7 +19,7 @@ from tests.stream.tables import files
 from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
 from torch_dataloader_utils._core.buckets import order_buckets
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 
 def length_of(row):
@@ -311,8 +311,6 @@ class TestLoader:
             load(texts[0], bucket_by="nowhere")
         with pytest.raises(ConfigError, match="exact row counts"):
             load(texts[0], filters=pc.field("row") > 3, count_rows=False).plan.worker_inputs(0)
-        with pytest.raises(UnsupportedFeatureError, match="TokenBatchSampler"):
-            load(texts[0], max_tokens_per_batch=4096)
 
 
 class BucketMachine(LoaderMachine):

@@ -1,0 +1,349 @@
+"""`max_tokens_per_batch` on loaders over real files: budgets, masks, workers, filters, deletes, resume, refusals."""
+
+import json
+import re
+import warnings
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from tests.stream.test_state_machine import LoaderMachine
+from torch_dataloader_utils import PadRagged, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores, on purpose
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.set_vital. is deprecated"),  # torchdata calls it
+]
+
+BUDGET = 600
+GROUPS = [[130, 80, 70], [220], [10, 100, 101]]
+TOTAL = sum(map(sum, GROUPS))
+
+
+def length_of(row):
+    """The length of a row, scattered over short and long."""
+    return row * 7919 % 101
+
+
+def write_texts(folder):
+    """Files whose rows have a list of known length, the length as an integer and as a float, and a text of it."""
+    row = 0
+    for index, groups in enumerate(GROUPS):
+        schema = pa.schema([("row", pa.int64()), ("tokens", pa.list_(pa.int32())), ("length", pa.int16())])
+        schema = schema.append(pa.field("seconds", pa.float32())).append(pa.field("text", pa.string()))
+        with pq.ParquetWriter(folder / f"part-{index}.parquet", schema) as writer:
+            for rows in groups:
+                numbers = range(row, row + rows)
+                lengths = [length_of(number) for number in numbers]
+                columns = {
+                    "row": numbers,
+                    "tokens": [[number] * length for number, length in zip(numbers, lengths, strict=True)],
+                    "length": lengths,
+                    "seconds": [max(0, length - 0.25) for length in lengths],
+                    "text": ["x" * length for length in lengths],
+                }
+                writer.write_table(pa.table(columns, schema=schema), row_group_size=rows)
+                row += rows
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    write_texts(folder)
+    return str(folder)
+
+
+OPTIONS = {
+    "batch_size": 24,
+    "columns": ["row"],
+    "num_workers": 0,
+    "shuffle": True,
+    "split_rows": 60,
+    "shuffle_rows": 150,
+    "bucket_by": "tokens",
+    "max_tokens_per_batch": BUDGET,
+}
+
+
+def load(folder, **options):
+    return StructuredDataset.create_dataloader(folder, **{**OPTIONS, **options})[0]
+
+
+def rows_of(batch):
+    return batch["row"].tolist()
+
+
+def check_batches(batches, multiple=1, batch_size=24):
+    for rows in batches:
+        widest = max(-(-length_of(row) // multiple) * multiple for row in rows)
+        assert widest * len(rows) <= BUDGET
+        assert len(rows) <= batch_size
+
+
+def drain(folder, num_ranks, **options):
+    """The batches of every rank, after checking that lengths are as announced and equal."""
+    ranks = []
+    for rank in range(num_ranks):
+        loader = load(folder, num_ranks=num_ranks, rank=rank, **options)
+        ranks.append([rows_of(batch) for batch in loader])
+        assert len(ranks[-1]) == len(loader)
+    assert len({len(batches) for batches in ranks}) == 1
+    return ranks
+
+
+@pytest.mark.parametrize("bucket_by", ["tokens", "length", "seconds", "text"])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_every_row_once_within_the_budget(texts, num_ranks, bucket_by):
+    ranks = drain(texts, num_ranks, bucket_by=bucket_by)
+    for batches in ranks:
+        check_batches(batches)
+    assert sorted(row for batches in ranks for rows in batches for row in rows) == list(range(TOTAL))
+    sizes = {len(rows) for batches in ranks for rows in batches}
+    assert min(sizes) <= 6
+    assert max(sizes) == 24
+
+
+def test_batches_are_full(texts):
+    (batches,) = drain(texts, 1, batch_size=600, shuffle_rows=1000)
+    tokens = [max(map(length_of, rows)) * len(rows) for rows in batches]
+    assert np.mean(tokens[1:]) > 0.9 * BUDGET
+    assert sum(map(length_of, range(TOTAL))) / sum(tokens) > 0.9
+
+
+def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
+    (whole,) = drain(texts, 1)
+    for options in ({"bucket_by": "length"}, {"columns": None}, {"columns": ["row", "tokens"]}):
+        assert drain(texts, 1, **options) == [whole]
+    for output_format in ("numpy", "dict", "arrow"):
+        batches = load(texts, output_format=output_format)
+        assert [list(np.asarray(batch["row"])) for batch in batches] == whole
+    # Two workers have the batches of two runs of the same list.
+    (by_two,) = drain(texts, 1, num_workers=2)
+    assert by_two[::2] + by_two[1::2] == whole
+
+
+def test_epochs_differ_and_reach_persistent_workers(texts):
+    loader = load(texts, num_workers=2, persistent_workers=True)
+    orders = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        orders.append([rows_of(batch) for batch in loader])
+        check_batches(orders[-1])
+        assert len(orders[-1]) == len(loader)
+        assert sorted(row for rows in orders[-1] for row in rows) == list(range(TOTAL))
+    assert {frozenset(rows) for rows in orders[0]} != {frozenset(rows) for rows in orders[1]}
+
+
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (3, 0), (1, 2)])
+def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_workers):
+    options = {"num_ranks": num_ranks, "rank": num_ranks - 1, "num_workers": num_workers}
+    whole = [rows_of(batch) for batch in load(texts, **options)]
+    loader = load(texts, **options)
+    states = [loader.state_dict(), *(json.loads(json.dumps(loader.state_dict())) for _ in loader)]
+    assert states[-1]["epoch"] == 1
+    steps = range(len(whole)) if num_workers == 0 else (1, 2, 17, len(whole) - 1)
+    resumed = load(texts, **options)
+    for step in steps:
+        resumed.load_state_dict(states[step])
+        assert len(resumed) == len(whole)
+        assert [rows_of(batch) for batch in resumed] == whole[step:]
+
+
+@given(
+    step=st.integers(0, 60),
+    ranks=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    batch_sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    drop_last=st.tuples(st.booleans(), st.booleans()),
+    shuffle_rows=st.integers(1, 300),
+)
+@settings(max_examples=15, deadline=None)
+def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
+    def start(job, rank):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # rows that come twice
+            return load(
+                texts,
+                inventory=inventory,
+                num_ranks=ranks[job],
+                rank=rank,
+                batch_size=batch_sizes[job],
+                drop_last=drop_last[job],
+                shuffle_rows=shuffle_rows,
+            )
+
+    inventory = scan_files(texts)
+    received, state = [], None
+    for rank in range(ranks[0]):
+        loader = start(0, rank)
+        batches = iter(loader)
+        received += [rows_of(next(batches)) for _ in range(min(step, len(loader) - 1))]
+        state = loader.state_dict()
+    check_batches(received, batch_size=batch_sizes[0])
+    for rank in range(ranks[1]):
+        loader = start(1, rank)
+        loader.load_state_dict(state)
+        plan = loader.plan
+        mine = [rows_of(batch) for batch in loader]
+        check_batches(mine, batch_size=batch_sizes[1])
+        received += mine
+    rows = [row for part in received for row in part]
+    assert len(rows) - len(set(rows)) == plan.repeated_rows
+    assert TOTAL - len(set(rows)) == plan.dropped_rows
+
+
+def test_drop_last_leaves_out_batches_that_do_not_divide(texts):
+    alone = load(texts)
+    ranks = drain(texts, 5, drop_last=True)
+    plan = load(texts, num_ranks=5, drop_last=True).plan
+    assert len(ranks[0]) == len(alone) // 5
+    seen = {row for batches in ranks for rows in batches for row in rows}
+    assert TOTAL - len(seen) == plan.dropped_rows > 0
+    whole = {frozenset(rows_of(batch)) for batch in alone}
+    assert all(frozenset(rows) in whole for batches in ranks for rows in batches)
+
+
+def test_padded_tensors_and_masks_keep_the_budget(texts):
+    """The multiple that counts is that of PadRagged, without being said twice."""
+    collate = PadRagged(pad_to_multiple_of=16, padding_value=-1)
+    seen = []
+    for num_workers in (0, 2):
+        batches = []
+        for batch in load(texts, columns=["row", "tokens"], collate_fn=collate, num_workers=num_workers):
+            lengths = torch.tensor([length_of(row) for row in rows_of(batch)])
+            assert batch["tokens"].numel() <= BUDGET
+            assert batch["tokens"].shape[1] == -(-int(lengths.max()) // 16) * 16
+            assert batch["tokens_mask"].sum(1).tolist() == lengths.tolist()
+            place = torch.arange(batch["tokens"].shape[1])
+            assert torch.equal(batch["tokens_mask"], place < lengths[:, None])
+            assert torch.equal(batch["tokens"], torch.where(batch["tokens_mask"], batch["row"][:, None], -1))
+            batches += rows_of(batch)
+        seen.append(sorted(batches))
+    assert seen == [list(range(TOTAL))] * 2
+    check_batches([rows_of(batch) for batch in load(texts, pad_to_multiple_of=16)], multiple=16)
+
+
+def test_a_filter_is_counted_and_only_its_rows_have_lengths(texts):
+    keep = pc.field("length") <= 50
+    ranks = drain(texts, 2, filters=keep, max_tokens_per_batch=60)
+    rows = sorted(row for batches in ranks for part in batches for row in part)
+    assert rows == [row for row in range(TOTAL) if length_of(row) <= 50]
+    assert all(max(map(length_of, part)) * len(part) <= 60 for batches in ranks for part in batches)
+
+
+def test_rows_too_long_are_named_and_a_filter_leaves_them_out(texts):
+    first = next(row for row in range(TOTAL) if length_of(row) > 64)
+    wanted = f"live row {first} of .*part-0.parquet row group 0, with {length_of(first)} tokens of 'tokens'"
+    with pytest.raises(ConfigError, match=wanted):
+        load(texts, max_tokens_per_batch=64)
+    with pytest.raises(ConfigError, match=re.escape("max_tokens_per_batch=104")):
+        load(texts, max_tokens_per_batch=104, pad_to_multiple_of=16)
+    load(texts, max_tokens_per_batch=100)
+    keep = pc.list_value_length(pc.field("tokens")) <= 64
+    batches = [rows_of(batch) for batch in load(texts, max_tokens_per_batch=64, filters=keep)]
+    assert sum(map(len, batches)) == sum(length_of(row) <= 64 for row in range(TOTAL))
+
+
+def test_lengths_that_are_no_numbers_are_named(tmp_path):
+    pq.write_table(pa.table({"row": [0, 1, 2], "x": [1.0, float("nan"), None]}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match=r"1 rows .* live row 1 of .* no finite 'x'"):
+        load(str(tmp_path), bucket_by="x")
+
+
+def test_shards_of_a_stream_share_its_batches(texts):
+    dataset = load(texts).dataset
+    for contiguous in (False, True):
+        shards = [dataset.shard_rows(3, index, contiguous=contiguous) for index in range(3)]
+        rows = []
+        for shard in shards:
+            batches = [rows_of(batch) for batch in shard]
+            check_batches(batches)
+            assert len(batches) == len(shard)
+            rows += [row for part in batches for row in part]
+        assert sorted(rows) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_in_a_plain_dataloader_and_a_stateful_one(texts, num_workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def dataset():
+        return StructuredDataset(texts, **{**OPTIONS, "num_workers": 1})
+
+    whole = [rows_of(batch) for batch in DataLoader(dataset(), batch_size=None, num_workers=num_workers)]
+    assert whole == drain(texts, 1, num_workers=num_workers)[0]
+    loader = stateful.StatefulDataLoader(dataset(), batch_size=None, num_workers=num_workers)
+    batches = iter(loader)
+    assert [rows_of(next(batches)) for _ in range(7)] == whole[:7]
+    state = loader.state_dict()
+    del batches
+    resumed = stateful.StatefulDataLoader(dataset(), batch_size=None, num_workers=num_workers)
+    resumed.load_state_dict(state)
+    assert [rows_of(batch) for batch in resumed] == whole[7:]
+
+
+def test_single_row_batches_repeat_a_row_where_ranks_are_short(texts):
+    counts = Counter()
+    with pytest.warns(UserWarning, match="come a second time"):
+        ranks = drain(texts, 4, batch_size=1)
+    counts.update(row for batches in ranks for rows in batches for row in rows)
+    assert len(counts) == TOTAL
+    assert sum(counts.values()) - TOTAL == -TOTAL % 4 > 0
+
+
+def test_a_plan_explains_itself_and_refuses_without_lengths(texts):
+    plan = load(texts, num_ranks=2).plan
+    assert "buckets by tokens of at most 600 tokens" in plan.explain()
+    assert set(plan.to_arrow().column("rank").to_pylist()) == {0, 1}
+    state = load(texts).state_dict()
+    for other in ({"max_tokens_per_batch": 700}, {"pad_to_multiple_of": 2}, {"bucket_by": "length"}):
+        with pytest.raises(CheckpointMismatchError):
+            load(texts, **other).load_state_dict(state)
+    options = plan.details.options
+    planner = type(load(texts).dataset.planner)(inventory=scan_files(texts), options=options)
+    with pytest.raises(ConfigError, match="lengths of all rows"):
+        planner.plan(load(texts).dataset.progress.position)
+    assert plan_epoch(scan_files(texts)).repeated_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"bucket_by": None}, "bucket_by="),
+        ({"shuffle_rows": None}, "shuffle_rows="),
+        ({"num_lanes": 4}, "num_lanes"),
+        ({"rank_sharding": "chunks"}, "rank_sharding"),
+        ({"max_tokens_per_batch": 0}, "at least 1"),
+        ({"pad_to_multiple_of": 0}, "at least 1"),
+        ({"max_tokens_per_batch": None, "pad_to_multiple_of": 8}, "not given"),
+        ({"collate_fn": PadRagged(pad_to_multiple_of=4), "pad_to_multiple_of": 8}, "PadRagged"),
+        ({"filters": pc.field("row") > 3, "count_rows": False}, "exact row counts"),
+        ({"bucket_by": "nowhere"}, "no such column"),
+    ],
+)
+def test_refusals(texts, options, match):
+    with pytest.raises(ConfigError, match=match):
+        load(texts, **options)
+
+
+class TokenMachine(LoaderMachine):
+    """Crashes and restarts on any topology, with batches limited by the values of a column."""
+
+    def start(self, topology, state):
+        longest = self.total
+        more = {"bucket_by": "row", "max_tokens_per_batch": 2 * longest + 8}
+        self.options |= {**more, "shuffle_rows": self.options["shuffle_rows"] or 16}
+        super().start(topology, state)
+
+
+TokenMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestTokenMachine = TokenMachine.TestCase
