@@ -9,6 +9,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils.discover import with_live_rows
+from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 
@@ -16,12 +17,19 @@ Exchange = Callable[[Int64s], Int64s]
 
 
 def count_live_rows(
-    inventory: Inventory, reader: Reader, exchange: Exchange, *, threads: int, part: tuple[int, int]
+    inventory: Inventory,
+    reader: Reader,
+    exchange: Exchange,
+    *,
+    threads: int,
+    part: tuple[int, int],
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Inventory:
     """The inventory with every row group counted; reads the filter's columns of the groups that need it, once.
 
     part: (index, count): this process counts every count-th of those groups, and `exchange` adds up what all
         processes counted (arrays of the same shape, zero where another one counts).
+    on_progress: called here after each row group with (row groups done, row groups of this process).
     """
     unknown = np.flatnonzero(inventory.groups.live_rows == UNKNOWN)
     if len(unknown) == 0:
@@ -30,10 +38,11 @@ def count_live_rows(
     mine = unknown[index::count]
     counted = np.zeros(len(inventory.groups), dtype=np.int64)
     with ThreadPoolExecutor(threads, thread_name_prefix="tdu-count") as pool:
-        counted[mine] = list(pool.map(lambda group: reader.count_rows(inventory.task(group)), mine.tolist()))
-    counts = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
-    counts[unknown] = exchange(counted)[unknown]
-    return with_live_rows(inventory, counts)
+        counts = pool.map(lambda group: reader.count_rows(inventory.task(group)), mine.tolist())
+        counted[mine] = list(watched(counts, len(mine), on_progress))
+    found = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
+    found[unknown] = exchange(counted)[unknown]
+    return with_live_rows(inventory, found)
 
 
 def under_filter(inventory: Inventory, filters: Any) -> Inventory:

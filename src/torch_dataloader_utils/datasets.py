@@ -180,6 +180,7 @@ class StructuredDataset(WiredDataset):
             num_ranks: training processes, or "auto" to ask torch.distributed, Ray Train, or RANK and WORLD_SIZE.
             rank: this process's global rank, in [0, num_ranks).
             show_progress: a bar for each rank on a terminal; elsewhere a log line every progress_interval_sec seconds.
+                On a terminal also a line about footers and counts that take more than two seconds.
             shuffle_buffer_size: another name of shuffle_rows.
             rank_sharding: "rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.
             drop_last: full batches only; the plan says how many rows that leaves out.

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.datasets import WiredDataset, warn_about, worker_start
@@ -21,6 +22,7 @@ from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, available_cpus, check_names
+from torch_dataloader_utils.table_rows import shows_bars
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -99,11 +101,13 @@ def _find(source: TableSource, given: Inventory | None, options: TableOptions) -
     """
     if given is not None:
         return given, source.access()
-    if options.broadcast_inventory:
-        return from_rank_zero(lambda: scan_table(source.open(), source.scan)), source.access()
-    part = counting_part(*resolve_ranks(options.num_ranks, options.rank, options.mesh))
-    opened, scan = open_alike(source, part, add_over_ranks)
-    return scan_table(opened, scan), opened.files.access
+    with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
+        if options.broadcast_inventory:
+            found = from_rank_zero(lambda: scan_table(source.open(), source.scan, on_progress))
+            return found, source.access()
+        part = counting_part(*resolve_ranks(options.num_ranks, options.rank, options.mesh))
+        opened, scan = open_alike(source, part, add_over_ranks)
+        return scan_table(opened, scan, on_progress), opened.files.access
 
 
 class IcebergDataset(WiredDataset):

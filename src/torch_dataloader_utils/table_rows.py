@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo
+from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover import scan_files
@@ -24,7 +25,7 @@ from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_lengths import check_rows_fit, narrow_lengths, read_token_counts
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.ranks import add_over_ranks, from_rank_zero
+from torch_dataloader_utils.stream.ranks import add_over_ranks, from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import Share, count_packed, stored_inventory
@@ -70,8 +71,19 @@ def find_inventory(
             storage_options=storage_options,
             count_rows=options.count_rows,
         )
-        inventory = from_rank_zero(scan) if options.broadcast_inventory else scan()
+        with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
+            scan = partial(scan, on_progress=on_progress)
+            inventory = from_rank_zero(scan) if options.broadcast_inventory else scan()
     return under_filter(inventory, options.filters)
+
+
+def shows_bars(options: TableOptions) -> bool:
+    """Whether this rank says how far it is before the first batch: the first one does, if progress is asked for."""
+    if not options.show_progress:
+        return False
+    if options.num_ranks == "auto" or options.mesh is not None:
+        return resolve_ranks(options.num_ranks, options.rank, options.mesh)[1] == 0
+    return options.rank == 0
 
 
 def wire_rows(
@@ -103,10 +115,12 @@ def wire_rows(
         shaper = LengthShaper(shaper=shaper, column=options.bucket_by)
         columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
     reader = make_reader(read_spec(inventory, options, storage_options, columns))
-    if options.on_error == "skip":
-        inventory = leave_out_bad_groups(inventory, reader, exchange, threads=options.threads, part=part)
-    if options.count_rows is not False:
-        inventory = count_live_rows(inventory, reader, exchange, threads=options.threads, part=part)
+    with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
+        work: dict[str, Any] = {"threads": options.threads, "part": part, "on_progress": on_progress}
+        if options.on_error == "skip":
+            inventory = leave_out_bad_groups(inventory, reader, exchange, **work)
+        if options.count_rows is not False:
+            inventory = count_live_rows(inventory, reader, exchange, **work)
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover import with_live_rows
+from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.errors import (
     CorruptFileError,
     DataError,
@@ -34,13 +35,20 @@ _MOST_NAMED = 20
 
 
 def leave_out_bad_groups(
-    inventory: Inventory, reader: Reader, exchange: Exchange, *, threads: int, part: tuple[int, int]
+    inventory: Inventory,
+    reader: Reader,
+    exchange: Exchange,
+    *,
+    threads: int,
+    part: tuple[int, int],
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Inventory:
     """The inventory without the row groups that `reader` cannot read; the others have their live rows counted.
 
     part: (index, count): this process reads every count-th row group, and `exchange` adds up what all found (arrays
         of the same shape, zero where another one reads). Each row group left out is logged, and noted in the
         inventory.
+    on_progress: called here after each row group with (row groups done, row groups of this process).
 
     Raises:
         NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped.
@@ -49,7 +57,8 @@ def leave_out_bad_groups(
     mine = np.arange(index, inventory.num_groups, count)
     found = np.zeros((2, inventory.num_groups), dtype=np.int64)
     with ThreadPoolExecutor(threads, thread_name_prefix="tdu-verify") as pool:
-        found[:, mine] = np.array(list(pool.map(lambda group: _verify(inventory, reader, group), mine.tolist()))).T
+        verdicts = pool.map(lambda group: _verify(inventory, reader, group), mine.tolist())
+        found[:, mine] = np.array(list(watched(verdicts, len(mine), on_progress))).reshape(-1, 2).T
     live_rows, fault = exchange(found)
     bad = np.flatnonzero(fault)
     if len(bad) == 0:

@@ -60,7 +60,7 @@ def store_error(
     planned is just not there. diagnosis, attempts: of a remote request that failed for good.
     """
     where = redact(path)
-    cause = _tried(diagnosis, attempts) + _cause(error, path)
+    cause = failure_text(error, path, diagnosis, attempts)
     if diagnosis is not None and diagnosis.kind is Kind.CHANGED:
         planned = f", planned {identity}" if identity else ""
         return FileChangedError(
@@ -102,6 +102,13 @@ def store_error(
                 f"{where}: cannot {action} ({cause}). The storage refused or failed; check that it can be reached with "
                 "these storage_options, then try again."
             )
+
+
+def failure_text(
+    error: BaseException, path: str, diagnosis: Diagnosis | None = None, attempts: Attempts | None = None
+) -> str:
+    """What failed, how often and for how long: the part of a message in brackets, without secrets of the path."""
+    return _tried(diagnosis, attempts) + _cause(error, path)
 
 
 def _tried(diagnosis: Diagnosis | None, attempts: Attempts | None) -> str:

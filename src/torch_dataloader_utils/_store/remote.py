@@ -17,6 +17,7 @@ from torch_dataloader_utils._store.identity import check_identity, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_tails import kept_tails
 from torch_dataloader_utils._store.retry import Attempts
+from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError
@@ -118,7 +119,7 @@ class FsspecStore:
 
     def _request(self, path: str, action: str, identity: str | None, call: Callable[[Any, str], T]) -> T:
         """Runs `call(filesystem, key)` until it succeeds, or its failure is final; then the error is one of ours."""
-        attempts = Attempts(self.access.remote.retry)
+        attempts, log = Attempts(self.access.remote.retry), RetryLog(path, action)
         local = clients.of((self.access.token, self.before, self.scheme, self.after))
         filesystem = None
         while True:
@@ -132,6 +133,7 @@ class FsspecStore:
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
                 if delay is None:
                     raise store_error(error, path, action, identity, diagnosis=diagnosis, attempts=attempts) from error
+                log.failed(error, diagnosis, attempts, delay)
             thread_requests().retries += 1
             pause(delay)
             if diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):

@@ -1,6 +1,9 @@
 """The command group: finds commands by name, and turns errors into one line and an exit code."""
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -69,7 +72,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what the library raises becomes a Failure, what it warns of a line on stderr."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _shown_log():
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
@@ -85,6 +88,19 @@ class CommandGroup(click.Group):
                 raise
             except OSError as error:
                 raise Failure(f"{error}. Check the path and its permissions.", USAGE) from error
+
+
+@contextmanager
+def _shown_log() -> Iterator[None]:
+    """What the library logs as a warning (requests that are sent again) as lines on stderr."""
+    log = logging.getLogger("torch_dataloader_utils")
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: _show_warning(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

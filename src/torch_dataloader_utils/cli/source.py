@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils.cli.filter_text import parse_filter
 from torch_dataloader_utils.errors import ConfigError
 
@@ -64,11 +65,19 @@ class DataSource:
             from torch_dataloader_utils.iceberg import scan_iceberg
 
             count_rows: Any = "auto" if counts_filtered else False
-            return scan_iceberg(self.paths[0], self.catalog, **self._table_options(), count_rows=count_rows)
+            with work_bar("data files") as on_progress:
+                return scan_iceberg(
+                    self.paths[0],
+                    self.catalog,
+                    **self._table_options(),
+                    count_rows=count_rows,
+                    on_progress=on_progress,
+                )
         else:
             from torch_dataloader_utils.discover import scan_files
 
-            found = scan_files(list(self.paths), self.format, **self._file_options())
+            with work_bar("footers") as on_progress:
+                found = scan_files(list(self.paths), self.format, **self._file_options(), on_progress=on_progress)
         return self._counted(found) if counts_filtered and self.filter_text is not None else found
 
     def dataset(self, inventory: "Inventory | None" = None, **options: Any) -> "TableDataset":
@@ -106,9 +115,15 @@ class DataSource:
             partition_columns=tuple(column.name for column in inventory.files.partitions),
             storage_options=Secret(dict(self.storage)),
         )
-        return count_live_rows(
-            inventory, make_reader(spec), lambda counts: counts, threads=available_cpus(), part=(0, 1)
-        )
+        with work_bar("row groups") as on_progress:
+            return count_live_rows(
+                inventory,
+                make_reader(spec),
+                lambda counts: counts,
+                threads=available_cpus(),
+                part=(0, 1),
+                on_progress=on_progress,
+            )
 
     def _file_options(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,72 @@
+"""A line on a terminal about work that takes long before the first batch: footers, counts, a pass of checks."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TextIO
+
+OnProgress = Callable[[int, int], None]
+
+# Shorter work is over before anybody wonders.
+_PATIENCE_SECONDS = 2.0
+_INTERVAL_SECONDS = 0.2
+_BAR_COLUMNS = 32
+
+
+class WorkBar:
+    """Draws one line over and over on `terminal`, from `patience_seconds` after it was made; runs no thread.
+
+    footers ━━━━━━━━━━━━                      38% 38,000 of 100,000, 0:52 left
+    """
+
+    def __init__(
+        self,
+        label: str,
+        terminal: TextIO,
+        *,
+        patience_seconds: float = _PATIENCE_SECONDS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._label = label
+        self._terminal = terminal
+        self._clock = clock
+        self._begin = clock()
+        self._due = self._begin + patience_seconds
+        self._drawn_columns = 0
+
+    def update(self, done: int, total: int) -> None:
+        """So many of so many are done. Costs a look at the clock, but for when the line is due."""
+        now = self._clock()
+        if now >= self._due and total:
+            self._due = now + _INTERVAL_SECONDS
+            self._draw(done, total, now - self._begin)
+
+    def close(self) -> None:
+        """Wipes the line, if there is one."""
+        if self._drawn_columns:
+            self._terminal.write("\r" + " " * self._drawn_columns + "\r")
+            self._terminal.flush()
+            self._drawn_columns = 0
+
+    def _draw(self, done: int, total: int, seconds: float) -> None:
+        bar = "━" * (_BAR_COLUMNS * done // total)
+        left = round(seconds * (total - done) / max(done, 1))
+        text = f"{self._label} {bar:<{_BAR_COLUMNS}} {done / total:4.0%} {done:,} of {total:,}"
+        text += f", {left // 60}:{left % 60:02} left"
+        self._terminal.write("\r" + text.ljust(self._drawn_columns))
+        self._terminal.flush()
+        self._drawn_columns = len(text)
+
+
+@contextmanager
+def work_bar(label: str, *, is_wanted: bool = True) -> Iterator[OnProgress | None]:
+    """What to call with (done, total); None where nobody wants to see it or stderr is no terminal."""
+    if not is_wanted or not sys.stderr.isatty():
+        yield None
+        return
+    bar = WorkBar(label, sys.stderr)
+    try:
+        yield bar.update
+    finally:
+        bar.close()
