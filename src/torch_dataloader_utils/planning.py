@@ -3,12 +3,11 @@
 inventory, seed, epoch, topology  →  EpochPlan  →  worker inputs, explain(), to_arrow()
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,12 +16,14 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
+from torch_dataloader_utils._core.recent import Recent
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.settings import data_settings, options_text
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils._core.uses import group_uses
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
@@ -42,11 +43,8 @@ from torch_dataloader_utils.plugins import find_strategy
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EpochPlan:
     """Who reads what in one epoch, or in what remains of it.
 
@@ -54,7 +52,7 @@ class EpochPlan:
     """
 
     inventory: Inventory
-    details: ExactPlan | TokenPlan | InexactPlan = field(repr=False)
+    details: ExactPlan | TokenPlan | InexactPlan
 
     @property
     def epoch(self) -> int:
@@ -110,8 +108,9 @@ class EpochPlan:
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of everything this plan is a function of."""
         plan = self.details
-        parts = (planning_fingerprint(self.inventory), plan.options, plan.epoch, plan.history, plan.topology)
-        return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+        data, options = planning_fingerprint(self.inventory), options_text(plan.options)
+        text = f"({data!r}, {options}, {plan.epoch}, {plan.history!r}, {plan.topology!r})"
+        return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
         """What every worker of a rank needs to do its part: its program and the row groups it touches.
@@ -134,9 +133,18 @@ class EpochPlan:
         """
         import pyarrow as pa
 
+        from torch_dataloader_utils.plan_table import rank_table
+
         chosen = range(self.topology.num_ranks) if ranks is None else ranks
-        tables = [_rank_table(self, rank) for rank in chosen]
-        return pa.concat_tables(tables) if tables else _rank_table(self, 0).slice(0, 0)
+        tables = [rank_table(self, rank) for rank in chosen]
+        return pa.concat_tables(tables) if tables else rank_table(self, 0).slice(0, 0)
+
+    def __repr__(self) -> str:
+        topology, steps = self.topology, self.steps
+        each = f"{topology.num_ranks} ranks x {topology.num_workers} workers, batch_size={topology.batch_size}"
+        counts = "row counts unknown" if self.rank_rows is None else f"{sum(self.rank_rows):,} rows, {steps:,} steps"
+        left = f", {self.dropped_rows:,} rows dropped" if self.dropped_rows else ""
+        return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
 
 
 def plan_epoch(
@@ -223,6 +231,11 @@ class Planner:
     def fingerprint(self) -> str:
         """See planning_fingerprint."""
         return planning_fingerprint(self.inventory)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What states are bound to, in full."""
+        return Identity(fingerprint=self.fingerprint, options=self.options, settings=data_settings(self.inventory))
 
     @cached_property
     def _strategy_call(self) -> StrategyCall | None:
@@ -319,52 +332,7 @@ class Planner:
         return kept, ()
 
 
-class Recent(Generic[Key, Value]):
-    """The results of the last few calls of a pure function."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._results: OrderedDict[Key, Value] = OrderedDict()
-
-    def get(self, key: Key, compute: Callable[[Key], Value]) -> Value:
-        """The result for `key`, computed if it is not among the last few."""
-        if key not in self._results:
-            self._results[key] = compute(key)
-            if len(self._results) > self._most:
-                self._results.popitem(last=False)
-        self._results.move_to_end(key)
-        return self._results[key]
-
-
 def planning_fingerprint(inventory: Inventory) -> str:
     """The inventory's fingerprint with the weights that plans depend on; what states are bound to."""
     weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
     return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()
-
-
-def _rank_table(plan: EpochPlan, rank: int) -> "pa.Table":
-    import pyarrow as pa
-
-    columns: dict[str, list[Any]] = {}
-    space = plan.details.space
-    paths = plan.inventory.files.paths
-    for worker, program in enumerate(plan.details.programs(rank)):
-        for lane, units in enumerate(program.lanes):
-            uses = group_uses(units, space.group_start[:-1], space.group_start[1:])
-            groups = plan.inventory.groups
-            begin = space.group_start[uses.group]
-            values = {
-                "rank": np.full(len(uses), rank, dtype=np.int32),
-                "worker": np.full(len(uses), worker, dtype=np.int32),
-                "lane": np.full(len(uses), lane, dtype=np.int32),
-                "unit": uses.unit,
-                "window": units.window[uses.unit],
-                "path": pa.array([paths[file] for file in groups.file[uses.group].tolist()], pa.string()),
-                "row_group": groups.ordinal[uses.group],
-                "start_row": uses.start,
-                "stop_row": uses.stop,
-                "bytes": space.bytes_between(begin + uses.start, begin + uses.stop),
-            }
-            for name, value in values.items():
-                columns.setdefault(name, []).append(pa.array(value))
-    return pa.table({name: pa.chunked_array(chunks) for name, chunks in columns.items()})

@@ -124,7 +124,7 @@ class RowGroupTask:
     extra: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Inventory:
     """What a data set holds, frozen; the first argument of every plan.
 
@@ -165,6 +165,13 @@ class Inventory:
     def num_rows(self) -> int:
         """Live rows of the data set, or UNKNOWN while any group is uncounted."""
         return int(self.groups.live_rows.sum()) if self.rows_are_known else UNKNOWN
+
+    def __repr__(self) -> str:
+        rows = f"{self.num_rows:,} rows" if self.rows_are_known else "rows not counted"
+        filtered = ", filtered" if self.row_filter else ""
+        return (
+            f"<Inventory of {self.source}: {self.num_files:,} files, {self.num_groups:,} row groups, {rows}{filtered}>"
+        )
 
     def task(self, group: int) -> RowGroupTask:
         """The reading task of one row group."""

@@ -1,6 +1,7 @@
 """The loader's state as JSON: a log of topologies, not a cursor for every file.
 
-    {"version": 1, "fingerprint": "...", "options": [["seed", 42], ["shuffle", true]], "epoch": 3,
+    {"version": 1, "fingerprint": "...", "settings": [["columns", "all"], ["filters", "none"], ...],
+     "options": [["seed", 42], ["shuffle", true]], "epoch": 3,
      "log": {"num_ranks": [8], "num_workers": [4], "batch_size": [1024], "drop_last": [false], "steps": [1200],
              "cursors": []}, "checksum": "..."}
 
@@ -22,16 +23,20 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 VERSION = 1
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
-_OPTIONAL_KEYS = {"worker"}
+_OPTIONAL_KEYS = {"worker", "settings"}
 _LOG_KEYS = {"num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a state is bound to: the data (a fingerprint) and the options that order its rows."""
+    """What a state is bound to: the data (a fingerprint) and the options that order its rows.
+
+    settings: (name, short text) of what the fingerprint is made of; a misfit names those that differ.
+    """
 
     fingerprint: str
     options: PlanOptions
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 def encode_state(identity: Identity, position: Position, worker: int | None = None) -> dict[str, Any]:
@@ -43,6 +48,7 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
     state = {
         "version": VERSION,
         "fingerprint": identity.fingerprint,
+        **({"settings": [list(setting) for setting in identity.settings]} if identity.settings else {}),
         "options": _changed_options(identity.options),
         "epoch": position.epoch,
         "log": _encode_log(segments),
@@ -60,7 +66,7 @@ def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topolog
         CheckpointMismatchError: other data, other options, another version, or a state that was changed.
     """
     check_intact(state)
-    _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
+    _compare_data(state, identity)
     _compare("options", state["options"], _changed_options(identity.options))
     segments = _decode_log(state["log"])
     if not segments:
@@ -100,7 +106,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         check_intact(state)
         for key in ("fingerprint", "options", "epoch"):
             _compare(key, state[key], states[0][key])
-    merged = {key: states[0][key] for key in _KEYS - {"checksum"}}
+    merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}
     merged["log"] = _encode_log(_merge_logs([_decode_log(state["log"]) for state in states]))
     return {**merged, "checksum": _checksum(merged)}
 
@@ -173,6 +179,20 @@ def _changed_options(options: PlanOptions) -> list[list[Any]]:
         for field in fields(PlanOptions)
         if field.name == "seed" or getattr(options, field.name) != getattr(defaults, field.name)
     ]
+
+
+def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
+    """Raise unless the state is of the same data; the settings say what is not the same."""
+    saved = dict(state.get("settings", ()))
+    misfits = [
+        f"{name} {saved[name]}, here {text}" for name, text in identity.settings if text != saved.get(name, text)
+    ]
+    if state["fingerprint"] != identity.fingerprint and misfits:
+        raise CheckpointMismatchError(
+            f"The state does not fit: its data fingerprint is another one. It was saved with {'; '.join(misfits)}. "
+            "Resume with the same data and settings, or start the epoch afresh without loading it."
+        )
+    _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
 
 
 def _compare(what: str, saved: Any, present: Any) -> None:

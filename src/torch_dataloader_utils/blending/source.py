@@ -14,7 +14,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils._core.state import decode_state, encode_state
 from torch_dataloader_utils.blending.options import Unit
 from torch_dataloader_utils.blending.rows import num_rows
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
@@ -62,7 +62,7 @@ class Source:
         self.index = index
         self._data = dataset
         self._unit = unit
-        self._identity = Identity(fingerprint=dataset.planner.fingerprint, options=dataset.planner.options)
+        self._identity = dataset.planner.identity
         if (self.lengths(self.begin(0).start) < 1).any():
             raise ConfigError(
                 f"Source {index} of the blend has nothing for some rank; leave it out, or use fewer ranks."

@@ -82,12 +82,13 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
     """
     from torch_dataloader_utils._core.options import PlanOptions, Topology
     from torch_dataloader_utils._core.state import Identity, check_intact, decode_state
-    from torch_dataloader_utils.planning import planning_fingerprint
+    from torch_dataloader_utils.planning import Planner
 
     check_intact(state)
     options = PlanOptions(**dict(state["options"]))
-    fingerprint = state["fingerprint"] if inventory is None else planning_fingerprint(inventory)
-    identity = Identity(fingerprint=fingerprint, options=options)
+    identity = Identity(fingerprint=state["fingerprint"], options=options)
+    if inventory is not None:
+        identity = Planner(inventory=inventory, options=options).identity
     position, worker = decode_state(state, identity, Topology())
     remains = None if inventory is None or worker is not None else _remains(inventory, options, position)
     segments = [] if position.is_start else [*position.history, position.segment]
@@ -95,6 +96,7 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
         "epoch": state["epoch"],
         "options": dict(state["options"]),
         "fingerprint": state["fingerprint"],
+        "settings": dict(state.get("settings", ())),
         "worker": worker,
         "topologies": [
             {
@@ -153,6 +155,7 @@ def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("epoch", str(report["epoch"])),
         ("order", f"{order}{windows}, seed {options['seed']}"),
         ("data", report["fingerprint"]),
+        *((name, text) for name, text in report["settings"].items() if name == "columns"),
     ]
     if report["worker"] is not None:
         facts.append(("of", f"worker {report['worker']} of a DataLoader; its steps are its own place"))

@@ -49,6 +49,11 @@ class PlanSource(Protocol):
         ...
 
     @property
+    def identity(self) -> Identity:
+        """The same in full: with the options, and with what the fingerprint is made of."""
+        ...
+
+    @property
     def deals_every_row_once(self) -> bool:
         """Whether ranks share the rows; a strategy may give every rank all of them."""
         ...
@@ -89,7 +94,7 @@ class TableDataset(IterableDataset[Any]):
         self.rank = rank
         self.decode = decode
         self.callbacks = callbacks
-        self.progress = Progress(Identity(fingerprint=planner.fingerprint, options=planner.options), topology, rank)
+        self.progress = Progress(planner.identity, topology, rank)
         self._shared_epoch: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._seen_epoch = 0
 

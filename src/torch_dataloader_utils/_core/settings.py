@@ -1,0 +1,48 @@
+"""What a data set and its options are, as short texts: for fingerprints, and for states that do not fit."""
+
+from dataclasses import fields
+from hashlib import blake2b
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.options import PlanOptions
+
+# Options that 0.1 did not have when its plans were recorded (tests/compat).
+_ADDED_OPTIONS = frozenset(["max_tokens_per_batch", "pad_to_multiple_of"])
+
+
+def options_text(options: PlanOptions) -> str:
+    """All options in one line; those added later only where they are used, so that older plans keep fingerprints."""
+    defaults = PlanOptions()
+    pairs = [(field.name, getattr(options, field.name)) for field in fields(PlanOptions)]
+    shown = [(n, value) for n, value in pairs if n not in _ADDED_OPTIONS or value != getattr(defaults, n)]
+    return f"PlanOptions({', '.join(f'{name}={value!r}' for name, value in shown)})"
+
+
+def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
+    """(name, short text) of what `planning_fingerprint` is made of, for the message of a state that does not fit.
+
+    A filter is shown as a digest, because its literals are values of the data, and states travel.
+
+        (("columns", "row_id, fare"), ("filters", "none"), ("snapshot", "none"), ("files", "3 files 5be1c0de"), ...)
+    """
+    files, groups = inventory.files, inventory.groups
+    file_bytes = b"".join(part.tobytes() for c in (files.paths, files.identities) for part in (c.offsets, c.data))
+    row_bytes = b"".join(np.ascontiguousarray(a).tobytes() for a in (groups.file, groups.ordinal, groups.live_rows))
+    return (
+        ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
+        ("filters", _short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
+        ("snapshot", _shortened(inventory.snapshot or "none")),
+        ("files", f"{inventory.num_files} files {_short_digest(file_bytes + files.sizes.tobytes())}"),
+        ("schema", _short_digest(inventory.schema)),
+        ("rows", f"{inventory.num_groups} row groups {_short_digest(row_bytes)}"),
+    )
+
+
+def _short_digest(data: bytes) -> str:
+    return blake2b(data, digest_size=4).hexdigest()
+
+
+def _shortened(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else f"{text[: most - 16]}... {_short_digest(text.encode())}"
