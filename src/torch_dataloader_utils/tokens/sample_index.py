@@ -90,44 +90,47 @@ def build_sample_index(
         lengths 5 3 4, L=4, x=0    (0,0) (0,4) (1,3) (2,4)
     """
     widest = max(len(document_index), int(lengths.max(initial=0)))
-    index = np.zeros((sample_count + 1, 2), dtype=np.int32 if widest <= _INT32_MAX else np.int64)
+    index = np.empty((sample_count + 1, 2), dtype=np.int32 if widest <= _INT32_MAX else np.int64)
+    index[0] = 0
     # Views of an .idx file are unaligned, and every gather from one would copy it whole.
     lengths = np.require(lengths, requirements="A")
-    # A sample has begun where its first token and x more are there: count tokens from −x.
-    filled, base = 1, -extra_tokens
+    # Samples that have begun, and the tokens after the begin of the last of them. One has begun where its first token
+    # and x more are there, so tokens are counted from −x.
+    begun, surplus = 0, -extra_tokens
     for first in range(0, len(document_index), _BLOCK_DOCUMENTS):
-        if filled > sample_count:
+        if begun == sample_count:
             break
-        taken = lengths[document_index[first : first + _BLOCK_DOCUMENTS]]
+        taken = lengths.take(document_index[first : first + _BLOCK_DOCUMENTS])
         ends = np.cumsum(taken, dtype=np.int64)
-        ends += base
-        documents = _find_documents(ends, sequence_length, begun=filled - 1, sample_count=sample_count)
-        stop = filled + len(documents)
-        begins = np.arange(filled, stop, dtype=np.int64) * sequence_length - extra_tokens
-        index[filled:stop, 0] = documents + first
-        index[filled:stop, 1] = begins - ends[documents] + taken[documents]
-        filled, base = stop, int(ends[-1])
-    if filled == sample_count:
-        index[filled] = len(document_index) - 1, int(lengths[document_index[-1]]) - extra_tokens
-    elif filled < sample_count:
-        raise InternalError(f"{sample_count} samples were planned from tokens that give {filled - 1}.")
+        ends += surplus
+        documents = _find_documents(ends, sequence_length)
+        surplus = int(ends[-1]) - len(documents) * sequence_length
+        documents = documents[: sample_count - begun]
+        places = slice(begun + 1, begun + 1 + len(documents))
+        begins = np.arange(1, len(documents) + 1) * sequence_length - extra_tokens
+        ends -= taken
+        index[places, 0] = documents + first
+        index[places, 1] = begins - ends.take(documents)
+        begun += len(documents)
+    if begun == sample_count - 1:
+        index[-1] = len(document_index) - 1, int(lengths[document_index[-1]]) - extra_tokens
+    elif begun < sample_count:
+        raise InternalError(f"{sample_count} samples were planned from tokens that give {begun}.")
     return index
 
 
-def _find_documents(
-    ends: npt.NDArray[np.int64], sequence_length: int, *, begun: int, sample_count: int
-) -> npt.NDArray[np.int64]:
-    """The document that each next sample begins in, when `begun` samples have begun before these documents.
+def _find_documents(ends: npt.NDArray[np.int64], sequence_length: int) -> npt.NDArray[np.int64]:
+    """The document that each next sample begins in; `ends` are counted from the begin of the last one before.
 
-    Counting per document and repeating is some three times faster than a binary search per sample.
+    Sample j lies behind all documents in which fewer than j begin, so a running sum of how many documents have seen so
+    many begins gives its document. That is three times faster than to repeat documents, and ten times faster than a
+    binary search per sample.
     """
-    counts = np.empty(len(ends) + 1, dtype=np.int64)
-    counts[0] = begun
-    np.floor_divide(ends, sequence_length, out=counts[1:])
-    if ends[0] < 0 or counts[-1] > sample_count:
-        np.clip(counts, begun, sample_count, out=counts)
-    holders = np.flatnonzero(counts[1:] != counts[:-1])
-    return np.repeat(holders, counts[holders + 1] - counts[holders])
+    begins = ends // sequence_length
+    if begins[0] < 0:
+        # The very first documents may have no more than the x tokens that are not counted.
+        np.maximum(begins, 0, out=begins)
+    return np.cumsum(np.bincount(begins)[:-1])
 
 
 def build_shuffle_index(plan: EpochPlan, random: np.random.RandomState) -> npt.NDArray[np.integer]:
