@@ -1,0 +1,43 @@
+"""One rank: Lightning over a DataLoader of RowDataset, into which it puts a DistributedSampler of its own."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Trainer, seed_everything
+from torch.utils.data import DataLoader
+
+from tests.integrations.jobs import BATCH_ROWS, NUM_RANKS
+from tests.integrations.lightning_job import Module
+from torch_dataloader_utils import RowDataset
+
+NUM_EPOCHS = 2
+
+
+def fit(table: Path, **options: Any) -> list[list[int]]:
+    """Rows of every training step."""
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=NUM_RANKS,
+        max_epochs=NUM_EPOCHS,
+        enable_checkpointing=False,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+    trainer.fit(module, DataLoader(RowDataset(table), batch_size=BATCH_ROWS, shuffle=True, **options))
+    return module.seen["train"]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    given_table, given_folder = map(Path, sys.argv[1:])
+    seed_everything(1, verbose=False)
+    report = {"threads": fit(given_table), "processes": fit(given_table, num_workers=1, persistent_workers=True)}
+    (given_folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(report))
+    dist.destroy_process_group()
