@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.test_state_machine import LoaderMachine
-from torch_dataloader_utils import PadRagged, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, plan_epoch, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 pytestmark = [
@@ -313,6 +314,29 @@ def test_a_plan_explains_itself_and_refuses_without_lengths(texts):
     with pytest.raises(ConfigError, match="lengths of all rows"):
         planner.plan(load(texts).dataset.progress.position)
     assert plan_epoch(scan_files(texts)).repeated_rows == 0
+
+
+@pytest.mark.parametrize("deletes", ["positions", "equality", "none"])
+def test_an_iceberg_table_with_deletes(tmp_path, deletes):
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "row", "long"), field_of(2, "length", "int"))
+    rows = [{"row": row, "length": length_of(row) + 1} for row in range(300)]
+    paths = [table.append(rows[:120], rows_per_group=40), table.append(rows[120:], rows_per_group=50)]
+    gone = set()
+    if deletes == "positions":
+        table.delete_positions([(paths[0], 3), (paths[0], 50), (paths[1], 0)])
+        gone = {3, 50, 120}
+    if deletes == "equality":
+        table.delete_equal([2], [{"length": 8}, {"length": 21}])
+        gone = {row["row"] for row in rows if row["length"] in (8, 21)}
+    options = {**OPTIONS, "bucket_by": "length", "shuffle_rows": 70, "num_ranks": 2}
+    ranks = []
+    for rank in range(2):
+        loader, _ = IcebergDataset.create_dataloader(table.metadata, rank=rank, **options)
+        ranks.append([rows_of(batch) for batch in loader])
+        assert all(max(length_of(row) + 1 for row in part) * len(part) <= BUDGET for part in ranks[-1])
+    assert len(ranks[0]) == len(ranks[1])
+    assert sorted(row for batches in ranks for part in batches for row in part) == sorted(set(range(300)) - gone)
 
 
 @pytest.mark.parametrize(
