@@ -273,3 +273,19 @@ def test_what_cannot_be_blended_is_refused(tables):
     narrow = make(tables, source_options={"columns": ["row"]}).sources[1].loader
     with pytest.raises(ConfigError, match="differ in what batches hold"):
         rows_of(blend([good, narrow], [1, 1], per="sample"))
+
+
+TOKENS = {"bucket_by": "row", "max_tokens_per_batch": 9_000}
+
+
+def test_batches_of_so_many_tokens_blend_whole_and_resume(tables):
+    whole = rows_of(make(tables, num_ranks=2, rank=1, source_options=TOKENS))
+    assert {len(rows) for rows in whole if rows[0] >= 1_000} <= {1, 2, 3, 4}
+    loader = make(tables, num_ranks=2, rank=1, source_options=TOKENS)
+    batches = iter(loader)
+    received = [check_batch(next(batches)) for _ in range(4)]
+    resumed = make(tables, num_ranks=2, rank=1, source_options=TOKENS)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert received + rows_of(resumed) == whole
+    with pytest.raises(ConfigError, match="max_tokens_per_batch"):
+        make(tables, source_options=TOKENS, per="sample")

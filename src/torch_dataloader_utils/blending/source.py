@@ -63,6 +63,11 @@ class Source:
         self._data = dataset
         self._unit = unit
         self._identity = dataset.planner.identity
+        if unit == "sample" and dataset.planner.options.max_tokens_per_batch is not None:
+            raise ConfigError(
+                f"Source {index} of the blend limits the tokens of its batches (max_tokens_per_batch), and "
+                "per='sample' makes batches of other rows. Blend per='batch'."
+            )
         if (self.lengths(self.begin(0).start) < 1).any():
             raise ConfigError(
                 f"Source {index} of the blend has nothing for some rank; leave it out, or use fewer ranks."
