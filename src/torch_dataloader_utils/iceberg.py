@@ -14,9 +14,10 @@ from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.datasets import WiredDataset, warn_about, worker_start
+from torch_dataloader_utils.datasets import WiredDataset, worker_start
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
+from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
@@ -134,6 +135,7 @@ class IcebergDataset(WiredDataset):
         """
         scan = {name: options.pop(name) for name in SCAN_OPTIONS if name in options}
         chosen = TableOptions.of({"num_workers": 1, **options})
+        scan["on_error"] = chosen.on_error
         source = TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
         inventory, access = _find(source, inventory, chosen)
         super().__init__(under_filter(inventory, chosen.filters), chosen, access)

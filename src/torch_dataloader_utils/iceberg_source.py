@@ -72,6 +72,7 @@ class TableSource:
                 snapshot=SnapshotChoice(**{name: options.get(name) for name in _SNAPSHOT_OPTIONS}),
                 allow_bare_vectors=options.get("allow_bare_vectors", False),
                 allow_empty=options.get("allow_empty", False),
+                on_error=options.get("on_error", "raise"),
             ),
         )
 

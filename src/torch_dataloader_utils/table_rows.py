@@ -19,7 +19,6 @@ from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
-from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_lengths import check_rows_fit, narrow_lengths, read_token_counts
@@ -70,6 +69,7 @@ def find_inventory(
             partitioning=partitioning,
             storage_options=storage_options,
             count_rows=options.count_rows,
+            on_error=options.on_error,
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
@@ -102,8 +102,6 @@ def wire_rows(
     """
     exchange = add_over_ranks if part[1] > 1 else _alone
     if options.pack is not None:
-        if options.on_error == "skip":
-            raise ConfigError('on_error="skip" is not there for pack: which samples a row group ends, is not known.')
         share = Share(index=part[0], count=part[1], exchange=exchange, threads=options.threads)
         return _wire_samples(inventory, options, options.pack, storage_options, share)
     inventory = stored_inventory(inventory, None)
@@ -158,6 +156,13 @@ def _wire_samples(
     reader = PackingReader(
         reader=make_reader(read_spec(stored, options, storage_options, (packing.column,))), packing=packing
     )
+    if options.on_error == "skip":
+        part = (share.index, share.count)
+        with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
+            good = leave_out_bad_groups(
+                stored, reader.reader, share.exchange, threads=share.threads, part=part, on_progress=on_progress
+            )
+        inventory = inventory if good.num_groups == stored.num_groups else good
     packed = count_packed(inventory, reader, share)
     schema = pa.ipc.read_schema(pa.BufferReader(packed.schema))
     shaper = make_shaper(

@@ -224,3 +224,15 @@ def test_secrets_of_a_catalog_are_in_no_message(
     with pytest.raises(StoreError) as caught:
         IcebergDataset.create_dataloader("ns.t", config, remote=REMOTE)
     assert "canary" not in str(caught.value) + caplog.text
+
+
+def test_data_files_without_a_footer_are_left_out_with_the_rows_that_the_manifest_knows(
+    server: S3Server, table: TableWriter
+) -> None:
+    victim = sorted(key for key in server.objects if key.startswith("t/data"))[2]
+    server.put(victim, server.objects[victim][0][:100])
+    with pytest.raises(CorruptFileError, match=victim):
+        on_server(server)
+    with pytest.warns(UserWarning, match="left out 1 of 3 files with 40 rows: their metadata does not decode"):
+        loader, _ = on_server(server, on_error="skip")
+    assert ids(loader) == [row for row in ROWS if row < 80]

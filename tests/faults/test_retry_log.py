@@ -82,4 +82,4 @@ def test_the_shell_shows_it(server: S3Server) -> None:
     answer = tdu("scan", "s3://bucket/data", *(part for each in options for part in ("--option", each)))
     assert answer.exit_code == 0
     assert "warning: s3://bucket" in answer.stderr
-    assert "cannot list yet (HTTP 503 SlowDown" in answer.stderr
+    assert "cannot read yet (HTTP 503 SlowDown" in answer.stderr

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store import FileEntry
+from torch_dataloader_utils.discover.bad_files import OnError
 
 
 class Verdict(IntEnum):
@@ -37,6 +38,7 @@ class ScanRequest:
 
     columns: the projection, None for all. row_filter: bound to no schema yet. filter_columns: the names it uses.
     text_schema: the data set's schema for formats whose files do not carry one, None until the first file gave it.
+    on_error: "skip" gives a BadFile for a file whose metadata does not decode.
     """
 
     file_format: FileFormat
@@ -46,6 +48,7 @@ class ScanRequest:
     count_rows: bool = True
     text: TextOptions = TextOptions()
     text_schema: pa.Schema | None = None
+    on_error: OnError = "raise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

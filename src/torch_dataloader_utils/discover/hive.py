@@ -36,6 +36,17 @@ def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | No
     return columns
 
 
+def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
+    """What to do about a name in `wanted` that no file has as a column, but directories of these paths have; else "".
+
+    .../year=2024/a.parquet, wanted "(year == 2024)"      Paths have year=...: pass partitioning="hive" ...
+    """
+    for name in parse_partitions(paths, root):
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", wanted):
+            return f' Paths have {name}=...: pass partitioning="hive", and directories become columns.'
+    return ""
+
+
 def type_partitions(
     texts: Mapping[str, Sequence[str | None]], file_schema: pa.Schema, example_path: str
 ) -> tuple[tuple[PartitionColumn, ...], tuple[pa.Field, ...]]:

@@ -20,8 +20,10 @@ _PARQUET = ds.ParquetFileFormat()
 _CALL = re.compile(r"\w\(")
 
 
-def filter_columns(row_filter: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "") -> tuple[str, ...]:
     """The columns of the schema that the filter uses, in schema order.
+
+    hint: more about what to do, for the message of a filter that does not bind.
 
     pyarrow does not list them, so a column counts as used if the filter does not bind without it.
 
@@ -37,7 +39,9 @@ def filter_columns(row_filter: pc.Expression, schema: pa.Schema) -> tuple[str, .
     except (pa.ArrowException, TypeError) as error:
         reason = str(error).splitlines()[0]  # what follows is the whole schema
         names = ", ".join(map(repr, schema.names))
-        raise ConfigError(f"filters {row_filter} does not fit the data: {reason}. Columns are {names}.") from error
+        raise ConfigError(
+            f"filters {row_filter} does not fit the data: {reason}. Columns are {names}.{hint}"
+        ) from error
     return tuple(field.name for index, field in enumerate(schema) if not _binds(row_filter, schema.remove(index)))
 
 

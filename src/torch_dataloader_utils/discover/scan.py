@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupT
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
-from torch_dataloader_utils.discover.checks import check_places
+from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, none_left, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import parse_partitions, partition_values, type_partitions
@@ -54,6 +54,7 @@ def scan_files(
     text: TextOptions | None = None,
     executor: Executor | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_error: OnError = "raise",
 ) -> Inventory:
     """The inventory of the files at `path`, from metadata alone.
 
@@ -70,6 +71,8 @@ def scan_files(
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
         on_progress: called here after each file with (files done, files to scan).
+        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; how many
+            rows that is, nobody can say.
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -81,11 +84,13 @@ def scan_files(
     """
     file_format = file_format_of(format)
     _check_options(columns, partitioning, count_rows)
+    check_on_error(on_error)
     request = ScanRequest(
         file_format=file_format,
         columns=None if columns is None else tuple(columns),
         count_rows=count_rows is not False,
         text=text or TextOptions(),
+        on_error=on_error,
     )
     store, files = find_files(path, storage_options)
     frame = _frame(store, files, request, partitioning, schema)
@@ -93,7 +98,7 @@ def scan_files(
     chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
     with ExitStack() as stack:
         scans = _scans(store, files, request, frame, chosen, executor, stack)
-        stats, groups = _collect(files, frame, chosen, watched(scans, len(chosen), on_progress), verdicts)
+        stats, groups, bad = _collect(files, frame, chosen, watched(scans, len(chosen), on_progress), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(files, stats, file_format, frame.partitions),
@@ -102,43 +107,62 @@ def scan_files(
         source=files.source,
         row_filter="" if filters is None else str(filters),
         projection=request.columns,
+        notes=report_bad_files(bad, len(chosen), files.source),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Frame:
-    """What the first file and the paths say of the whole; scans by file that need no other read."""
+    """What the first good file and the paths say of the whole; scans by file that need no other read."""
 
+    first_path: str
     file_schema: pa.Schema
     schema: pa.Schema
     partitions: tuple[PartitionColumn, ...]
     fields: tuple[pa.Field, ...]
-    ready: Mapping[int, FileScan]
+    ready: Mapping[int, FileScan | BadFile]
 
 
 def _frame(
     store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None, text_schema: pa.Schema | None
 ) -> _Frame:
-    first = files.entries[0]
-    scans = None
+    scans: Sequence[FileScan | BadFile] | None = None
     if files.sidecar is not None and request.file_format is FileFormat.PARQUET:
         scans = scan_sidecar(store, files.sidecar, files.root, files.entries, request)
     if scans is None:
         # Only its schema is wanted yet, so that text is not counted here.
         probe = replace(request, count_rows=False, text_schema=text_schema)
-        scans = [scan_file(store, probe, ScanItem(entry=first))]
-    file_schema = scans[0].schema
-    check_distinct_names(file_schema, first.path)
+        scans = _up_to_good(scan_file(store, probe, ScanItem(entry=entry)) for entry in files.entries)
+    number, first = next(((i, scan) for i, scan in enumerate(scans) if isinstance(scan, FileScan)), (0, None))
+    if first is None:
+        raise none_left([scan for scan in scans if isinstance(scan, BadFile)], files.source)
+    first_path, file_schema = files.entries[number].path, first.schema
+    check_distinct_names(file_schema, first_path)
     partitions: tuple[PartitionColumn, ...] = ()
     fields: tuple[pa.Field, ...] = ()
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
-        partitions, fields = type_partitions(texts, file_schema, first.path)
+        partitions, fields = type_partitions(texts, file_schema, first_path)
     schema = dataset_schema(file_schema, fields)
     check_columns(request.columns or (), schema, "columns")
     return _Frame(
-        file_schema=file_schema, schema=schema, partitions=partitions, fields=fields, ready=dict(enumerate(scans))
+        first_path=first_path,
+        file_schema=file_schema,
+        schema=schema,
+        partitions=partitions,
+        fields=fields,
+        ready=dict(enumerate(scans)),
     )
+
+
+def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]:
+    """The scans up to the first good one."""
+    found: list[FileScan | BadFile] = []
+    for scan in scans:
+        found.append(scan)
+        if isinstance(scan, FileScan):
+            break
+    return found
 
 
 def _with_filter(
@@ -156,25 +180,27 @@ def _with_filter(
 
 
 def _collect(
-    files: DataFiles, frame: _Frame, chosen: Sequence[int], scans: Iterable[FileScan], file_verdicts: Int64s
-) -> tuple[list[FileStat], GroupTable]:
-    """The stats of all files and the row groups of the chosen ones, as their scans come in."""
+    files: DataFiles, frame: _Frame, chosen: Sequence[int], scans: Iterable[FileScan | BadFile], file_verdicts: Int64s
+) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]]]:
+    """The stats of all files, the row groups of the chosen ones as their scans come in, and which of them are bad."""
     stats = [entry.stat for entry in files.entries]
     paths = [entry.path for entry in files.entries]
     groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
     verdicts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
     counts = np.zeros(len(paths), dtype=np.int64)
+    bad: list[tuple[str, BadFile]] = []
     for file, scan in zip(chosen, scans, strict=True):
-        check_same_schema(frame.file_schema, paths[0], scan.schema, paths[file])
+        if isinstance(scan, BadFile):
+            bad.append((paths[file], scan))
+            continue
+        check_same_schema(frame.file_schema, frame.first_path, scan.schema, paths[file])
         stats[file] = FileStat(size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
         judged = scan.verdict
         verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
-    rows = np.concatenate(groups)
-    check_places(paths, np.array([stat.size for stat in stats], dtype=np.int64), file_of_group, rows)
-    return stats, assemble_groups(file_of_group, rows, np.concatenate(verdicts))
+    return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad
 
 
 def _scans(
@@ -185,7 +211,7 @@ def _scans(
     chosen: Sequence[int],
     executor: Executor | None,
     stack: ExitStack,
-) -> Iterator[FileScan]:
+) -> Iterator[FileScan | BadFile]:
     needs_more = request.row_filter is not None or request.file_format in (FileFormat.CSV, FileFormat.JSON)
     ready = {} if needs_more else frame.ready
     missing = [file for file in chosen if file not in ready]

@@ -1,6 +1,6 @@
 """One schema for all files: what may differ between them, and what may not."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 import pyarrow as pa
@@ -34,13 +34,20 @@ def dataset_schema(file_schema: pa.Schema, partition_fields: Iterable[pa.Field])
     return pa.schema([field for field in file_schema if field.name not in names] + partitions)
 
 
-def check_columns(names: Iterable[str], schema: pa.Schema, purpose: str) -> None:
-    """Raises ConfigError, naming near matches, unless every name is a column of the schema."""
+def check_columns(
+    names: Iterable[str], schema: pa.Schema, purpose: str, hint: Callable[[str], str] | None = None
+) -> None:
+    """Raises ConfigError, naming near matches, unless every name is a column of the schema.
+
+    hint: for a name that is none, more about what to do.
+    """
     for name in names:
         if name not in schema.names:
             near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
-            hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
-            raise ConfigError(f"{purpose} names {name!r}, which is no column of the data; {hint}")
+            which = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
+            raise ConfigError(
+                f"{purpose} names {name!r}, which is no column of the data; {which}{hint(name) if hint else ''}"
+            )
 
 
 def leaf_counts(schema: pa.Schema) -> list[int]:

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
+from torch_dataloader_utils.discover.bad_files import BadFile, OnError, unless_bad
 from torch_dataloader_utils.discover.faults import decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.footers import check_total, group_rows, projected_leaves, read_footer
@@ -34,13 +35,15 @@ class DataScanRequest:
     """What is the same for all data files.
 
     fields: those of the table's schema, with ids. projected: names of the columns to weigh, None for all.
-    row_filter: None, or one over `filter_columns` of `fields`.
+    row_filter: None, or one over `filter_columns` of `fields`. on_error: "skip" gives a BadFile for a file whose
+        metadata does not decode.
     """
 
     fields: pa.Schema
     projected: tuple[str, ...] | None
     row_filter: pc.Expression | None
     filter_columns: tuple[str, ...]
+    on_error: OnError = "raise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +74,14 @@ def scan_data_files(
     request: DataScanRequest,
     files: Files,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[FileScan]:
+) -> list[FileScan | BadFile]:
     """The row groups of every file, in the order of `data`."""
     listed = _listed(data, files)
-    scans = files.map(lambda file: _scan(file, listed.get(file.path), request, files), data)
+
+    def scan(file: DataFile) -> FileScan | BadFile:
+        return unless_bad(lambda: _scan(file, listed.get(file.path), request, files), request.on_error)
+
+    scans = files.map(scan, data)
     return list(watched(scans, len(data), on_progress))
 
 

@@ -13,6 +13,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils.discover.assemble import assemble_groups
+from torch_dataloader_utils.discover.bad_files import BadFile, OnError, report_bad_files
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
@@ -45,6 +46,7 @@ class IcebergScanOptions:
     columns: names, None for all. filters: a pyarrow expression, for pruning here and exact filtering when read.
     scan_filter: a pyiceberg expression, for pruning alone. allow_bare_vectors: accept deletion vectors without their
     Puffin container. allow_empty: an empty inventory instead of an error where there is nothing to read.
+    on_error: "skip" leaves out data files whose metadata does not decode.
     """
 
     columns: tuple[str, ...] | None = None
@@ -53,6 +55,7 @@ class IcebergScanOptions:
     snapshot: SnapshotChoice = field(default_factory=SnapshotChoice)
     allow_bare_vectors: bool = False
     allow_empty: bool = False
+    on_error: OnError = "raise"
 
 
 def scan_table(
@@ -81,8 +84,20 @@ def scan_table(
     data = [listed.data[number] for number in read.tolist()]
     for file in data:
         format_of(file.entry)  # what cannot be read is refused here, before anything is
-    request = DataScanRequest(fields=schema, projected=options.columns, row_filter=options.filters, filter_columns=used)
-    scans = scan_data_files(data, request, table.files, on_progress)
+    request = DataScanRequest(
+        fields=schema,
+        projected=options.columns,
+        row_filter=options.filters,
+        filter_columns=used,
+        on_error=options.on_error,
+    )
+    found = scan_data_files(data, request, table.files, on_progress)
+    bad = [(file, scan) for file, scan in zip(data, found, strict=True) if isinstance(scan, BadFile)]
+    lost_rows = sum(file.entry.record_count for file, _ in bad)
+    notes = report_bad_files([(file.path, scan) for file, scan in bad], len(data), table.name, lost_rows)
+    good = [place for place, scan in enumerate(found) if isinstance(scan, FileScan)]
+    read, data = read[good], [data[place] for place in good]
+    scans = [scan for scan in found if isinstance(scan, FileScan)]
     deleted = _deleted_positions(table, listed, options)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in read.tolist()]
     _check_positions(data, scans, positions)
@@ -95,7 +110,7 @@ def scan_table(
         row_filter="" if options.filters is None else str(options.filters),
         projection=options.columns,
         snapshot=_snapshot_identity(table, options, target),
-        notes=(*target.notes, *_delete_notes(listed, deleted)),
+        notes=(*target.notes, *_delete_notes(listed, deleted), *notes),
     )
     _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
     return _without_deleted_rows(inventory)
