@@ -23,7 +23,7 @@ from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets import check_filters
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.row_lengths import measure_groups, narrow_lengths
+from torch_dataloader_utils.row_lengths import read_lengths
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
@@ -119,6 +119,9 @@ class RowDataset(Dataset[Any]):
     def inventory(self) -> Inventory:
         """The files and row groups, with live rows counted; pass it on to plan or open the same data again."""
         return self._inventory
+
+    def __repr__(self) -> str:
+        return f"<RowDataset {self._inventory}>"
 
     def __len__(self) -> int:
         """Live rows: after deletes and filter."""
@@ -222,6 +225,4 @@ class RowDataset(Dataset[Any]):
     def _measure(self) -> Lengths:
         if self._length_reader is None:
             raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
-        groups = range(self._inventory.num_groups)
-        parts = measure_groups(self._inventory, self._length_reader, groups, self._threads)
-        return narrow_lengths(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
+        return read_lengths(self._inventory, self._length_reader, threads=self._threads)

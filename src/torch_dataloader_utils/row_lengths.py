@@ -3,8 +3,9 @@
 inventory, reader of one column  →  one number a plan row
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 
 import numpy as np
 
@@ -12,38 +13,74 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
 from torch_dataloader_utils.counting import Exchange
+from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.shape.lengths import measure_rows
 
+ALL = (0, 1)
+"""The part of a process that reads everything."""
+
 # Stands for what is no number of tokens (NaN, infinity); exact as a float and far from overflow when rounded up.
 _ENDLESS = 1 << 60
+# A quarter of the directory: 67 million rows.
+_MOST_KEPT_BYTES = 256 << 20
+
+OnProgress = Callable[[int, int], None]
 
 
-def measure_groups(inventory: Inventory, reader: Reader, groups: Iterable[int], threads: int) -> list[Lengths]:
-    """The lengths of the live rows of each of these row groups, by `threads` threads.
+def read_lengths(
+    inventory: Inventory,
+    reader: Reader,
+    *,
+    threads: int,
+    part: tuple[int, int] = ALL,
+    on_progress: OnProgress | None = None,
+) -> Lengths:
+    """The lengths of the live rows of some row groups, in order; read-only, int32 where that is wide enough.
 
-    reader: of the one column that is measured.
+    What was read is kept on this host under the inventory's fingerprint, so that another process, and the next job,
+    need not read it. (Not under a filter: its text need not say all of it.)
+
+    reader: of the one column that is measured. part: (index, count): row groups index, index + count, ...
+    on_progress: called here after each row group with (row groups done, row groups to do).
 
     Raises:
         DataError, StoreError: see Reader.read.
     """
+    groups = range(part[0], inventory.num_groups, part[1])
+    kept = kept_lengths() if not inventory.row_filter else None
+    key = (inventory.fingerprint(), f"{reader.spec.columns} of rows {part}")
+    found = None if kept is None else _load(kept, key)
+    if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
+        return found
 
     def measure(group: int) -> Lengths:
         return measure_rows(reader.read(inventory.task(group)).column(0))
 
     with ThreadPoolExecutor(threads, thread_name_prefix="tdu-lengths") as pool:
-        return list(pool.map(measure, groups))
+        parts = list(watched(pool.map(measure, groups), len(groups), on_progress))
+    lengths = _narrow(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
+    if kept is not None and lengths.nbytes <= _MOST_KEPT_BYTES:
+        _save(kept, key, lengths)
+    return lengths
 
 
 def read_token_counts(
-    inventory: Inventory, reader: Reader, exchange: Exchange, *, threads: int, part: tuple[int, int]
-) -> Int64s:
-    """Whole tokens of every plan row, int64 [rows]; floats are rounded up.
+    inventory: Inventory,
+    reader: Reader,
+    exchange: Exchange,
+    *,
+    threads: int,
+    part: tuple[int, int],
+    on_progress: OnProgress | None = None,
+) -> Lengths:
+    """Whole tokens of every plan row; floats are rounded up. Read-only, int32 where that is wide enough.
 
-    part: (index, count): this process reads every count-th row group, and `exchange` adds up what all processes
-        read (arrays of the same shape, zero where another one reads).
+    part, on_progress: as for `read_lengths`. `exchange` adds up what all processes read (arrays of one shape, zero
+        where another one reads).
 
     Raises:
         ConfigError: row counts are not known, so that rows have no numbers.
@@ -55,24 +92,16 @@ def read_token_counts(
             "max_tokens_per_batch needs exact row counts, and those of this data set are not known: leave count_rows "
             'at its default, or pass count_rows="auto".'
         )
-    index, count = part
-    mine = range(index, inventory.num_groups, count)
+    read = _whole(read_lengths(inventory, reader, threads=threads, part=part, on_progress=on_progress))
+    if part == ALL:
+        return _narrow(exchange(read))
+    is_mine = np.arange(inventory.num_groups) % part[1] == part[0]
     tokens = np.zeros(space.num_rows, dtype=np.int64)
-    for group, lengths in zip(mine, measure_groups(inventory, reader, mine, threads), strict=True):
-        tokens[space.group_start[group] : space.group_start[group + 1]] = _whole(lengths)
-    return exchange(tokens)
+    tokens[np.repeat(is_mine, np.diff(space.group_start))] = read
+    return _narrow(exchange(tokens))
 
 
-def narrow_lengths(lengths: Lengths) -> Lengths:
-    """The same lengths as int32 where all are whole and fit, so that a row costs 4 bytes; read-only."""
-    limits = np.iinfo(np.int32)
-    if lengths.dtype.kind in "iu" and len(lengths) and limits.min <= lengths.min() <= lengths.max() <= limits.max:
-        lengths = lengths.astype(np.int32, copy=False)
-    lengths.flags.writeable = False
-    return lengths
-
-
-def check_rows_fit(tokens: Int64s, inventory: Inventory, budget: TokenBudget, column: str) -> None:
+def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, column: str) -> None:
     """Raises ConfigError if a row alone exceeds the budget; the message names the first one.
 
     tokens: of every plan row.
@@ -101,3 +130,27 @@ def _whole(lengths: Lengths) -> Int64s:
     else:
         whole = np.ceil(np.clip(np.where(np.isfinite(lengths), lengths, _ENDLESS), 0, _ENDLESS))
     return np.asarray(whole, dtype=np.int64)
+
+
+def _narrow(lengths: Lengths) -> Lengths:
+    """The same lengths as int32 where all are whole and fit; read-only."""
+    limits = np.iinfo(np.int32)
+    if lengths.dtype.kind in "iu" and len(lengths) and limits.min <= lengths.min() <= lengths.max() <= limits.max:
+        lengths = lengths.astype(np.int32, copy=False)
+    lengths.flags.writeable = False
+    return lengths
+
+
+def _load(kept: KeptTails, key: tuple[str, str]) -> Lengths | None:
+    content = kept.get(*key)
+    if content is None:
+        return None
+    lengths: Lengths = np.load(BytesIO(content), allow_pickle=False)
+    lengths.flags.writeable = False
+    return lengths
+
+
+def _save(kept: KeptTails, key: tuple[str, str], lengths: Lengths) -> None:
+    file = BytesIO()
+    np.save(file, lengths, allow_pickle=False)
+    kept.put(*key, file.getvalue())

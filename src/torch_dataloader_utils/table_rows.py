@@ -21,7 +21,7 @@ from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
-from torch_dataloader_utils.row_lengths import check_rows_fit, narrow_lengths, read_token_counts
+from torch_dataloader_utils.row_lengths import check_rows_fit, read_token_counts
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.stream.ranks import add_over_ranks, from_rank_zero, resolve_ranks
@@ -142,9 +142,12 @@ def wire_lengths(
         return None
     reader = make_reader(read_spec(inventory, options, storage_options, (options.bucket_by,)))
     exchange = add_over_ranks if part[1] > 1 else _alone
-    tokens = read_token_counts(inventory, reader, exchange, threads=options.threads, part=part)
+    with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
+        tokens = read_token_counts(
+            inventory, reader, exchange, threads=options.threads, part=part, on_progress=on_progress
+        )
     check_rows_fit(tokens, inventory, budget, options.bucket_by)
-    return narrow_lengths(tokens)
+    return tokens
 
 
 def _wire_samples(

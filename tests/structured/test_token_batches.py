@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 
 from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.test_state_machine import LoaderMachine
-from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils import IcebergDataset, PadRagged, RowDataset, StructuredDataset, plan_epoch, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.read.reader import Reader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores, on purpose
@@ -357,6 +358,62 @@ def test_an_iceberg_table_with_deletes(tmp_path, deletes):
 def test_refusals(texts, options, match):
     with pytest.raises(ConfigError, match=match):
         load(texts, **options)
+
+
+class TestLengths:
+    """What is read before the first plan, and what is not."""
+
+    @pytest.fixture
+    def reads(self, monkeypatch, tmp_path):
+        """Columns of every read of this process; lengths are kept in a directory of the test."""
+        monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "kept"))
+        reads, read = [], Reader.read
+
+        def noting(self, task, stop_row=None):
+            reads.append(self.spec.columns)
+            return read(self, task, stop_row)
+
+        monkeypatch.setattr(Reader, "read", noting)
+        return reads
+
+    def test_only_the_length_column_is_read_and_once_on_a_host(self, texts, reads):
+        num_groups = sum(map(len, GROUPS))
+        loader = load(texts, bucket_by="length")
+        assert reads == [("length",)] * num_groups
+        again = load(texts, bucket_by="length")
+        assert len(reads) == num_groups
+        assert [rows_of(batch) for batch in again] == [rows_of(batch) for batch in loader]
+        del reads[:]
+        assert RowDataset(texts, length_column="length").lengths.tolist() == list(map(length_of, range(TOTAL)))
+        assert reads == []
+        load(texts, bucket_by="tokens")
+        assert reads == [("tokens",)] * num_groups
+
+    def test_another_file_is_measured_anew(self, reads, tmp_path):
+        path = tmp_path / "texts.parquet"
+        for length in (3, 4):
+            pq.write_table(pa.table({"row": range(10), "length": [length] * 10}), path)
+            loader = load(str(path), bucket_by="length", max_tokens_per_batch=4)
+            assert loader.dataset.planner.lengths.tolist() == [length] * 10
+
+    def test_a_filter_is_never_taken_from_what_was_kept(self, texts, reads):
+        for limit in (50, 60):
+            load(texts, bucket_by="length", filters=pc.field("length").isin(list(range(limit))))
+        assert reads.count(("length",)) == 2 * sum(map(len, GROUPS))
+
+    def test_what_was_kept_and_damaged_is_read_again(self, texts, reads, tmp_path):
+        load(texts, bucket_by="length")
+        for file in (tmp_path / "kept" / "lengths").rglob("*/*"):
+            file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+        del reads[:]
+        load(texts, bucket_by="length")
+        assert len(reads) == sum(map(len, GROUPS))
+
+    def test_can_be_switched_off(self, texts, reads, monkeypatch):
+        monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", "off")
+        load(texts, bucket_by="length")
+        load(texts, bucket_by="length")
+        assert len(reads) == 2 * sum(map(len, GROUPS))
 
 
 class TokenMachine(LoaderMachine):

@@ -96,15 +96,25 @@ def kept_tails() -> KeptTails | None:
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() == "off":
         return None
+    return _at(chosen or _own_directory(), "footers")
+
+
+def kept_lengths() -> KeptTails | None:
+    """This user's row lengths on this host, kept as footers are; None where that is switched off."""
+    chosen = os.environ.get(VARIABLE, "")
+    return None if chosen.lower() == "off" else _at(chosen or _own_directory(), "lengths")
+
+
+_opened: dict[tuple[str, str], KeptTails] = {}
+
+
+def _own_directory() -> str:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return _at(chosen or str(Path(home) / "torch_dataloader_utils"))
+    return str(Path(home) / "torch_dataloader_utils")
 
 
-_opened: dict[str, KeptTails] = {}
-
-
-def _at(root: str) -> KeptTails:
-    return _opened.setdefault(root, KeptTails(Path(root) / "footers"))
+def _at(root: str, kind: str) -> KeptTails:
+    return _opened.setdefault((root, kind), KeptTails(Path(root) / kind))
 
 
 def _sealed(data: bytes) -> bytes:
