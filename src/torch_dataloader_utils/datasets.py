@@ -3,7 +3,6 @@
 discover  →  plan  →  read  →  shape  →  stream
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -16,7 +15,8 @@ from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.planning import EpochPlan, Planner
+from torch_dataloader_utils.plan_warnings import warn_about
+from torch_dataloader_utils.planning import Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
@@ -308,32 +308,6 @@ def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOption
         worker_threads = options.decode_threads or REMOTE_THREADS
         threads = options.decode_threads or max(threads, REMOTE_THREADS)
     return DecodeOptions(threads=threads, budget_bytes=options.budget_bytes, worker_threads=worker_threads)
-
-
-def warn_about(plan: EpochPlan) -> None:
-    """Warn of what a trainer must know before it begins: ranks that differ in steps, rows that come twice."""
-    if plan.is_shared:
-        warnings.warn(
-            f"Split strategy {plan.details.options.strategy} has no rank arguments: each of the "
-            f"{plan.topology.num_ranks} ranks reads every row. Give its generate() num_ranks and rank.",
-            UserWarning,
-            stacklevel=3,
-        )
-    steps = plan.rank_steps
-    if steps is not None and len(set(steps)) > 1:
-        warnings.warn(
-            f'Ranks take different numbers of steps: {min(steps)} to {max(steps)} (rank_sharding="chunks"). A '
-            'collective would wait for ever; use rank_sharding="rows", or join the ranks yourself.',
-            UserWarning,
-            stacklevel=3,
-        )
-    if plan.repeated_rows:
-        warnings.warn(
-            f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: fewer rows are "
-            "left than ranks. Use drop_last=True, or fewer ranks.",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def check_filters(filters: Any) -> None:

@@ -325,6 +325,9 @@ class Planner:
             details = InexactPlan(present=segment, **shared)
         return EpochPlan(inventory=self.inventory, details=details)
 
+    def __str__(self) -> str:
+        return str(self.inventory)
+
     def __reduce__(self) -> tuple[Any, ...]:
         kept = partial(
             Planner, inventory=self.inventory, options=self.options, strategy=self.strategy, lengths=self.lengths

@@ -166,12 +166,13 @@ class Inventory:
         """Live rows of the data set, or UNKNOWN while any group is uncounted."""
         return int(self.groups.live_rows.sum()) if self.rows_are_known else UNKNOWN
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         rows = f"{self.num_rows:,} rows" if self.rows_are_known else "rows not counted"
         filtered = ", filtered" if self.row_filter else ""
-        return (
-            f"<Inventory of {self.source}: {self.num_files:,} files, {self.num_groups:,} row groups, {rows}{filtered}>"
-        )
+        return f"{self.source}: {self.num_files:,} files, {self.num_groups:,} row groups, {rows}{filtered}"
+
+    def __repr__(self) -> str:
+        return f"<Inventory of {self}>"
 
     def task(self, group: int) -> RowGroupTask:
         """The reading task of one row group."""

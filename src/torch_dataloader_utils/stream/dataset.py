@@ -1,11 +1,12 @@
 """The data set as torch sees it: an IterableDataset that plans, remembers its position, and works in any DataLoader."""
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position
@@ -178,8 +179,28 @@ class TableDataset(IterableDataset[Any]):
         """
         return count_batches(self.planner, self.progress.next_position(self.topology), self.rank)
 
+    def __repr__(self) -> str:
+        place = f"rank {self.rank} of {self.topology.num_ranks}, epoch {self.epoch}"
+        return f"<{type(self).__name__} {self.planner}; {place}>"
+
     def __iter__(self) -> Iterator[Any]:
-        """The batches of this rank or, inside a DataLoader worker, that worker's part of them."""
+        """The batches of this rank or, inside a DataLoader worker, that worker's part of them.
+
+        Raises:
+            ConfigError: a DataLoader would make batches of these batches.
+        """
+        # What asks is DataLoader's fetcher, in the trainer and in workers alike. It knows how it will collate, and
+        # nothing else that a data set can see does.
+        asking = sys._getframe(1).f_locals
+        if asking.get("auto_collation") and asking.get("collate_fn") is default_collate:
+            raise ConfigError(
+                f"A DataLoader with a batch_size of its own would make batches of batches: {type(self).__name__} gives "
+                f"batches already, of {self.topology.batch_size} rows. Write DataLoader(dataset, batch_size=None), and "
+                "say batch_size= to the data set; or use create_dataloader."
+            )
+        return self._batches()
+
+    def _batches(self) -> Generator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
         self._follow_shared_epoch()

@@ -13,6 +13,7 @@ from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
@@ -37,6 +38,21 @@ LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - 
 } | {"callbacks"}
 
 
+# These of them say how worker processes do their work.
+_WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+
+
+def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options of worker processes where there are none."""
+    meant = [name for name in _WORKER_OPTIONS if options.get(name)]
+    if num_workers == 0 and meant:
+        raise ConfigError(
+            f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "
+            "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out, "
+            "decode_ahead_bytes= says how far threads read ahead; or pass num_workers=1 or more."
+        )
+
+
 def as_it_is(batch: Any) -> Any:
     """The collate function of a loader whose batches are made where they are read."""
     return batch
@@ -58,6 +74,7 @@ class TableDataLoader(DataLoader[Any]):
     def __init__(
         self, dataset: TableDataset, *, num_workers: int, callbacks: Sequence[LoaderCallback] = (), **options: Any
     ) -> None:
+        check_has_workers(num_workers, options)
         super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
         self._meter = LoaderMeter((*dataset.callbacks, *callbacks))
         # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
@@ -79,6 +96,10 @@ class TableDataLoader(DataLoader[Any]):
                 collate_fn=as_it_is,
                 **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
             )
+
+    def __repr__(self) -> str:
+        engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
+        return f"<TableDataLoader of {self._data.topology.batch_size}-row batches by {engine} from {self._data!r}>"
 
     @property
     def _data(self) -> TableDataset:

@@ -1,0 +1,52 @@
+"""What a trainer must know before it begins: said once, when a loader is made."""
+
+import warnings
+from collections.abc import Iterator
+
+from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils.planning import EpochPlan
+
+
+def warn_about(plan: EpochPlan) -> None:
+    """Warn of ranks that all read everything or differ in steps, of rows that come twice, and of epochs of nothing."""
+    for problem in plan_problems(plan):
+        warnings.warn(problem, UserWarning, stacklevel=3)
+
+
+def plan_problems(plan: EpochPlan) -> Iterator[str]:
+    """What is wrong with a plan, each with what to do; nothing for nearly all plans."""
+    steps, num_ranks = plan.rank_steps, plan.topology.num_ranks
+    if plan.is_shared:
+        yield (
+            f"Split strategy {plan.details.options.strategy} has no rank arguments: each of the {num_ranks} ranks "
+            "reads every row. Give its generate() num_ranks and rank."
+        )
+    if steps is not None and len(set(steps)) > 1:
+        yield (
+            f'Ranks take different numbers of steps: {min(steps)} to {max(steps)} (rank_sharding="chunks"). A '
+            'collective would wait for ever; use rank_sharding="rows", or join the ranks yourself.'
+        )
+    if plan.repeated_rows:
+        yield (
+            f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: fewer rows are "
+            "left than ranks. Use drop_last=True, or fewer ranks."
+        )
+    # Without files somebody has asked for it: allow_empty=True.
+    if plan.inventory.num_files and steps is not None and not any(steps):
+        yield _why_nothing_comes(plan)
+
+
+def _why_nothing_comes(plan: EpochPlan) -> str:
+    inventory, topology = plan.inventory, plan.topology
+    if inventory.num_rows not in (0, UNKNOWN):
+        return (
+            f"The epoch has no steps: drop_last=True leaves out all {inventory.num_rows:,} rows, because "
+            f"{topology.num_ranks} ranks times batch_size={topology.batch_size} need "
+            f"{topology.num_ranks * topology.batch_size:,}. Take smaller batches, fewer ranks, or drop_last=False."
+        )
+    if inventory.row_filter:
+        return (
+            f"The epoch has no steps: no row of {inventory.source} is left by filters={inventory.row_filter}. "
+            "See what values the columns have (tdu head) and correct the filter."
+        )
+    return f"The epoch has no steps: {inventory.source} has no rows. See what is there: tdu scan."

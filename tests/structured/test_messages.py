@@ -1,0 +1,147 @@
+"""What a newcomer is told: the option that differs, the recipe, the epoch of nothing; and what objects print."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from torch_dataloader_utils import RowDataset, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils._core.state import encode_state
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+
+ROWS = 40
+
+
+@pytest.fixture
+def trips(tmp_path: Path) -> Path:
+    """Two files of 20 rows in row groups of 5, below year=2023 and year=2024."""
+    for number, year in enumerate((2023, 2024)):
+        folder = tmp_path / "trips" / f"year={year}"
+        folder.mkdir(parents=True)
+        rows = np.arange(20 * number, 20 * number + 20)
+        table = pa.table({"row": rows, "fare": rows / 2, "tip": rows / 20})
+        pq.write_table(table, folder / "part.parquet", row_group_size=5)
+    return tmp_path / "trips"
+
+
+def load(path: Path, **options):
+    return StructuredDataset.create_dataloader(path, **{"batch_size": 4, **options})[0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "present", "says"),
+    [
+        ({"columns": ["row", "fare"]}, {"columns": ["row"]}, r"columns row, fare, here row\. "),
+        ({}, {"columns": ["row"]}, r"columns all, here row\. "),
+        ({}, {"filters": pc.field("row") > 7}, "filters none, here [0-9a-f]{8}; "),
+        ({}, {"partitioning": "hive"}, "schema"),
+    ],
+)
+def test_a_state_of_other_settings_says_which(trips, saved, present, says):
+    state = load(trips, **saved).state_dict()
+    with pytest.raises(CheckpointMismatchError, match=says):
+        load(trips, **present).load_state_dict(state)
+
+
+def test_a_state_that_was_saved_without_settings_loads_and_misfits_as_before(trips):
+    loader = load(trips, num_workers=0)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert dict(state["settings"])["columns"] == "all"
+    position = loader.dataset.progress.position
+    identity = loader.dataset.planner.identity
+    older = encode_state(replace(identity, settings=()), position)
+    assert "settings" not in older
+    resumed = load(trips)
+    resumed.load_state_dict(older)
+    assert next(iter(resumed))["row"].tolist() == [4, 5, 6, 7]
+    with pytest.raises(CheckpointMismatchError, match=r"its data fingerprint is '[0-9a-f]{32}'"):
+        load(trips, columns=["row"]).load_state_dict(older)
+
+
+def test_a_state_of_many_columns_stays_small(tmp_path):
+    names = [f"a_rather_long_column_name_{number}" for number in range(300)]
+    pq.write_table(pa.table({name: [1.0] for name in names}), tmp_path / "wide.parquet")
+    state = load(tmp_path, columns=names).state_dict()
+    assert len(dict(state["settings"])["columns"]) < 120
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"prefetch_factor": 4}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}, {"timeout": 9}],
+)
+def test_options_of_worker_processes_without_any_say_so(trips, option):
+    with pytest.raises(ConfigError, match=f"{next(iter(option))}=.* is for worker processes.*num_workers=1"):
+        load(trips, **option)
+    assert len(load(trips, num_workers=1, transform=None, **option)) == ROWS // 4
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_batches_of_batches_are_refused_with_the_recipe(trips, loader_class, num_workers, output_format):
+    dataset = StructuredDataset(trips, batch_size=4, output_format=output_format)
+    with pytest.raises(ConfigError, match=r"batches of batches.*batch_size=None"):
+        next(iter(loader_class(dataset, batch_size=4, num_workers=num_workers)))
+    assert len(next(iter(loader_class(dataset, batch_size=None, num_workers=num_workers)))["row"]) == 4
+
+
+def test_whoever_collates_batches_knows_what_they_are(trips):
+    dataset = StructuredDataset(trips, batch_size=4)
+    (batch,) = next(iter(DataLoader(dataset, batch_size=1, collate_fn=list)))
+    assert batch.num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"filters": pc.field("row") > 1000}, r"no row of .* is left by filters=\(row > 1000\)"),
+        ({"filters": pc.field("fare") == 0.25}, "is left by filters="),
+        ({"drop_last": True, "batch_size": 41}, "drop_last=True leaves out all 40 rows.*need 41"),
+        ({"drop_last": True, "batch_size": 21, "num_ranks": 2}, "2 ranks times batch_size=21 need 42"),
+    ],
+)
+def test_an_epoch_of_nothing_warns_with_the_reason(trips, options, says):
+    with pytest.warns(UserWarning, match=says):
+        assert len(load(trips, **options)) == 0
+
+
+def test_files_without_rows_warn(tmp_path):
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "a.parquet")
+    with pytest.warns(UserWarning, match="has no rows"):
+        assert list(load(tmp_path)) == []
+
+
+def test_objects_print_what_they_are(trips):
+    inventory = scan_files(trips)
+    rows = f"{trips}: 2 files, 8 row groups, 40 rows"
+    assert repr(inventory) == f"<Inventory of {rows}>"
+    plan = plan_epoch(inventory, num_ranks=3, num_workers=2, batch_size=4, epoch=7, drop_last=True)
+    assert repr(plan) == (
+        "<EpochPlan: epoch 7, 3 ranks x 2 workers, batch_size=4, 36 rows, 3 steps, 4 rows dropped; explain() says more>"
+    )
+    loader, dataset = StructuredDataset.create_dataloader(trips, batch_size=4, num_ranks=2, rank=1)
+    assert repr(dataset) == f"<StructuredDataset {rows}; rank 1 of 2, epoch 0>"
+    assert repr(loader) == f"<TableDataLoader of 4-row batches by threads from {dataset!r}>"
+    assert "2 worker processes" in repr(load(trips, num_workers=2))
+    assert repr(RowDataset(trips)) == f"<RowDataset {rows}>"
+
+
+def test_what_is_not_counted_is_not_claimed(trips):
+    loader = load(trips, filters=pc.field("fare") == 1.5, count_rows=False)
+    assert "rows not counted, filtered" in repr(loader)
+    assert "row counts unknown" in repr(loader.plan)
+
+
+def test_what_is_printed_holds_no_secret(trips):
+    secret = {"key": "canary-1234"}
+    loader, dataset = StructuredDataset.create_dataloader(trips, storage_options=secret)
+    assert "canary" not in f"{loader!r} {dataset!r} {loader.plan!r} {loader.plan.inventory!r}"
