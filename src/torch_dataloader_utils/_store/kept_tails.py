@@ -1,8 +1,8 @@
 """Footers, and row lengths, that were read once on this host: kept for its other processes and for the next job.
 
-One file a footer (or the lengths of one data set), named by a hash of (path, identity), so that a replaced data file never finds an old footer.
-Only this user can read them. They appear whole or not at all, carry a checksum, and are a convenience: whatever
-goes wrong here costs a request, never a row.
+One file a footer (or the lengths of one data set), named by a hash of (path, identity), so that a replaced data file
+never finds an old footer. Only this user can read them. They appear whole or not at all, carry a checksum, and are a
+convenience: whatever goes wrong here costs a request, never a row.
 """
 
 import logging
