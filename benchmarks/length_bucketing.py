@@ -1,4 +1,4 @@
-"""How much padding `bucket_by` saves on lognormal lengths, and what it costs; the same for `TokenBatchSampler`.
+"""How much padding `bucket_by` saves on lognormal lengths, and what it costs; the same under a token budget.
 
 Padding is the share of padded batches that is no data: 1 − Σ lengths / Σ (rows · longest of the batch). All figures
 come from loaders over real Parquet files, after every row was seen exactly once; the cost is CPU time, the best of
@@ -30,12 +30,12 @@ EPOCH = 0
 
 
 def write_texts(folder: Path, lengths: np.ndarray, files: int, group_rows: int) -> None:
-    """Token lists of these lengths, as int32, and their row numbers."""
+    """Token lists of these lengths, as int32, their lengths and their row numbers."""
     bounds = np.linspace(0, len(lengths), files + 1).astype(int)
     for number, (start, stop) in enumerate(pairwise(bounds)):
         offsets = np.concatenate([[0], np.cumsum(lengths[start:stop])]).astype(np.int64)
         tokens = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.ones(offsets[-1], np.int32)))
-        table = pa.table({"row": np.arange(start, stop), "tokens": tokens})
+        table = pa.table({"row": np.arange(start, stop), "tokens": tokens, "length": lengths[start:stop]})
         pq.write_table(table, folder / f"part-{number:03}.parquet", row_group_size=group_rows, use_dictionary=False)
 
 
@@ -64,10 +64,10 @@ def read_all(loader: Any) -> list[np.ndarray]:
     return [batch["row"].numpy() for batch in loader]
 
 
-def plan_next_epoch(sampler: TokenBatchSampler) -> int:
-    """Makes the batches of an epoch that the sampler has not made before."""
-    sampler.set_epoch(time.perf_counter_ns())
-    return len(sampler)
+def plan_next_epoch(batches: Any) -> int:
+    """Plans an epoch that this loader or sampler has not planned before."""
+    batches.set_epoch(time.perf_counter_ns())
+    return len(batches)
 
 
 def resumed_elsewhere(open_loader: Callable[..., Any], lengths: np.ndarray) -> float:
@@ -107,17 +107,9 @@ def main() -> None:
         inventory = scan_files(name)
 
         def open_loader(window_batches: int, bucket_by: str | None, **more: Any) -> Any:
-            return StructuredDataset.create_dataloader(
-                name,
-                inventory=inventory,
-                batch_size=size,
-                num_workers=0,
-                shuffle=True,
-                split_rows=2048,
-                shuffle_rows=window_batches * size,
-                bucket_by=bucket_by,
-                **more,
-            )[0]
+            defaults = {"inventory": inventory, "batch_size": size, "num_workers": 0, "shuffle": True}
+            windows = {"split_rows": 2048, "shuffle_rows": window_batches * size, "bucket_by": bucket_by}
+            return StructuredDataset.create_dataloader(name, **{**defaults, **windows, **more})[0]
 
         plain, steps = padded_share(lengths, read_all(open_loader(1024, None)))
         print(f"{'shuffled rows':<34} {100 * plain:6.2f} % padding, {steps} batches")
@@ -133,6 +125,15 @@ def main() -> None:
         for batches in (64, 256):
             share = resumed_elsewhere(partial(open_loader, batches, "tokens"), lengths)
             print(f"{f'  {batches}: rest of an epoch, 2 to 3 ranks':<34} {100 * share:6.2f} % padding")
+        budget = {"max_tokens_per_batch": max(options.max_tokens, int(lengths.max())), "batch_size": 1 << 20}
+        for batches in (64, 256, 2048):
+            loader = open_loader(batches, "length", **budget)
+            share, steps = padded_share(lengths, read_all(loader))
+            (seconds,) = cpu_seconds([partial(plan_next_epoch, loader)])
+            print(
+                f"{f'stream by tokens, windows of {batches * size} rows':<42} {100 * share:6.2f} % padding, "
+                f"{steps} batches, {seconds:.2f} s to plan an epoch"
+            )
     for window_rows in (64 * size, 256 * size, None):
         sampler = TokenBatchSampler(
             np.minimum(lengths, options.max_tokens), options.max_tokens, window_rows=window_rows
@@ -140,7 +141,7 @@ def main() -> None:
         share, steps = padded_share(lengths, (np.array(batch) for batch in sampler))
         (seconds,) = cpu_seconds([partial(plan_next_epoch, sampler)])
         print(
-            f"{f'by tokens, windows of {window_rows} rows':<34} {100 * share:6.2f} % padding, {steps} batches, "
+            f"{f'sampler by tokens, windows of {window_rows} rows':<42} {100 * share:6.2f} % padding, {steps} batches, "
             f"{seconds:.2f} s to plan an epoch"
         )
 
