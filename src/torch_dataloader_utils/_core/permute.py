@@ -41,5 +41,17 @@ def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: i
 
     Source: argsort (stable, so equal words keep their order) of `random_words`.
     """
-    words = random_words(count, seed=seed, epoch=epoch, purpose=purpose, index=index)
-    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    return stable_order(random_words(count, seed=seed, epoch=epoch, purpose=purpose, index=index))
+
+
+def stable_order(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The stable argsort of `words`, int64, same shape.
+
+    numpy's unstable sort is five times as fast, and the same if no two words are equal: among 65,536 random words two
+    are equal once in 2^33 times.
+    """
+    order = np.argsort(words)
+    ascending = words[order]
+    if (ascending[1:] == ascending[:-1]).any():
+        order = np.argsort(words, kind="stable")
+    return order.astype(np.int64, copy=False)

@@ -85,9 +85,10 @@ def take_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor, 
 class Gatherer:
     """Gathers the columns of several blocks, one column at a time, by one order: int64, shape [rows].
 
-    The parts of a column are first joined in a scratch tensor that all columns of a dtype share. That copy is
-    sequential and leaves one column (256 KiB for 65,536 float32) in the cache for the random reads, which makes it
-    2 to 3 times as fast as scattering from each part.
+    The parts of a column are first joined in a scratch tensor that all columns of a dtype share, one part alone too
+    unless few of its rows are wanted. That copy is sequential and leaves one column (256 KiB for 65,536 float32) in the
+    cache for the random reads, which makes it 2 to 3 times as fast as scattering from each part, and 1.6 times as
+    gathering from one.
     """
 
     def __init__(self, order: Tensor) -> None:
@@ -102,7 +103,7 @@ class Gatherer:
         return gathered
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        if len(parts) == 1:
+        if len(parts) == 1 and len(self.order) < len(parts[0]) // 2:
             return parts[0]
         dtype, shape = parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:])
         count = prod(shape)

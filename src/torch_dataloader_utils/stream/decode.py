@@ -1,5 +1,6 @@
 """Decoding ahead: row groups to blocks in a pool of threads, in the order a lane needs them, under a byte budget."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Decoder:
     def lane(self, units: Units) -> "LaneBlocks":
         """The blocks of one lane."""
         uses = group_uses(units, self._work.group_start, self._work.group_stop)
-        return LaneBlocks(self, uses, exact=self._work.exact)
+        return LaneBlocks(self, uses, len(units), exact=self._work.exact)
 
     def has_room(self, group: int) -> bool:
         """Whether the budget allows to decode one more row group ahead."""
@@ -62,6 +63,10 @@ class Decoder:
         """Start decoding a row group."""
         self._held_bytes += self.group_bytes(group)
         return self._pool.submit(self._decode, group, stop_row)
+
+    def run(self, job: Callable[[], Block]) -> "Future[Block]":
+        """Start a job that needs row groups which were submitted before it."""
+        return self._pool.submit(job)
 
     def release(self, group: int) -> None:
         """Give the budget of a row group back: no later unit of its lane needs it."""
@@ -85,7 +90,7 @@ class Decoder:
 class LaneBlocks:
     """The blocks of one lane's row groups: each decoded once, kept from its first use to its last."""
 
-    def __init__(self, decoder: Decoder, uses: GroupUses, *, exact: bool) -> None:
+    def __init__(self, decoder: Decoder, uses: GroupUses, num_units: int, *, exact: bool) -> None:
         self._decoder = decoder
         self._exact = exact
         groups, first, number = np.unique(uses.group, return_index=True, return_inverse=True)
@@ -94,6 +99,7 @@ class LaneBlocks:
         stop = np.zeros(len(groups), dtype=np.int64)
         np.maximum.at(stop, number, uses.stop)
         self.uses = uses
+        self._use_of_unit = np.searchsorted(uses.unit, np.arange(num_units + 1), side="left").tolist()
         self._last_use = dict(zip(groups.tolist(), last.tolist(), strict=True))
         self._stop_row = dict(zip(groups.tolist(), stop.tolist(), strict=True))
         self._waiting = groups[np.argsort(first)].tolist()[::-1]
@@ -105,16 +111,50 @@ class LaneBlocks:
             self._start()
 
     def take(self, use: int) -> Block:
-        """The rows of one use of a row group (all it has, where counts are not known); to be taken in order."""
+        """The rows of one use of a row group; to be taken in order."""
         group = int(self.uses.group[use])
+        pending = self._begun(group)
+        self.prefetch()
+        block = self._cut(use, self.wait(pending))
+        self.finish(range(use, use + 1))
+        return block
+
+    def ask(self, use: int) -> Callable[[], Block]:
+        """Begin with the row group of a use; the call gives its rows, in whatever thread, and waits for them."""
+        pending = self._begun(int(self.uses.group[use]))
+        return lambda: self._cut(use, pending.result())
+
+    def run(self, job: Callable[[], Block]) -> "Future[Block]":
+        """Let a decoding thread do a job over rows that were asked for."""
+        return self._decoder.run(job)
+
+    def wait(self, pending: "Future[Block]") -> Block:
+        """What a decoding thread gives; counted as a stall if it is not there yet."""
+        return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
+
+    def has_begun(self, uses: range) -> bool:
+        """Whether decoding of all these uses has begun, so that asking for them takes no more of the budget."""
+        return all(int(self.uses.group[use]) in self._pending for use in uses)
+
+    def finish(self, uses: range) -> None:
+        """These uses were taken; a row group whose last use is among them gives its budget back."""
+        for use in uses:
+            group = int(self.uses.group[use])
+            if self._last_use[group] == use:
+                del self._pending[group]
+                self._decoder.release(group)
+
+    def uses_of(self, unit: int) -> range:
+        """The uses of row groups that one unit of the lane has."""
+        return range(self._use_of_unit[unit], self._use_of_unit[unit + 1])
+
+    def _begun(self, group: int) -> "Future[Block]":
         while group not in self._pending:
             self._start()
-        self.prefetch()
-        pending = self._pending[group]
-        whole = pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
-        if self._last_use[group] == use:
-            del self._pending[group]
-            self._decoder.release(group)
+        return self._pending[group]
+
+    def _cut(self, use: int, whole: Block) -> Block:
+        """The rows of a use; all that the row group has, where counts are not known."""
         if not self._exact:
             return whole
         start, stop = int(self.uses.start[use]), int(self.uses.stop[use])

@@ -1,16 +1,12 @@
 """One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
 
 from collections.abc import Iterator
-from typing import cast
 
-import numpy as np
-
-from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
-from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.decode import LaneBlocks
+from torch_dataloader_utils.stream.windows import LaneWindows
 
 
 class LaneReader:
@@ -19,12 +15,9 @@ class LaneReader:
     def __init__(
         self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
     ) -> None:
-        self._program = program
         self._units = units
         self._blocks = blocks
-        self._shaper = shaper
-        self._exact = exact
-        self._use_of_unit = np.searchsorted(blocks.uses.unit, np.arange(len(units) + 1), side="left").tolist()
+        self._windows = LaneWindows(program, units, blocks, shaper, exact=exact)
         self._source = self._unit_blocks()
         self._current: Block | None = None
         self._offset = 0
@@ -78,29 +71,14 @@ class LaneReader:
     def _unit_blocks(self) -> Iterator[Block]:
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
-            uses = range(self._use_of_unit[unit], self._use_of_unit[unit + 1])
+            uses = self._blocks.uses_of(unit)
             if self._units.window[unit] == PLAIN:
                 for self._use in uses:
                     yield self._blocks.take(self._use)
+            elif self._units.windows.permuted:
+                yield self._windows.take(unit)
             else:
-                blocks = [self._blocks.take(use) for use in uses]
-                found = sum(block.num_rows for block in blocks)
-                yield self._window(unit, blocks, int(self._units.stop[unit]) if self._exact else found)
+                block = self._blocks.take(uses.start)
+                yield block.slice(min(int(self._units.start[unit]), block.num_rows), block.num_rows)
             self._use = max(uses.stop - 1, 0)
         self.cursor = (len(self._units), 0)
-
-    def _window(self, unit: int, blocks: list[Block], stop: int) -> Block:
-        """Positions [start, stop) of a window, gathered in its order."""
-        start = int(self._units.start[unit])
-        if not self._units.windows.permuted:
-            return blocks[0].slice(min(start, stop), stop)
-        return self._shaper.gather(blocks, self._order(unit, blocks)[start:stop])
-
-    def _order(self, unit: int, blocks: list[Block]) -> Int64s:
-        key = int(self._units.windows.keys[self._units.window[unit]])
-        program = self._program
-        if program.by_length is not None:
-            lengths = np.concatenate([block.lengths for block in cast("list[MeasuredBlock]", blocks)])
-            return program.by_length.order(lengths, seed=program.seed, epoch=program.epoch, index=key)
-        rows = sum(block.num_rows for block in blocks)
-        return permutation(rows, seed=program.seed, epoch=program.epoch, purpose=Purpose.WINDOW, index=key)
