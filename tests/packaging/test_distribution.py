@@ -84,3 +84,38 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         [sys.executable, "-c", IMPORT], cwd=ROOT, check=True, timeout=60, stdout=subprocess.PIPE, text=True
     )
     assert done.stdout.split()[1] == "[]"
+
+
+WITHOUT_PANDAS = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "pandas":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from datetime import datetime
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch_dataloader_utils import StructuredDataset, pack_tokens
+
+table = pa.table({"i": pa.array([1, None], pa.uint16()), "b": [True, None], "f": [0.5, None], "l": [[1], [2, 3]],
+                  "t": [datetime(2024, 1, 1), None], "s": ["a", None]})
+pq.write_table(table, "a.parquet")
+for output_format in ("torch", "numpy", "arrow", "dict"):
+    nulls = None if output_format in ("arrow", "dict") else {"fill": 0}
+    loader, _ = StructuredDataset.create_dataloader("a.parquet", output_format=output_format, nulls=nulls)
+    assert len(next(iter(loader))["i"]) == 2
+loader, _ = StructuredDataset.create_dataloader("a.parquet", pack=pack_tokens("l", 2))
+assert len(list(loader)) == 1
+print("pandas" in sys.modules)
+"""
+
+
+def test_nothing_needs_pandas_which_is_no_dependency(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PANDAS], cwd=tmp_path, timeout=120, capture_output=True, text=True
+    )
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr

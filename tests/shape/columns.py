@@ -68,7 +68,7 @@ def numbers(element: pa.DataType) -> st.SearchStrategy[Any]:
         return st.integers(0, 86_399)
     if element in TEMPORAL:
         return st.integers(-100_000, 100_000)
-    info = np.iinfo(element.to_pandas_dtype())
+    info = np.iinfo(str(element))  # not to_pandas_dtype(), which needs pandas
     return st.integers(int(info.min), int(info.max))
 
 

@@ -75,8 +75,10 @@ def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
         return np.dtype(f"timedelta64[{element.unit}]")
     if pt.is_date(element):
         return np.dtype("datetime64[D]" if pt.is_date32(element) else "datetime64[ms]")
-    dtype: np.dtype[Any] = np.dtype(raw_type(element).to_pandas_dtype())
-    return dtype
+    raw = raw_type(element)
+    # Not to_pandas_dtype(), which imports pandas.
+    kind = "f" if pt.is_floating(raw) else "u" if pt.is_unsigned_integer(raw) else "i"
+    return np.dtype(f"{kind}{raw.bit_width // 8}")
 
 
 def classify(arrow: pa.DataType) -> ColumnType:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from torch_dataloader_utils.shape.arrow_types import decoded_type, raw_type
+from torch_dataloader_utils.shape.arrow_types import decoded_type, numpy_dtype, raw_type
 
 Bools = npt.NDArray[np.bool_]
 
@@ -33,7 +33,7 @@ class RawNumbers:
         """The values with `value` in the place of nulls; no copy if there are none."""
         if self.valid is None:
             return self.values
-        dtype = np.dtype(self.values.type.to_pandas_dtype())
+        dtype = numpy_dtype(self.values.type)
         start, count = self.values.offset, len(self.values)
         # Memory of Arrow's pool: fresh pages would cost more than the copy, see `memory`.
         numbers = np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)

@@ -64,7 +64,7 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
             f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text, tokenize "
             "first (torch_dataloader_utils.tokens.build_corpus does)."
         )
-    largest = np.iinfo(arrow.value_type.to_pandas_dtype()).max
+    largest = (1 << (arrow.value_type.bit_width - pa.types.is_signed_integer(arrow.value_type))) - 1
     for name, value in (("eod", packing.eod or 0), ("pad_id", packing.pad_id)):
         if value > largest:
             raise ConfigError(f"pack_tokens: {name}={value} does not fit the column's {arrow.value_type} tokens.")
