@@ -104,3 +104,14 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match="two columns are called 'x'"):
         scan_files(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"filters": pc.field("year") == 2024}, {"columns": ["row", "year"]}])
+def test_a_column_that_only_paths_have_is_told_how_to_be_read(tmp_path, options):
+    write_parquet(tmp_path / "year=2024" / "a.parquet", 0, [5])
+    with pytest.raises(ConfigError, match=r'Paths have year=\.\.\.: pass partitioning="hive"'):
+        scan_files(tmp_path, **options)
+    assert scan_files(tmp_path, partitioning="hive", **options).num_rows == 5
+    with pytest.raises(ConfigError) as caught:
+        scan_files(tmp_path, filters=pc.field("years") == 2024)
+    assert "Paths have" not in str(caught.value)

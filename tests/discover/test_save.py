@@ -54,7 +54,7 @@ def test_partition_values_keep_their_types(tmp_path):
     for key in ("2024-01-01", "__HIVE_DEFAULT_PARTITION__"):
         path = tmp_path / "d" / f"day={key}" / "a.parquet"
         write_parquet(path, 0, [2])
-        table = pq.read_table(path).append_column("day", pa.array([None, None], pa.date32()))
+        table = pq.ParquetFile(path).read().append_column("day", pa.array([None, None], pa.date32()))
         pq.write_table(table, path)
     inventory = scan_files(tmp_path / "d", partitioning="hive", columns=["row"])
     save_inventory(inventory, tmp_path / "i")

@@ -19,7 +19,7 @@ from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, none_left, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
-from torch_dataloader_utils.discover.hive import parse_partitions, partition_values, type_partitions
+from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, partition_values, type_partitions
 from torch_dataloader_utils.discover.parallel import Executor, map_in_order, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import filter_columns, judge_partitions
@@ -113,8 +113,12 @@ def scan_files(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Frame:
-    """What the first good file and the paths say of the whole; scans by file that need no other read."""
+    """What the first good file and the paths say of the whole; scans by file that need no other read.
 
+    hint: what to do about names that are no columns, for messages.
+    """
+
+    hint: Callable[[str], str]
     first_path: str
     file_schema: pa.Schema
     schema: pa.Schema
@@ -144,8 +148,10 @@ def _frame(
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
         partitions, fields = type_partitions(texts, file_schema, first_path)
     schema = dataset_schema(file_schema, fields)
-    check_columns(request.columns or (), schema, "columns")
+    hint = partial(hive_hint, [first_path] if partitioning is None else [], files.root)
+    check_columns(request.columns or (), schema, "columns", hint)
     return _Frame(
+        hint=hint,
         first_path=first_path,
         file_schema=file_schema,
         schema=schema,
@@ -172,7 +178,7 @@ def _with_filter(
     request = replace(request, text_schema=frame.file_schema)
     if filters is None:
         return request, np.full(num_files, Verdict.IN, dtype=np.int64)
-    used = filter_columns(filters, frame.schema)
+    used = filter_columns(filters, frame.schema, frame.hint(str(filters)))
     verdicts = judge_partitions(filters, used, frame.schema, frame.partitions, num_files)
     if used and set(used) <= {field.name for field in frame.fields}:
         return request, verdicts
