@@ -1,8 +1,7 @@
 """The permuted windows of one lane: gathered in the decoding threads, ahead of the trainer."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -12,6 +11,9 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.decode import LaneBlocks
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # Windows gathered beside the one that the trainer has; part of the documented memory of a rank.
 _WINDOWS_AHEAD = 2
