@@ -76,7 +76,7 @@ def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
     if pt.is_date(element):
         return np.dtype("datetime64[D]" if pt.is_date32(element) else "datetime64[ms]")
     raw = raw_type(element)
-    # Not to_pandas_dtype(), which imports pandas.
+    # Not to_pandas_dtype(), which needs pandas with older versions of pyarrow.
     kind = "f" if pt.is_floating(raw) else "u" if pt.is_unsigned_integer(raw) else "i"
     return np.dtype(f"{kind}{raw.bit_width // 8}")
 
