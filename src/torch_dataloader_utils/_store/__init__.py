@@ -21,6 +21,7 @@ from torch_dataloader_utils._store.interface import (
 )
 from torch_dataloader_utils._store.local import LocalStore
 from torch_dataloader_utils._store.open import open_store
+from torch_dataloader_utils._store.publish import publish
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret
@@ -47,5 +48,6 @@ __all__ = [
     "coalesce",
     "has_credentials",
     "open_store",
+    "publish",
     "redact",
 ]

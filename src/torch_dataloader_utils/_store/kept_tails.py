@@ -7,10 +7,11 @@ convenience: whatever goes wrong here costs a request, never a row.
 
 import logging
 import os
-import tempfile
+import random
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 
 from torch_dataloader_utils._store.interface import Buffer
@@ -27,6 +28,8 @@ _MOST_BYTES = 1 << 30
 _PUTS_BETWEEN_SWEEPS = 4096
 _STALE_SECONDS = 3600
 
+_numbers = count()
+
 
 class KeptTails:
     """The footers below one directory, which is made on the first `put`."""
@@ -34,7 +37,8 @@ class KeptTails:
     def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._root = root
         self._most_bytes = most_bytes
-        self._puts = 0
+        # Short jobs are to sweep too, but not each of them: a look at a million files takes seconds.
+        self._puts = random.SystemRandom().randrange(_PUTS_BETWEEN_SWEEPS)
 
     def get(self, path: str, identity: str) -> bytes | None:
         """The footer of this version of the file, if it is here and whole."""
@@ -54,20 +58,34 @@ class KeptTails:
         """Keep a footer; one that cannot be written is not kept."""
         place = self._place(path, identity)
         try:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
+            descriptor, name = self._created(place)
             try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(_sealed(bytes(data)))
-                os.replace(name, place)  # noqa: PTH105 - pairs with mkstemp
+                try:
+                    _write_all(descriptor, _sealed(bytes(data)))
+                finally:
+                    os.close(descriptor)
+                os.replace(name, place)  # noqa: PTH105 - one call a footer; Path is slower
             except BaseException:
-                os.unlink(name)  # noqa: PTH108
+                Path(name).unlink(missing_ok=True)
                 raise
+            self._puts += 1
             if self._puts % _PUTS_BETWEEN_SWEEPS == 0:
                 self._sweep()
-            self._puts += 1
         except OSError as error:
             _log.debug("a footer is not kept in %s: %s", self._root, error)
+
+    def _created(self, place: Path) -> tuple[int, str]:
+        """A new file beside `place`, open for writing, and its name.
+
+        The directory is this user's alone, so that names need not be hard to guess, only new.
+        """
+        name = f"{place}.{os.getpid()}-{next(_numbers)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            return os.open(name, flags, 0o600), name
+        except FileNotFoundError:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(name, flags, 0o600), name
 
     def _place(self, path: str, identity: str) -> Path:
         name = blake2b(f"{path}\0{identity}".encode(), digest_size=20).hexdigest()
@@ -119,3 +137,10 @@ def _at(root: str, kind: str) -> KeptTails:
 
 def _sealed(data: bytes) -> bytes:
     return _MAGIC + blake2b(data, digest_size=_DIGEST_BYTES).digest() + data
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    # A nearly full disk takes a part and says so only at the next write.
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]

@@ -8,7 +8,6 @@ docs/design/0003-inventory.md has it.
 import base64
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact
+from torch_dataloader_utils._store import Secret, has_credentials, open_store, publish, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
@@ -161,18 +160,8 @@ def _check(inventory: Inventory, path: str) -> None:
 
 
 def _write_local(table: pa.Table, target: Path) -> None:
-    # A reader sees the old file or the new one, never a part.
     try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                pq.write_table(table, file, compression="zstd", use_dictionary=False)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        publish(target, lambda file: pq.write_table(table, file, compression="zstd", use_dictionary=False))
     except OSError as error:
         raise StoreError(
             f"{target}: cannot write the inventory ({error}). Choose a directory that can be written."

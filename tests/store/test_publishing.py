@@ -1,0 +1,179 @@
+"""What is written to this host's disk: whole or absent, whatever dies or fills up, and whoever else writes."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_dataloader_utils._store.kept_tails import KeptTails
+
+ROOT = Path(__file__).parents[2]
+FOOTER = bytes(range(256)) * 8
+
+
+def run(script: str, *arguments: object) -> str:
+    """A script in a process of its own: forks are made there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+def test_a_footer_is_found_by_its_own_file_and_version_only(tmp_path: Path) -> None:
+    tails = KeptTails(tmp_path / "footers")
+    tails.put("s3://b/a", "one", FOOTER)
+    assert tails.get("s3://b/a", "one") == FOOTER
+    assert tails.get("s3://b/a", "two") is None
+    assert tails.get("s3://b/b", "one") is None
+    (path,) = files(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_footer_that_is_cut_or_flipped_anywhere_is_not_used(tmp_path: Path) -> None:
+    tails = KeptTails(tmp_path)
+    tails.put("a", "one", FOOTER[:100])
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert tails.get("a", "one") is None
+        path.write_bytes(whole[:size] + bytes([whole[size] ^ 4]) + whole[size + 1 :])
+        assert tails.get("a", "one") is None
+
+
+def test_a_link_in_the_place_of_a_footer_is_not_followed(tmp_path: Path) -> None:
+    tails = KeptTails(tmp_path / "footers")
+    tails.put("a", "one", FOOTER)
+    (path,) = files(tmp_path)
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    assert tails.get("a", "one") is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes where nobody else may")
+def test_a_directory_that_cannot_be_written_keeps_nothing_and_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "footers").mkdir(mode=0o500)
+    KeptTails(tmp_path / "footers").put("a", "one", FOOTER)
+    assert files(tmp_path) == []
+
+
+def test_a_file_in_the_place_of_the_directory_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "footers").write_text("in the way")
+    tails = KeptTails(tmp_path / "footers")
+    tails.put("a", "one", FOOTER)
+    assert tails.get("a", "one") is None
+
+
+KEEP = """
+import sys
+from pathlib import Path
+from tests.faults.crash_points import crash_everywhere, fill_disk_everywhere
+from torch_dataloader_utils._store.kept_tails import KeptTails
+root, data = Path(sys.argv[1]), bytes(range(256)) * 8
+
+def check():
+    found = KeptTails(root).get("a", "one")
+    assert found in (None, data), found
+
+def put():
+    KeptTails(root).put("a", "one", data)
+"""
+
+
+def test_a_crash_at_any_point_leaves_a_whole_footer_or_none(tmp_path: Path) -> None:
+    root = tmp_path / "crash-here"
+    script = KEEP + "print(crash_everywhere(put, check), KeptTails(root).get('a', 'one') == data)"
+    steps, is_kept = run(script, root).split()
+    assert int(steps) >= 3
+    assert is_kept == "True"
+
+
+def test_a_full_disk_leaves_a_whole_footer_or_nothing(tmp_path: Path) -> None:
+    script = KEEP + "fill_disk_everywhere(put, check, range(0, 2000, 400)); fill_disk_everywhere(put, check, range(1))"
+    run(script, tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    tails = KeptTails(tmp_path, most_bytes=20_000)
+    tails.put("first", "one", FOOTER)
+    left = files(tmp_path)[0].with_name("cut.1-1.tmp")
+    left.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    for number in range(2 * 4096):
+        tails.put(f"{number}", "one", b"x")
+        if not left.exists():
+            break
+    assert not left.exists()
+
+
+def test_many_processes_that_keep_the_same_footers_see_whole_ones_only(tmp_path: Path) -> None:
+    script = (
+        KEEP
+        + """
+import os
+children = []
+for child in range(4):
+    pid = os.fork()
+    if pid == 0:
+        tails = KeptTails(root)
+        for number in range(200):
+            key = str(number % 7)
+            tails.put(key, "one", data + key.encode())
+            assert tails.get(key, "one") == data + key.encode()
+        os._exit(0)
+    children.append(pid)
+assert all(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 for pid in children)
+"""
+    )
+    run(script, tmp_path)
+    assert len(files(tmp_path)) == 7
+
+
+SAVE = """
+import sys
+from pathlib import Path
+from tests.discover.test_save import made, same
+from tests.faults.crash_points import crash_everywhere, fill_disk_everywhere
+from torch_dataloader_utils.discover import load_inventory, save_inventory
+from torch_dataloader_utils.errors import StoreError
+root = Path(sys.argv[1])
+root.mkdir(exist_ok=True)
+old, new, seen = made(2, 3), made(5, 4), []
+save_inventory(old, root / "i")
+
+def check():
+    found = load_inventory(root / "i")
+    assert same(found, old) or same(found, new)
+    seen.append(same(found, new))
+
+def save():
+    save_inventory(new, root / "i")
+"""
+
+
+def test_a_crash_at_any_point_of_saving_leaves_the_old_inventory_or_the_new_one(tmp_path: Path) -> None:
+    root = tmp_path / "crash-here"
+    steps, last = run(SAVE + "print(crash_everywhere(save, check), seen[-1])", root).split()
+    assert int(steps) >= 3
+    assert last == "True"
+    assert [path.name for path in files(root)] == ["i"]  # the last one swept what the others had left
+
+
+def test_a_full_disk_leaves_the_old_inventory_and_is_told(tmp_path: Path) -> None:
+    root = tmp_path / "full"
+    run(SAVE + "fill_disk_everywhere(save, check, range(0, 2000, 500)); assert not any(seen)", root)
+    assert [path.name for path in files(root)] == ["i"]
