@@ -8,14 +8,15 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
-from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
+from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
 
 ItemT = TypeVar("ItemT")
 ItemT_co = TypeVar("ItemT_co", covariant=True)
 
 _STATE_VERSION = 1
+_ORDERING_KEYS = ("version", "seed", "buffer_size", "pack_size", "total_items")
 
 
 @runtime_checkable
@@ -126,14 +127,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         Raises:
             CheckpointMismatchError: a state under which the order would be another one.
         """
-        mine = self.state_dict()
-        fixed = ("version", "seed", "buffer_size", "pack_size", "total_items")
-        if state_dict.keys() != mine.keys() or any(state_dict[key] != mine[key] for key in fixed):
-            saved = {key: state_dict.get(key) for key in fixed}
-            raise CheckpointMismatchError(
-                f"The state is of another order: saved with {saved} and keys {sorted(state_dict)}, this data set has "
-                f"{ ({key: mine[key] for key in fixed}) } and keys {sorted(mine)}. Load it with the saved options."
-            )
+        check_fits(state_dict, self.state_dict(), _ORDERING_KEYS, problem="The state is of another order")
         self._epoch.value = state_dict["epoch"]
         load_nested_state("base_dataset", self._base_dataset, state_dict)
 

@@ -6,7 +6,7 @@ Source of the orders: `IterableDatasetShard` and `BatchSamplerShard` of accelera
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,8 @@ class StridedLayout:
                 return groups
             case Tail.PAD:
                 return groups + (rest > 0)
+            case _:
+                assert_never(self.tail)
 
     def length(self, total: int) -> int:
         """Items of this shard; never negative, and over all shards exactly `total` with `Tail.KEEP`."""

@@ -8,12 +8,13 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
-from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
 
 ItemT = TypeVar("ItemT")
 
 _STATE_VERSION = 1
+_SHARDING_KEYS = ("version", "total_shards", "indexing_mode", "total_items")
 
 
 class ShardIndexingMode(StrEnum):
@@ -176,15 +177,7 @@ class ShardedDataset(Dataset[ItemT]):
         Raises:
             CheckpointMismatchError: another number of shards, another mode, another data set, or no state of ours.
         """
-        mine = self.state_dict()
-        fixed = ("version", "total_shards", "indexing_mode", "total_items")
-        if state_dict.keys() != mine.keys() or any(state_dict[key] != mine[key] for key in fixed):
-            saved = {key: state_dict.get(key) for key in fixed}
-            raise CheckpointMismatchError(
-                f"The state does not fit: saved with {saved} and keys {sorted(state_dict)}, this shard has "
-                f"{ {key: mine[key] for key in fixed} } and keys {sorted(mine)}. Load it into the same data set with "
-                "the saved number of shards."
-            )
+        check_fits(state_dict, self.state_dict(), _SHARDING_KEYS, problem="The state does not fit")
         load_nested_state("dataset", self._dataset, state_dict)
 
     def _total_items(self) -> int:

@@ -8,10 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
+from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils.errors import ConfigError
 
-Int64s = npt.NDArray[np.int64]
+# Of the words of purpose BUCKETS: beyond every plan row, by which windows of streams are keyed.
+_WHOLE_EPOCH = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,10 +93,12 @@ class TokenBatchSampler(Sampler[list[int]]):
                 raise ConfigError(f"{name}={value}: pass at least 1.")
         if not 0 <= rank < num_ranks:
             raise ConfigError(f"rank={rank} is not in [0, num_ranks={num_ranks}).")
-        self._widths = _padded_widths(np.asarray(lengths), pad_to_multiple_of)
-        _check_fits(self._widths, max_tokens_per_batch)
-        self._max_tokens = max_tokens_per_batch
-        self._max_rows = len(self._widths) + 1 if max_rows_per_batch is None else max_rows_per_batch
+        self._budget = TokenBudget(
+            max_tokens=max_tokens_per_batch,
+            max_rows=len(lengths) + 1 if max_rows_per_batch is None else max_rows_per_batch,
+            pad_to_multiple_of=pad_to_multiple_of,
+        )
+        self._widths = _fitting_widths(np.asarray(lengths), self._budget)
         self._window_rows = max(1, len(self._widths)) if window_rows is None else window_rows
         self._num_ranks, self._rank, self._num_workers = num_ranks, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
@@ -110,7 +115,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     @property
     def repeated_rows(self) -> int:
-        """Rows that come a second time this epoch, over all ranks: 0 if any batch has two rows.""" ""
+        """Rows that come a second time this epoch, over all ranks: 0 if any batch has two rows."""
         return self._batches.repeated_rows
 
     def __len__(self) -> int:
@@ -140,62 +145,52 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._rank * steps + run_start + turn
 
     def _cut(self) -> TokenBatches:
-        """Windows, sorted by length, cut into batches, in the order of this epoch."""
+        """Windows, sorted by length, cut into batches, in the order of this epoch.
+
+        Source of randomness: a word each for the place of a row among equal widths, the turn of a window and the turn
+        of a batch in it, and one for where windows begin.
+        """
         count = len(self._widths)
-        words = random_words(3 * count + 1, seed=self._seed, epoch=self._epoch, purpose=Purpose.BUCKETS, index=1 << 63)
-        if not self._shuffle:
-            words = np.zeros_like(words)
-        shift = int(words[-1] % np.uint64(self._window_rows))
-        window = (np.arange(count) + shift) // self._window_rows
-        rows = np.lexsort((words[:count], -self._widths, window)).astype(np.int64, copy=False)
+        ties, turns_of_windows, turns, shift = self._random_words(count)
+        window = (np.arange(count) + int(shift[0] % np.uint64(self._window_rows))) // self._window_rows
+        rows = np.lexsort((ties, -self._widths, window)).astype(np.int64, copy=False)
         window = window[rows]
-        start = _first_rows(self._widths[rows], window, self._max_tokens, self._max_rows)
+        start = self._budget.first_rows(self._widths[rows], np.searchsorted(window, window, side="right"))
         stop = np.append(start[1:], count)[: len(start)]
-        turn_of_window = words[count : 2 * count][window[start]] if count else words[:0]
-        order = np.lexsort((words[2 * count :][start], window[start], turn_of_window))
+        order = np.lexsort((turns[start], window[start], turns_of_windows[window[start]]))
         return TokenBatches(rows=rows, start=start[order], stop=stop[order])
+
+    def _random_words(self, count: int) -> list[npt.NDArray[np.uint64]]:
+        """Three times `count` words and one, all 0 where nothing is shuffled."""
+        total = 3 * count + 1
+        words = random_words(total, seed=self._seed, epoch=self._epoch, purpose=Purpose.BUCKETS, index=_WHOLE_EPOCH)
+        return np.split(words if self._shuffle else np.zeros_like(words), [count, 2 * count, 3 * count])
 
 
 def level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
     """As many batches as divide by the ranks: those with most rows are halved, and if none is left, some repeat."""
-    start, stop = batches.start, batches.stop
-    while missing := -len(start) % num_ranks:
-        largest = np.argsort(start - stop, kind="stable")[:missing]
-        halved = np.sort(largest[stop[largest] - start[largest] > 1])
-        if len(halved) == 0:
-            again = np.resize(np.arange(len(start)), missing)
-            start, stop = np.append(start, start[again]), np.append(stop, stop[again])
-            repeated = int((stop - start)[-missing:].sum())
-            return TokenBatches(rows=batches.rows, start=start, stop=stop, repeated_rows=repeated)
-        middle = (start[halved] + stop[halved]) // 2
-        start, stop = np.insert(start, halved + 1, middle), np.insert(stop, halved, middle)
-    return TokenBatches(rows=batches.rows, start=start, stop=stop)
+    start, stop, _ = halve_largest(batches.start, batches.stop, num_ranks)
+    missing = -len(start) % num_ranks
+    again = np.resize(np.arange(len(start)), missing)
+    return TokenBatches(
+        rows=batches.rows,
+        start=np.append(start, start[again]),
+        stop=np.append(stop, stop[again]),
+        repeated_rows=int((stop - start)[again].sum()),
+    )
 
 
-def _first_rows(widths: Int64s, window: Int64s, max_tokens: int, max_rows: int) -> Int64s:
-    """Where batches begin in rows sorted by window and falling width: the first row of a batch is its longest."""
-    count = len(widths)
-    window_stop = np.searchsorted(window, window, side="right")
-    rows = np.clip(max_tokens // widths, 1, max_rows)
-    following = np.minimum(np.arange(count) + rows, window_stop).tolist()
-    first, row = [], 0
-    while row < count:
-        first.append(row)
-        row = following[row]
-    return np.array(first, dtype=np.int64)
-
-
-def _padded_widths(lengths: npt.NDArray[Any], multiple: int) -> Int64s:
-    """Tokens that a row takes if it is the longest of its batch; an empty row takes one multiple too."""
-    widths: Int64s = -(-np.ceil(lengths).astype(np.int64) // multiple) * multiple
-    return np.maximum(widths, multiple)
-
-
-def _check_fits(widths: Int64s, max_tokens: int) -> None:
-    too_long = np.flatnonzero(widths > max_tokens)
+def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
+    """The padded width of every row, each within the budget."""
+    endless = np.flatnonzero(~np.isfinite(lengths))
+    if len(endless):
+        raise ConfigError(f"lengths: row {endless[0]} has length {lengths[endless[0]]}. Give numbers of tokens.")
+    widths = budget.widths(lengths)
+    too_long = np.flatnonzero(widths > budget.max_tokens)
     if len(too_long):
         raise ConfigError(
-            f"{len(too_long)} rows alone take more than max_tokens_per_batch={max_tokens}; the first is row "
+            f"{len(too_long)} rows alone take more than max_tokens_per_batch={budget.max_tokens}; the first is row "
             f"{too_long[0]} with {widths[too_long[0]]} tokens. Raise the limit, filter long rows out, or clip the "
             "lengths if the collate function truncates."
         )
+    return widths
