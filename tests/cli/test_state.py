@@ -54,6 +54,13 @@ def test_without_the_data_it_says_what_it_can(table, tmp_path):
     assert "at most 30 rows" in tdu("state", path).stdout
 
 
+def test_a_token_budget_leaves_rows_unknown(table, tmp_path):
+    state = state_after(table, 3, shuffle_rows=100, bucket_by="id", max_tokens_per_batch=20_000)
+    (report,) = tdu_json("state", saved(tmp_path, state), table)["states"]
+    assert report["rows"] is None
+    assert report["options"]["max_tokens_per_batch"] == 20_000
+
+
 @pytest.mark.parametrize(("batches", "epoch"), [(0, 0), (150, 1)])
 def test_the_start_of_an_epoch(table, tmp_path, batches, epoch):
     path = saved(tmp_path, state_after(table, batches))

@@ -67,7 +67,7 @@ def batches_of(program, lengths):
         key = int(lane.windows.keys[window])
         order = program.by_length.order(lengths[stored], seed=program.seed, epoch=program.epoch, index=key)
         rows += stored[order][start:stop].tolist()
-    taken = np.cumsum([0, *program.schedule.batch_rows])
+    taken = np.append(0, np.cumsum(program.schedule.batch_rows))
     assert taken[-1] == len(rows) == program.num_rows == scheduled_rows(program.schedule)
     return [rows[a:b] for a, b in pairwise(taken.tolist())]
 

@@ -43,11 +43,11 @@ class SingleLane:
         return ((0, self.tail_rows[from_end] if from_end >= 0 else self.batch_rows),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ListedBatches:
-    """Batch i is the next `batch_rows[i]` rows of the one lane; for batches that differ in rows."""
+    """Batch i is the next `batch_rows[i]` rows of the one lane; for batches that differ in rows. int64 [batches]."""
 
-    batch_rows: tuple[int, ...]
+    batch_rows: Int64s
 
     @property
     def num_batches(self) -> int:
@@ -56,7 +56,7 @@ class ListedBatches:
 
     def draws(self, batch: int) -> Draws:
         """See Schedule."""
-        return ((0, self.batch_rows[batch]),)
+        return ((0, int(self.batch_rows[batch])),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +144,23 @@ class WorkerInput:
     exact: bool
 
 
+def drawn_rows(draws: Draws) -> int:
+    """Rows of a batch."""
+    return sum(rows for _, rows in draws)
+
+
 def scheduled_rows(schedule: Schedule) -> int:
     """Rows of all batches of a schedule, repeats included; 0 where only reading can tell.
 
     Where they are not listed, all batches but the last two are alike.
     """
     if isinstance(schedule, ListedBatches):
-        return sum(schedule.batch_rows)
+        return int(schedule.batch_rows.sum())
     count = schedule.num_batches or 0
     if count == 0:
         return 0
     last = range(max(1, count - 2), count)
-    first, *others = (sum(rows for _, rows in schedule.draws(batch)) for batch in (0, *last))
+    first, *others = (drawn_rows(schedule.draws(batch)) for batch in (0, *last))
     return first * (count - len(others)) + sum(others)
 
 

@@ -113,11 +113,13 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
 
 
 def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
-    """What remains under the state's own topology; None where row counts are not known."""
+    """What remains under the state's own topology; None where row counts, or lengths that decide it, are not known."""
     from torch_dataloader_utils._core.program import scheduled_rows
     from torch_dataloader_utils.planning import Planner
     from torch_dataloader_utils.plugins import find_strategy
 
+    if options.max_tokens_per_batch is not None:
+        return None
     planner = Planner(inventory=inventory, options=options, strategy=find_strategy(options.strategy or None))
     plan = planner.plan(position.under(position.segment.topology))
     if plan.steps is None:

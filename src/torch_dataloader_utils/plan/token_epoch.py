@@ -98,7 +98,7 @@ class TokenPlan:
             programs.append(
                 WorkerProgram(
                     lanes=(join_batches(left),),
-                    schedule=ListedBatches(batch_rows=tuple(left.rows.tolist())),
+                    schedule=ListedBatches(batch_rows=left.rows),
                     seed=self.options.seed,
                     epoch=self.epoch,
                     by_length=self._budget,
