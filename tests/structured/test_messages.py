@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from torch_dataloader_utils import RowDataset, StructuredDataset, plan_epoch, scan_files
 from torch_dataloader_utils._core.state import encode_state
@@ -84,10 +83,12 @@ def test_options_of_worker_processes_without_any_say_so(trips, option):
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
-@pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("is_stateful", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("output_format", ["torch", "numpy"])
-def test_batches_of_batches_are_refused_with_the_recipe(trips, loader_class, num_workers, output_format):
+def test_batches_of_batches_are_refused_with_the_recipe(trips, is_stateful, num_workers, output_format):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader") if is_stateful else None
+    loader_class = stateful.StatefulDataLoader if stateful else DataLoader
     dataset = StructuredDataset(trips, batch_size=4, output_format=output_format)
     with pytest.raises(ConfigError, match=r"batches of batches.*batch_size=None"):
         next(iter(loader_class(dataset, batch_size=4, num_workers=num_workers)))
