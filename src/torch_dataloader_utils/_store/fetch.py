@@ -1,40 +1,45 @@
 """The ranges of one file, as far as they have come: each attempt asks for what is missing, all at once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from torch_dataloader_utils._observe.requests import thread_requests
-from torch_dataloader_utils._store.client import is_s3
+from torch_dataloader_utils._store import azure, gcs, http, obstore, s3
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
 from torch_dataloader_utils._store.ending import run_on_loop
 from torch_dataloader_utils._store.interface import Buffer, Span
-from torch_dataloader_utils._store.obstore import fetch_range, is_obstore
+from torch_dataloader_utils._store.range_reply import RangeReply
 from torch_dataloader_utils._store.retry import RetryPolicy
-from torch_dataloader_utils._store.s3 import RangeReply
 
-# A reply of a client that cannot be watched while it comes in may take this much longer for its size.
-_LEAST_BYTES_PER_SECOND = 1 << 20
+Fetch = Callable[[Any, str, RangeReply, RetryPolicy], Awaitable[None]]
 
-# Others may say that they are asynchronous and wrap one that is not.
-_ASYNC_CLIENTS = ("gcsfs", "adlfs", "fsspec.implementations.http")
+# By the module of the client's class. Others may say that they are asynchronous and wrap one that is not.
+_FETCHES: dict[str, Fetch] = {
+    "s3fs": s3.fetch_range,
+    "obstore": obstore.fetch_range,
+    "fsspec.implementations.http": http.fetch_range,
+    "gcsfs": gcs.fetch_range,
+    "adlfs": azure.fetch_range,
+}
 
 
 class PendingReads:
-    """Spans of one file, to be read at the planned identity.
-
-    are_pinned: after `fetch`, whether every reply was checked to be of that identity.
-    """
+    """Spans of one file, to be read at the planned identity."""
 
     def __init__(self, spans: Sequence[Span], identity: str | None, policy: RetryPolicy) -> None:
         self._replies = [RangeReply(span, identity) for span in spans]
         self._policy = policy
-        self.are_pinned = False
 
     @property
     def data(self) -> list[Buffer]:
         """The bytes of each span, in the order of the spans."""
         return [reply.data for reply in self._replies]
+
+    @property
+    def are_pinned(self) -> bool:
+        """Whether every byte that came is known to be of the planned identity."""
+        return all(reply.is_pinned for reply in self._replies)
 
     @property
     def are_missing(self) -> bool:
@@ -53,31 +58,23 @@ class PendingReads:
         missing = self._missing()
         before = sum(reply.have for reply in missing)
         thread_requests().requests += len(missing)
-        if is_s3(filesystem):
-            self.are_pinned = True
-            errors = run_on_loop(filesystem.loop, _all(reply.fetch(filesystem, key, self._policy) for reply in missing))
-        elif is_obstore(filesystem):
-            self.are_pinned = True
-            errors = run_on_loop(filesystem.loop, _all(self._by_obstore(filesystem, key, reply) for reply in missing))
-        elif type(filesystem).__module__.startswith(_ASYNC_CLIENTS):
-            errors = run_on_loop(filesystem.loop, _all(self._whole(filesystem, key, reply) for reply in missing))
-        else:
+        fetch = _fetch_of(filesystem)
+        if fetch is None:
             errors = _sync(filesystem, key, missing)
+        else:
+            errors = run_on_loop(
+                filesystem.loop, _all(fetch(filesystem, key, reply, self._policy) for reply in missing)
+            )
         thread_requests().fetched_bytes += sum(reply.have for reply in missing) - before
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
 
-    async def _by_obstore(self, filesystem: Any, key: str, reply: RangeReply) -> None:
-        async with asyncio.timeout(self._policy.most_seconds):
-            reply.put(await fetch_range(filesystem, key, reply.span, reply.identity))
 
-    async def _whole(self, filesystem: Any, key: str, reply: RangeReply) -> None:
-        start, length = reply.span
-        most_seconds = 2 * self._policy.progress_seconds + length / _LEAST_BYTES_PER_SECOND
-        async with asyncio.timeout(most_seconds):
-            data = await filesystem._cat_file(key, start=start, end=start + length)
-        reply.put(data)
+def _fetch_of(filesystem: Any) -> Fetch | None:
+    """How ranges of this client's files are read with conditions; None for clients of which only bytes can be had."""
+    module = type(filesystem).__module__
+    return next((fetch for name, fetch in _FETCHES.items() if module == name or module.startswith(f"{name}.")), None)
 
 
 async def _all(works: Any) -> list[BaseException | None]:
@@ -94,6 +91,7 @@ def _sync(filesystem: Any, key: str, missing: Sequence[RangeReply]) -> list[Base
 def _taken(reply: RangeReply, data: bytes | BaseException) -> BaseException | None:
     if isinstance(data, BaseException):
         return data
+    reply.is_pinned = False
     try:
         reply.put(data)
     except WrongReplyError as error:

@@ -10,16 +10,19 @@ from torch_dataloader_utils.errors import DataError, FileChangedError
 
 # s3fs, gcsfs, adlfs and http spell it differently; listings and single look-ups of one store agree.
 _ETAG_KEYS = ("ETag", "etag", "e_tag")
-_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
 
 
 def stat_of(info: Mapping[str, Any]) -> FileStat:
     """Size and identity from what fsspec's `info` or a detailed listing says of a file.
 
-    The etag is stripped of quotes, which some clients keep in listings and drop elsewhere. A store that gives
-    neither etag nor time is identified by size alone.
+    The etag is stripped of quotes, which some clients keep in listings and drop elsewhere. On Google Cloud Storage
+    the generation is the identity: it can be asked for, and changes with the data only. A store that gives neither
+    etag nor time is identified by size alone.
     """
     size = int(info.get("size") or 0)
+    if info.get("generation"):
+        return FileStat(size=size, identity=str(info["generation"]))
     etag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), "").strip('"')
     if etag:
         return FileStat(size=size, identity=etag)

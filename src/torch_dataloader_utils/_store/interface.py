@@ -12,10 +12,15 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """size: bytes. identity: the etag, or "size-mtime_ns" where the store has none."""
+    """size: bytes. identity: the etag or generation, or "size-mtime_ns" where the store has neither."""
 
     size: int
     identity: str
+
+    @property
+    def names_no_version(self) -> bool:
+        """Whether the store says of the file no more than its size, which a replaced file may share."""
+        return self.identity == f"{self.size}-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

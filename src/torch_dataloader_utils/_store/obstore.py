@@ -4,6 +4,7 @@ obstore runs a tokio runtime of its own. A forked child inherits its locks witho
 child hangs, and so may the parent. So the child is refused, with words, before it can.
 """
 
+import asyncio
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
-from torch_dataloader_utils._store.diagnosis import OtherObjectError
-from torch_dataloader_utils._store.interface import Span
+from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 # s3fs's names, so that one set of storage options serves both.
@@ -50,23 +51,16 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     )
 
 
-def is_obstore(filesystem: Any) -> bool:
-    """Whether this is obstore's fsspec store, whose requests can carry conditions."""
-    return type(filesystem).__module__.partition(".")[0] == "obstore"
-
-
-async def fetch_range(filesystem: Any, key: str, span: Span, identity: str | None) -> bytes:
-    """One range of an object, required to have the etag `identity`; obstore checks what range came back."""
+async def fetch_range(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
+    """Get the whole of `reply`, required to have the etag that is its identity; obstore checks what range came back."""
     bucket, name = filesystem._split_path(key)
-    options: dict[str, Any] = {"range": (span[0], sum(span))}
-    if identity is not None:
-        options["if_match"] = f'"{identity}"'
-    reply = await filesystem._construct_store(bucket).get_async(name, options=options)
-    etag = str(reply.meta.get("e_tag") or "").strip('"')
-    if identity is not None and etag and etag != identity:
-        raise OtherObjectError(etag)
-    data: bytes = (await reply.bytes_async()).to_bytes()
-    return data
+    options: dict[str, Any] = {"range": (reply.span[0], sum(reply.span))}
+    if reply.identity is not None:
+        options["if_match"] = f'"{reply.identity}"'
+    async with asyncio.timeout(policy.most_seconds):
+        answer = await filesystem._construct_store(bucket).get_async(name, options=options)
+        reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
+        reply.put((await answer.bytes_async()).to_bytes())
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

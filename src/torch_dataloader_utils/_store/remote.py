@@ -20,7 +20,7 @@ from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
-from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class FsspecStore:
 
     def stat(self, path: str) -> FileStat:
         """One metadata request, past the listing cache."""
-        return stat_of(self._request(path, "look up", None, _look_up))
+        return _sized(path, self._request(path, "look up", None, _look_up))
 
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """The last bytes: one request with `stat`, else two."""
@@ -104,7 +104,7 @@ class FsspecStore:
         key, found = self._request(path, "list", None, _find)
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
-        entries = {self._url(name): stat_of(info) for name, info in found.items()}
+        entries = {self._url(name): _sized(self._url(name), info) for name, info in found.items()}
         listed = tuple(FileEntry(path=url, stat=entries[url]) for url in sorted(entries))
         if key in found:
             return Listing(entries=listed)
@@ -155,6 +155,15 @@ def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
     thread_requests().requests += 1
     info: Mapping[str, Any] = filesystem.info(key)
     return info
+
+
+def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
+    if info.get("size") is None:
+        raise StoreError(
+            f"{redact(path)}: the server does not say how large the file is, so that no part of it can be asked for. "
+            "Serve it with Content-Length, or copy it."
+        )
+    return stat_of(info)
 
 
 def _find(filesystem: Any, key: str) -> tuple[str, dict[str, Mapping[str, Any]]]:
