@@ -37,7 +37,8 @@ def load(folder, packing, **options):
 def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     assume(any(map(len, lengths)))
     tokens = number_tokens(lengths)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The epoch has no steps")
         write_corpus(Path(folder), tokens)
         loader = load(folder, packing)
         batches = [samples_of(batch) for batch in loader]

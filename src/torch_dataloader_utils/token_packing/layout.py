@@ -92,14 +92,9 @@ def find_segments(pieces: Pieces, packing: TokenPacking, num_samples: int) -> Se
     return Segments(start=start, unpredicted=(origin + end - 1)[end <= length], filled=filled)
 
 
-def position_ids(segments: Segments, length: int) -> npt.NDArray[np.int32]:
-    """Places from 0 in every segment, int32 [samples, length]."""
-    num_samples = len(segments.filled)
-    sizes = np.diff(segments.start, append=num_samples * length)
-    # place = column - column of the segment's begin: one repeat and one addition, both in int32.
-    places = np.repeat((-(segments.start % length)).astype(np.int32), sizes).reshape(num_samples, length)
-    places += np.arange(length, dtype=np.int32)
-    return places
+def segment_sizes(segments: Segments, length: int) -> Int64s:
+    """Input positions of each segment, int64; together samples * L."""
+    return np.diff(segments.start, append=len(segments.filled) * length)
 
 
 def prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:

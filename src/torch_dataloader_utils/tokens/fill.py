@@ -119,19 +119,20 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
 def _place(descending_tokens: list[int], capacity: int) -> tuple[list[int], int]:
     """Best fit of sorted pieces: the sample of each, and how many samples there are."""
     placed: list[int] = []
-    # Open samples as sorted (free tokens, number): the first one with enough room is the tightest.
-    free: list[tuple[int, int]] = []
+    # Open samples, sorted, each as free tokens * 2^32 + number, for integers compare twice as fast as tuples: the first
+    # one with enough room is the tightest.
+    free: list[int] = []
     used = 0
     for tokens in descending_tokens:
-        at = bisect_left(free, (tokens, 0))
+        at = bisect_left(free, tokens << 32)
         if at < len(free):
-            room, number = free.pop(at)
+            opened = free.pop(at)
         else:
-            room, number = capacity, used
+            opened = (capacity << 32) + used
             used += 1
-        placed.append(number)
-        if room > tokens:
-            insort(free, (room - tokens, number))
+        placed.append(opened & 0xFFFFFFFF)
+        if opened >> 32 > tokens:
+            insort(free, opened - (tokens << 32))
     return placed, used
 
 
