@@ -86,3 +86,7 @@ class SlabCodec(Protocol):
     def view(self, layout: Any, descriptor: Any, buffer: Any) -> Any:
         """The batch that was written, as views of `buffer`."""
         ...
+
+    def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
+        """Batches of `rows[0]`, `rows[1]`, ... rows, views of `batch`, as the shaper made it; their sum is its rows."""
+        ...

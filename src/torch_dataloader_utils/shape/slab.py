@@ -10,7 +10,7 @@ is written by one call and read back by one call, which is what makes 51 columns
     columns a, b float32 [100], y int8 [100]      group 0: a at 0, b at 448      group 1: y at 896      1,024 bytes
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -155,6 +155,10 @@ class TensorBatchCodec:
         parts = _parts(batch) if layout.objects else []
         num_rows = batch.num_rows if isinstance(batch, TensorBatch) else 0
         return layout, SlabDescriptor(tuple(parts[index] for index in layout.objects), num_rows)
+
+    def cut(self, batch: TensorBatch, rows: Sequence[int]) -> Iterator[TensorBatch]:
+        """Batches of `rows[0]`, `rows[1]`, ... rows, views of one that was read back; their sum is its row count."""
+        return batch.cut(rows)
 
     def view(self, layout: SlabLayout, descriptor: SlabDescriptor, buffer: Tensor) -> Any:
         """The batch that was written, as views of `buffer`, which may be a copy of the slab on any device."""

@@ -1,6 +1,7 @@
 """The batch a trainer gets: a dict of columns that moves between devices as one thing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -44,6 +45,15 @@ class TensorBatch(dict[str, Any]):
         """The same rows in page-locked memory; DataLoader(pin_memory=True) calls this."""
         return self._map(lambda column: column.pin_memory())
 
+    def cut(self, rows: Sequence[int]) -> "Iterator[TensorBatch]":
+        """Batches of `rows[0]`, `rows[1]`, ... rows, views; the numbers add up to `num_rows`."""
+        if not self:
+            yield from (TensorBatch(num_rows=count) for count in rows)
+            return
+        names = tuple(self)
+        for pieces in zip(*(_cut(column, rows) for column in self.values()), strict=True):
+            yield TensorBatch(zip(names, pieces, strict=True))
+
     def _map(self, move: Any) -> "TensorBatch":
         moved = ((name, move(c) if isinstance(c, (Tensor, Ragged)) else c) for name, c in self.items())
         return TensorBatch(moved, num_rows=self._rows_without_columns)
@@ -57,6 +67,15 @@ class TensorBatch(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         columns = {name: portable(c) if isinstance(c, Tensor) else c for name, c in self.items()}
         return _rebuild, (columns, self._rows_without_columns)
+
+
+def _cut(column: Any, rows: Sequence[int]) -> Sequence[Any]:
+    if isinstance(column, Tensor):
+        return torch.unsafe_split_with_sizes(column, rows)
+    borders = pairwise(accumulate(rows, initial=0))
+    if isinstance(column, Ragged):
+        return [column.narrow(start, stop) for start, stop in borders]
+    return [column[start:stop] for start, stop in borders]
 
 
 def _rebuild(columns: dict[str, Any], num_rows: int) -> TensorBatch:

@@ -15,14 +15,11 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
-from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
+from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
-from torch_dataloader_utils.stream.slabs import SlabReader
-from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import WorkerStream
-from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
 
 # What a caller may choose of torch's DataLoader; the rest follows from batches being made where they are read.
 LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
@@ -53,11 +50,6 @@ def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
         )
 
 
-def as_it_is(batch: Any) -> Any:
-    """The collate function of a loader whose batches are made where they are read."""
-    return batch
-
-
 class TableDataLoader(DataLoader[Any]):
     """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len`, `plan` and `metrics`.
 
@@ -81,25 +73,11 @@ class TableDataLoader(DataLoader[Any]):
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._ranks_at_build = running_ranks()
-        self._sampler = TicketSampler()
-        self._processes: DataLoader[Answer] | None = None
+        self._processes: WorkerProcesses | None = None
         if num_workers > 0:
-            threads = dataset.decode.worker_threads
-            share = DecodeOptions(threads=threads, budget_bytes=dataset.decode.budget_bytes // num_workers)
-            self._notes = Notes(num_workers)
-            worker = TicketWorker(dataset.pipeline, share, self._notes)
-            self._processes = DataLoader(
-                worker,
-                batch_size=None,
-                sampler=self._sampler,
-                num_workers=num_workers,
-                collate_fn=as_it_is,
-                **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
+            self._processes = WorkerProcesses(
+                dataset.pipeline, dataset.decode, num_workers=num_workers, options=options
             )
-
-    def __repr__(self) -> str:
-        engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
-        return f"<TableDataLoader of {self._data.topology.batch_size}-row batches by {engine} from {self._data!r}>"
 
     @property
     def _data(self) -> TableDataset:
@@ -207,53 +185,19 @@ class TableDataLoader(DataLoader[Any]):
             yield self._pinned(batch)
 
     def _from_processes(
-        self, processes: DataLoader[Answer], works: Sequence[WorkerInput], done: int, left: int | None, run: Pass
+        self, processes: WorkerProcesses, works: Sequence[WorkerInput], done: int, left: int | None, run: Pass
     ) -> Generator[Any]:
-        dataset = self._data
-        readers = self._slab_readers(len(works))
-        self._sampler.start(
-            works,
-            first_worker=0 if left is None else done % len(works),
-            count=left if self.in_order else None,
-            freed=None if readers is None else lambda worker: readers[worker].take_freed(),
-        )
-        if left != 0:
-            for answer in self._answers(processes, len(works), left):
-                self._meter.received(answer.worker, answer.tally)
-                if left is None:
-                    run.received_from(answer.worker, answer.cursor)
-                else:
-                    run.received() if self.in_order else run.received_out_of_turn(answer.worker)
-                    left -= 1
-                    if left == 0:
-                        dataset.progress.finish(run)
-                slab = answer.slab
-                yield self._pinned(
-                    answer.batch if slab is None or readers is None else readers[answer.worker].read(slab)
-                )
-        dataset.progress.finish(run)
-
-    def _slab_readers(self, num_workers: int) -> list[SlabReader] | None:
-        """One reader a worker; none where tickets may reach any process, which then would not know its free slabs."""
-        codec = self._data.pipeline.codec
-        if codec is None or not self.in_order:
-            return None
-        return [SlabReader(codec) for _ in range(num_workers)]
-
-    def _answers(self, processes: DataLoader[Answer], num_workers: int, left: int | None) -> Iterator[Answer]:
-        """The answers that carry a batch, `left` of them, or until every worker has ended."""
-        ended = set[int]()
-        received = 0
-        for answer in with_deaths_named(self._meter.answers(processes), self._notes):
-            if answer.error is not None:
-                raise answer.error
-            if answer.ended:
-                ended.add(answer.worker)
+        first_worker = 0 if left is None else done % len(works)
+        for worker, cursor, batch in processes.deliver(works, first_worker, left, self._meter):
+            if left is None:
+                run.received_from(worker, cursor)
             else:
-                received += 1
-                yield answer
-            if received == left or len(ended) == num_workers:
-                return
+                run.received() if self.in_order else run.received_out_of_turn(worker)
+                left -= 1
+                if left == 0:
+                    self.progress.finish(run)
+            yield self._pinned(batch)
+        self.progress.finish(run)
 
     def _pinned(self, batch: Any) -> Any:
         if self.pin_memory and torch.cuda.is_available():

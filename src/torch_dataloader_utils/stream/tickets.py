@@ -18,17 +18,21 @@ from torch_dataloader_utils._observe.counters import NO_TALLY, Tally
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
-from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
+from torch_dataloader_utils.stream.worker import Pipeline, Run, WorkerStream
 from torch_dataloader_utils.stream.worker_death import Notes, NotingReader, share_temporary_directory, sweep_if_orphaned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Begin a pass as worker number `worker` of the plan; with slabs, or with batches sent through the queue."""
+    """Begin a pass as worker number `worker` of the plan; with slabs, or with batches sent through the queue.
+
+    run_length: batches that one answer carries as one, see `Run`; 1: each answer carries a batch.
+    """
 
     worker: int
     work: WorkerInput
     uses_slabs: bool
+    run_length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +47,13 @@ class Ticket:
 class Answer:
     """A batch (or the message that stands for it) and how far the worker came with it; or an error; or the end.
 
-    tally: what the worker has counted in this pass so far.
+    run_rows: rows of each batch, if it is a run of them. tally: what the worker has counted in this pass so far.
     """
 
     worker: int
     batch: Any = None
     slab: SlabMessage | None = None
+    run_rows: tuple[int, ...] = ()
     cursor: Cursor = (0, 0)
     tally: Tally = NO_TALLY
     ended: bool = False
@@ -95,19 +100,21 @@ class TicketWorker(Dataset[Answer]):
             self._options,
             watch=lambda where: self._notes.calling(start.worker, where),
         )
-        self._batches = iter(self._stream)
+        self._batches = iter(self._stream) if start.run_length == 1 else self._stream.runs(start.run_length)
         if self._slabs is not None:
             self._slabs.reset()
 
     def _answer(self, worker: int, batch: Any) -> Answer:
-        cursor, tally = (0, 0), NO_TALLY
+        answer = Answer(worker=worker)
+        if isinstance(batch, Run):
+            answer, batch = replace(answer, run_rows=batch.rows), batch.batch
         if self._stream is not None:
-            cursor, tally = self._stream.cursor, self._stream.counters.tally()
+            answer = replace(answer, cursor=self._stream.cursor, tally=self._stream.counters.tally())
         if self._slabs is not None and self._start is not None and self._start.uses_slabs:
             message = self._slabs.write(batch)
             if message is not None:
-                return Answer(worker=worker, slab=message, cursor=cursor, tally=tally)
-        return Answer(worker=worker, batch=batch, cursor=cursor, tally=tally)
+                return replace(answer, slab=message)
+        return replace(answer, batch=batch)
 
 
 class TicketSampler(Sampler[Ticket]):
@@ -115,7 +122,7 @@ class TicketSampler(Sampler[Ticket]):
 
     def __init__(self) -> None:
         self._starts: list[Start] = []
-        self._count: int | None = 0
+        self.count: int | None = 0
         self._freed: Callable[[int], tuple[int, ...]] = _nothing
 
     def start(
@@ -123,27 +130,41 @@ class TicketSampler(Sampler[Ticket]):
         works: Sequence[WorkerInput],
         first_worker: int,
         count: int | None,
+        run_length: int,
         freed: Callable[[int], tuple[int, ...]] | None,
     ) -> None:
-        """Prepare a pass of `count` tickets (None: until the pass is closed).
+        """Prepare a pass of `count` batches (None: until the pass is closed).
 
         works: the inputs of all workers. first_worker: whose batch comes first; process 0 plays that worker.
+        run_length: batches asked for with one ticket.
         freed: gives the slabs of a worker that are free again; None for a pass without slabs.
         """
         workers = [(first_worker + process) % len(works) for process in range(len(works))]
         uses_slabs = freed is not None
-        self._starts = [Start(worker=worker, work=works[worker], uses_slabs=uses_slabs) for worker in workers]
-        self._count = count
+        self._starts = [
+            Start(worker=worker, work=works[worker], uses_slabs=uses_slabs, run_length=run_length) for worker in workers
+        ]
+        self.count = None if count is None else count_tickets(count, len(works), run_length)
         self._freed = freed or _nothing
 
     def __iter__(self) -> Iterator[Ticket]:
         starts, freed = self._starts, self._freed
-        numbers = itertools.count() if self._count is None else range(self._count)
+        numbers = itertools.count() if self.count is None else range(self.count)
         for number in numbers:
             if number < len(starts):
                 yield Ticket(start=starts[number])
             else:
                 yield Ticket(freed=freed(starts[number % len(starts)].worker))
+
+
+def count_tickets(batches: int, workers: int, run_length: int) -> int:
+    """Tickets for so many batches, dealt to the workers in turn and asked for in runs.
+
+    9 batches, 2 workers, runs of 2: 5 and 4 batches, 3 and 2 tickets. No worker then has more than one ticket more
+    than a later one, so that tickets dealt in turn reach the right ones.
+    """
+    counts = [(batches - worker + workers - 1) // workers for worker in range(workers)]
+    return sum(-(-count // run_length) for count in counts)
 
 
 def _nothing(worker: int) -> tuple[int, ...]:  # noqa: ARG001

@@ -1,13 +1,15 @@
 """One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
-from torch_dataloader_utils._core.program import SingleLane, UntilExhausted, WorkerInput
+from torch_dataloader_utils._core.program import Draws, SingleLane, UntilExhausted, WorkerInput, drawn_rows
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
@@ -28,6 +30,14 @@ class Pipeline:
     shaper: Shaper
     codec: SlabCodec | None = None
     functions: tuple[Function, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Consecutive batches of a worker as one: `rows[i]` rows of `batch` are batch i of the run."""
+
+    batch: Any
+    rows: tuple[int, ...]
 
 
 class WorkerStream:
@@ -70,6 +80,25 @@ class WorkerStream:
                 lane.prefetch()
             for batch, lane in self._batches():
                 yield self._finish(batch, lane)
+        finally:
+            self._decoder.close()
+
+    def runs(self, length: int) -> Iterator[Run]:
+        """The same batches, `length` at a time as long as there are so many; without the user's functions.
+
+        Raises:
+            InternalError: only reading can tell how many batches there are, or there are functions.
+        """
+        if self.num_batches is None or self._pipeline.functions:
+            raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
+        try:
+            for lane in self._lanes:
+                lane.prefetch()
+            for first in range(0, self.num_batches, length):
+                numbers = range(first, min(first + length, self.num_batches))
+                draws = [self._schedule.draws(number) for number in numbers]
+                batch = self._batch([(self._lanes[lane], rows) for lane, rows in joined_draws(draws)])
+                yield Run(batch=batch, rows=tuple(map(drawn_rows, draws)))
         finally:
             self._decoder.close()
 
@@ -131,3 +160,9 @@ class WorkerStream:
                     f"{name} raised {type(error).__name__}: {error}. The batch ends in {lane.where}."
                 ) from error
         return batch
+
+
+def joined_draws(draws: Sequence[Draws]) -> Iterator[tuple[int, int]]:
+    """The draws of all batches in turn, neighbours from one lane made one."""
+    for lane, group in groupby((draw for batch in draws for draw in batch), key=itemgetter(0)):
+        yield lane, sum(rows for _, rows in group)

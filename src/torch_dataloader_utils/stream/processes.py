@@ -1,0 +1,158 @@
+"""The worker processes of one loader, as the trainer's process sees them: tickets out, batches in."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.position import Cursor
+from torch_dataloader_utils._core.program import WorkerInput, drawn_rows
+from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.slabs import SlabReader
+from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
+from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
+
+# Bytes of batches that travel as one. A hand-over costs some 300 us however large it is; 1,024 rows of 51 columns take
+# 120 us to decode.
+_RUN_BYTES = 2 << 20
+
+Delivered = tuple[int, Cursor, Any]
+"""Worker, how far it had come, batch."""
+
+
+def as_it_is(batch: Any) -> Any:
+    """The collate function of a loader whose batches are made where they are read."""
+    return batch
+
+
+class WorkerProcesses:
+    """A DataLoader of worker processes, and what the trainer's side of each pass needs.
+
+    options: those of DataLoader, among them in_order; without it batches come as they are ready, whoever's turn it is.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, decode: DecodeOptions, *, num_workers: int, options: Mapping[str, Any]
+    ) -> None:
+        self._pipeline = pipeline
+        self._in_order = options.get("in_order", True)
+        self._sampler = TicketSampler()
+        self._notes = Notes(num_workers)
+        share = DecodeOptions(threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
+        self._loader: DataLoader[Answer] = DataLoader(
+            TicketWorker(pipeline, share, self._notes),
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=num_workers,
+            collate_fn=as_it_is,
+            **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
+        )
+
+    def deliver(
+        self, works: Sequence[WorkerInput], first_worker: int, left: int | None, meter: LoaderMeter
+    ) -> Generator[Delivered]:
+        """The batches of one pass.
+
+        works: the inputs of all workers. first_worker: whose batch comes first. left: how many there are; None if
+        only reading can tell. meter: hears of every answer.
+        """
+        in_turn = self._in_order and left is not None
+        length = run_length(works, self._pipeline) if in_turn else 1
+        # No slabs where tickets may reach any process, which then would not know its free slabs.
+        codec = self._pipeline.codec if self._in_order else None
+        readers = None if codec is None else [SlabReader(codec) for _ in works]
+        self._sampler.start(
+            works,
+            first_worker=first_worker,
+            count=left if self._in_order else None,
+            run_length=length,
+            freed=None if readers is None else lambda worker: readers[worker].take_freed(),
+        )
+        if left == 0:
+            return
+        answers = self._answers(meter, len(works), left if length == 1 else self._sampler.count)
+        if codec is not None and left is not None and length > 1:
+            turns = [(first_worker + number) % len(works) for number in range(len(works))]
+            yield from _in_turn(answers, turns, left, codec, readers, meter)
+            return
+        for answer in answers:
+            meter.received(answer.worker, answer.tally)
+            yield answer.worker, answer.cursor, _read(answer, readers)
+
+    def _answers(self, meter: LoaderMeter, num_workers: int, count: int | None) -> Iterator[Answer]:
+        """The answers that carry batches, `count` of them, or until every worker has ended."""
+        ended = set[int]()
+        received = 0
+        for answer in with_deaths_named(meter.answers(self._loader), self._notes):
+            if answer.error is not None:
+                raise answer.error
+            if answer.ended:
+                ended.add(answer.worker)
+            else:
+                received += 1
+                yield answer
+            if received == count or len(ended) == num_workers:
+                return
+
+
+def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int:
+    """How many batches travel as one: some megabytes, but no more rows than a row group has, which come at once.
+
+    One where batches cannot be cut out of a larger one: the user's functions made them, or they are no tensors.
+    """
+    if pipeline.codec is None or pipeline.functions:
+        return 1
+    schedule = works[0].program.schedule
+    groups = max(sum(len(work.group_start) for work in works), 1)
+    rows = sum(int((work.group_stop - work.group_start).sum()) for work in works)
+    num_bytes = sum(int(work.inventory.groups.projected_bytes.sum()) for work in works)
+    batch_rows = drawn_rows(schedule.draws(0)) if schedule.num_batches else 0
+    if not batch_rows or not rows:
+        return 1
+    most_rows = min(rows / groups, _RUN_BYTES * rows / max(num_bytes, 1))
+    return max(1, int(most_rows) // batch_rows)
+
+
+def _in_turn(
+    answers: Iterator[Answer],
+    turns: Sequence[int],
+    left: int,
+    codec: SlabCodec,
+    readers: Sequence[SlabReader] | None,
+    meter: LoaderMeter,
+) -> Generator[Delivered]:
+    """One batch of each worker in turn, out of the runs that they answer with."""
+    runs: dict[int, Iterator[Delivered]] = {}
+    for number in range(left):
+        worker = turns[number % len(turns)]
+        delivered = next(runs.get(worker, iter(())), None)
+        if delivered is None:
+            answer = next(answers, None)
+            if answer is None or answer.worker != worker:
+                raise InternalError(f"Worker {worker} was to answer with batches; {answer} came. Please report this.")
+            runs[worker] = _batches_of(answer, codec, readers, meter)
+            delivered = next(runs[worker])
+        yield delivered
+    next(answers, None)  # lets them end: the last one is out
+
+
+def _batches_of(
+    answer: Answer, codec: SlabCodec, readers: Sequence[SlabReader] | None, meter: LoaderMeter
+) -> Iterator[Delivered]:
+    """The batches of a run; each is counted when it is taken."""
+    waiting = sum(answer.run_rows)
+    rows_before = answer.tally[0] - waiting
+    for rows, batch in zip(answer.run_rows, codec.cut(_read(answer, readers), answer.run_rows), strict=True):
+        rows_before += rows
+        meter.received(answer.worker, (rows_before, *answer.tally[1:]))
+        yield answer.worker, answer.cursor, batch
+
+
+def _read(answer: Answer, readers: Sequence[SlabReader] | None) -> Any:
+    if answer.slab is None or readers is None:
+        return answer.batch
+    return readers[answer.worker].read(answer.slab)
