@@ -1,0 +1,160 @@
+"""Draws the pictures of docs/concepts from what loaders really deliver.
+
+    python scripts/draw_concepts.py [folder]        the folder is docs/concepts unless named
+
+A square is a row, its number the row's, its colour the chunk that it lies in. A line is a rank, a box a batch.
+"""
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils import StructuredDataset
+
+# Two files; one number a row group, which is one chunk here.
+FILES = {"a": (4, 4, 4), "b": (5, 2)}
+CHUNK_OF_ROW = np.repeat(np.arange(5), sum(FILES.values(), ()))
+COLORS = ("#4c78a8", "#72b7b2", "#54a24b", "#e45756", "#f58518")
+SIDE, GAP, LINE, LEFT = 22, 12, 34, 76
+
+Batches = list[list[int]]
+
+
+def write_files(folder: Path) -> Path:
+    """The data set of FILES; its only column numbers the rows."""
+    row = 0
+    for name, groups in FILES.items():
+        schema = pa.schema([("row", pa.int64())])
+        with pq.ParquetWriter(folder / f"{name}.parquet", schema) as writer:
+            for rows in groups:
+                writer.write_table(pa.table({"row": np.arange(row, row + rows)}, schema=schema))
+                row += rows
+    return folder
+
+
+def read(data: Path, num_ranks: int, state: dict[str, Any] | None = None, **options: Any) -> list[Batches]:
+    """The rows of every batch of every rank."""
+    ranks = []
+    for rank in range(num_ranks):
+        loader, _ = StructuredDataset.create_dataloader(
+            data, split_bytes=1, num_workers=0, num_ranks=num_ranks, rank=rank, **options
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        ranks.append([batch["row"].tolist() for batch in loader])
+    return ranks
+
+
+class Picture:
+    """An SVG that grows downwards."""
+
+    def __init__(self) -> None:
+        self.shapes: list[str] = []
+        self.width = 0
+        self.height = 4
+
+    def title(self, text: str) -> None:
+        """A line of text above what follows."""
+        self.height += 18
+        self.shapes.append(f'<text x="4" y="{self.height}" class="title">{text}</text>')
+        self.height += 10
+        self.width = max(self.width, 7 * len(text))
+
+    def ranks(self, ranks: list[Batches], faded_steps: int = 0) -> None:
+        """A line for each rank; batches of one step stand below each other. The first steps may be faded."""
+        num_steps = max(map(len, ranks))
+        widths = [max((len(r[step]) for r in ranks if step < len(r)), default=0) for step in range(num_steps)]
+        starts = LEFT + np.cumsum([0, *(width * SIDE + GAP for width in widths)])
+        for number, batches in enumerate(ranks):
+            self.shapes.append(f'<text x="4" y="{self.height + 16}">rank {number}</text>')
+            for step, batch in enumerate(batches):
+                self._batch(int(starts[step]), batch, opacity=0.3 if step < faded_steps else 1.0)
+            self.height += LINE
+        self.width = max(self.width, int(starts[-1]))
+        self.height += 6
+
+    def _batch(self, left: int, rows: list[int], opacity: float) -> None:
+        for place, row in enumerate(rows):
+            x, y, color = left + place * SIDE, self.height, COLORS[CHUNK_OF_ROW[row]]
+            self.shapes.append(
+                f'<g opacity="{opacity}"><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{color}"/>'
+                f'<text x="{x + SIDE / 2}" y="{y + 15}" class="row">{row}</text></g>'
+            )
+        place = f'x="{left - 2}" y="{self.height - 2}" width="{len(rows) * SIDE + 4}" height="{SIDE + 4}"'
+        self.shapes.append(f'<rect {place} class="box"/>')
+
+    def svg(self) -> str:
+        """The whole document."""
+        style = (
+            "text{font:12px sans-serif;fill:#444}.title{font-weight:bold}.row{fill:#fff;text-anchor:middle}"
+            ".box{fill:none;stroke:#444;stroke-width:1.5}"
+        )
+        shapes = "\n".join(self.shapes)
+        size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{style}</style>\n'
+            f'<rect width="100%" height="100%" fill="#fff"/>\n{shapes}\n</svg>\n'
+        )
+
+
+def draw_equal_steps(data: Path) -> str:
+    """Whole chunks, levelled rows, and drop_last, on three ranks."""
+    picture = Picture()
+    for title, options in {
+        'rank_sharding="chunks": every chunk stays on one rank, steps differ': {"rank_sharding": "chunks"},
+        'rank_sharding="rows": the same chunks, levelled; every row once, equal steps': {},
+        "drop_last=True: full batches only": {"drop_last": True},
+    }.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that steps differ, which is what is drawn
+            ranks = read(data, 3, batch_size=3, **options)
+        picture.title(title)
+        picture.ranks(ranks)
+    return picture.svg()
+
+
+def draw_state(data: Path) -> str:
+    """One step on three ranks, and the rest of the epoch on two."""
+    options = {"shuffle": True, "shuffle_rows": 6}
+    loader, _ = StructuredDataset.create_dataloader(
+        data, split_bytes=1, num_workers=0, num_ranks=3, rank=0, batch_size=3, **options
+    )
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    picture = Picture()
+    picture.title("three ranks, batches of 3: stopped after step 1 (pale: received)")
+    picture.ranks(read(data, 3, batch_size=3, **options), faded_steps=1)
+    picture.title("the same state on two ranks, batches of 4: what remains, every row once")
+    picture.ranks(read(data, 2, state=state, batch_size=4, **options))
+    return picture.svg()
+
+
+def draw_lanes(data: Path) -> str:
+    """Global batches of four rows, on one rank and on two."""
+    picture = Picture()
+    for num_ranks in (1, 2):
+        picture.title(f"num_lanes=4, lane_rows=1, {num_ranks} x batches of {4 // num_ranks}")
+        picture.ranks(read(data, num_ranks, batch_size=4 // num_ranks, shuffle=True, num_lanes=4, lane_rows=1))
+    return picture.svg()
+
+
+PICTURES = {"equal-steps.svg": draw_equal_steps, "state.svg": draw_state, "lanes.svg": draw_lanes}
+
+
+def main(folder: Path) -> None:
+    """Write all pictures."""
+    with tempfile.TemporaryDirectory() as home:
+        data = write_files(Path(home))
+        for name, draw in PICTURES.items():
+            (folder / name).write_text(draw(data))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs" / "concepts")
