@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.installed-demo: $(VENV)/.installed-demo
+$(VENV)/.installed-demo: $(VENV)/.installed
 	$(INSTALL) --editable ".[iceberg]"
 	@touch $@
 
@@ -59,6 +59,7 @@ docs: $(VENV)/.installed-docs
 bench: $(VENV)/.installed-test
 	@echo "benchmarks: $(BENCHMARKS)"
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@echo "results: benchmarks/results/*.json; what they mean: docs/performance.md"
 
 clean:
 	rm -rf $(VENV) .demo build dist site

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 from tests.discover.datasets import SCHEMA, write_parquet
 from torch_dataloader_utils.discover import scan_files
@@ -99,7 +100,8 @@ def test_storage_options_reach_the_client_and_no_text_of_the_inventory(root):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/opts/a.parquet", (root / "c.parquet").read_bytes())
     # dirfs takes its options only if they are passed through.
-    inventory = scan_files("dir://a.parquet", storage_options={"path": "/opts", "fs": memory})
+    options = {"path": "/opts", "fs": AsyncFileSystemWrapper(memory)}
+    inventory = scan_files("dir://a.parquet", storage_options=options)
     assert inventory.num_rows == 5
     assert "/opts" not in repr(inventory)
     memory.rm("/opts", recursive=True)
