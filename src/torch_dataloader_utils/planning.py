@@ -301,7 +301,8 @@ class Planner:
                 "max_tokens_per_batch needs the lengths of all rows, and this plan has none: ask the data set that "
                 "read them, with dataset.plan() or loader.plan."
             )
-        return cut_batches(self._recent_chunks.get(epoch, self._chunks), self.lengths, budget, self.options, epoch)
+        # Chunks of epoch 0 in every epoch: windows, and so the number of batches, stay the same.
+        return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:
         shared: dict[str, Any] = {

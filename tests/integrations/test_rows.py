@@ -60,8 +60,18 @@ def test_a_row_that_does_not_fit_is_refused_on_every_rank(reports: list[dict[str
     assert "part-0.parquet row group 5, with 51 tokens of 'row'" in refused
 
 
-def test_lightning_shards_and_shuffles_it(table: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fitted(table: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("lightning", reason="lightning is not installed")
-    found = run_job("lightning_rows_job", table, tmp_path)
-    for way in ("threads", "processes"):
-        check_sampled([report[way] for report in found])
+    return run_job("lightning_rows_job", table, tmp_path_factory.mktemp("fitted"))
+
+
+@pytest.mark.parametrize("way", ["threads", "processes"])
+def test_lightning_shards_and_shuffles_single_rows(fitted: list[dict[str, Any]], way: str) -> None:
+    check_sampled([report[way] for report in fitted])
+
+
+def test_lightning_takes_every_batch_of_a_token_budget(fitted: list[dict[str, Any]]) -> None:
+    """It takes the length of the first epoch for that of all."""
+    check_epochs([report["tokens"] for report in fitted], num_epochs=NUM_EPOCHS)
+    assert all(max(step) * len(step) <= 400 for report in fitted for step in report["tokens"])

@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.order import order_chunks
-from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, join_batches
+from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, cut_runs, join_batches
 from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
 
 MAX_TOKENS = 40
@@ -46,7 +46,7 @@ def make_plan(files, lengths, options, topology, epoch=0):
     """A fresh plan, and the length of every plan row."""
     space = make_space(files)
     lengths = np.resize(np.asarray(lengths), space.num_rows)
-    chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
+    chunks = order_chunks(chunk_row_groups(space, options), options, 0)
     batches = cut_batches(chunks, lengths, token_budget(options, topology), options, epoch)
     shared = {"space": space, "options": options, "epoch": epoch, "chunks": chunks}
     return TokenPlan(batches=batches, topology=topology, **shared), lengths
@@ -156,6 +156,33 @@ def test_batches_are_the_same_on_any_number_of_ranks_but_for_halves(made, num_ra
     assert all(any(part <= batch for batch in whole) for part in parts)
     if len(one) % num_ranks == 0:
         assert [batch for batches in many for batch in batches] == one
+
+
+@given(files, st.lists(st.integers(0, MAX_TOKENS), min_size=1, max_size=60), options, topologies)
+@settings(max_examples=50, deadline=None)
+def test_every_epoch_has_as_many_steps_and_rows(files, lengths, options, topology):
+    epochs = [make_plan(files, lengths, options, topology, epoch)[0] for epoch in range(3)]
+    assert len({plan.rank_steps.tobytes() for plan in epochs}) == 1
+    assert len({len(plan.batches) for plan in epochs}) == 1
+    assert all(plan.repeated_rows == epochs[0].repeated_rows for plan in epochs)
+
+
+@given(files, options)
+@settings(max_examples=100, deadline=None)
+def test_runs_are_whole_chunks_and_windows_about_as_large_as_asked(files, options):
+    space = make_space(files)
+    chunks = chunk_row_groups(space, options)
+    runs = cut_runs(chunks, options)
+    found = []
+    for run in runs:
+        pieces = list(zip(run.windows.piece_start.tolist(), run.windows.piece_stop.tolist(), strict=True))
+        found.append({row for start, stop in pieces for row in range(start, stop)})
+        assert run.rows.max() <= options.shuffle_rows
+        assert run.num_rows == len(found[-1])
+        assert len(runs) == 1 or run.rows[0] > options.shuffle_rows * 0.6
+    assert sum(map(len, found)) == space.num_rows
+    of_chunks = [set(range(start, stop)) for start, stop in zip(chunks.start, chunks.stop, strict=True)]
+    assert all(sum(chunk <= run for run in found) == 1 for chunk in of_chunks)
 
 
 @given(

@@ -13,20 +13,34 @@ import numpy as np
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.window import cut_windows
 
+# Of the words of purpose CHUNKS; number 0 orders chunks.
+_RUNS = 1
+# Windows that a run of chunks holds at least: they are cut equal, so with two each has more than two thirds of
+# `shuffle_rows`. More would leave small data sets with few runs to permute.
+_WINDOWS_PER_RUN = 2
+
 
 def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: PlanOptions, epoch: int) -> Units:
     """All batches of an epoch in their order, one window unit a batch; windows are cut from all chunks.
 
-    lengths: of every plan row. The batches of a window come in random order, windows in that of the chunks.
+    Windows hold the same rows in every epoch, so that every epoch has as many batches. What depends on (seed, epoch):
+    the order of the runs of chunks that windows are cut from, the order of batches in a window, and which of equally
+    long rows share a batch.
+
+    chunks: in an order that is the same for every epoch. lengths: of every plan row.
     """
-    lane = cut_windows(chunks, options.shuffle_rows or chunks.num_rows, options.interleave)
-    windows = lane.windows
+    runs = cut_runs(chunks, options)
+    if options.shuffle:
+        order = permutation(len(runs), seed=options.seed, epoch=epoch, purpose=Purpose.CHUNKS, index=_RUNS)
+        runs = [runs[run] for run in order.tolist()]
+    windows = Units.concat(runs).windows
     rows = [
         budget.batch_rows(
             np.concatenate([lengths[start:stop] for start, stop in zip(*windows.pieces(window), strict=True)]),
@@ -41,6 +55,32 @@ def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: P
     start = stop - np.concatenate([np.zeros(0, dtype=np.int64), *rows])
     window = np.repeat(np.arange(len(rows)), [len(sizes) for sizes in rows])
     return Units(start=start, stop=stop, window=window, windows=windows)
+
+
+def cut_runs(chunks: Units, options: PlanOptions) -> list[Units]:
+    """The windows of each run of neighbouring chunks: at most `shuffle_rows` rows, and about equal ones.
+
+    A run has at least `interleave` chunks and rows for two windows, if there are as many. No row group lies in two
+    runs: runs can be permuted without keeping a row group in memory from one window to a far one.
+
+        shuffle_rows=4, interleave=2, chunks a (6 rows), b (3), c (5), d (5)
+        a1 a2 b1 | a3 a4 b2 | a5 a6 b3      and      c1 c2 d1 d2 | c3 c4 d3 d4 | c5 d5
+    """
+    window_rows = options.shuffle_rows or max(1, chunks.num_rows)
+    least_rows = _WINDOWS_PER_RUN * window_rows
+    ends = np.cumsum(chunks.rows)
+    runs, first = [], 0
+    while first < len(chunks):
+        before = int(ends[first] - chunks.rows[first])
+        stop = max(first + options.interleave, int(np.searchsorted(ends, before + least_rows)) + 1)
+        left = len(chunks) - stop
+        if left < options.interleave or ends[-1] - ends[stop - 1] < least_rows:
+            stop = len(chunks)
+        run = chunks.take(slice(first, stop))
+        num_windows = -(-run.num_rows // window_rows)
+        runs.append(cut_windows(run, -(-run.num_rows // num_windows), options.interleave))
+        first = stop
+    return runs
 
 
 def join_batches(batches: Units) -> Units:
