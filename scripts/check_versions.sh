@@ -10,7 +10,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-read -r -a tests <<<"${TESTS:-tests/plan tests/discover tests/read tests/shape tests/stream tests/compat tests/packaging}"
+read -r -a tests <<<"${TESTS:-tests/plan tests/discover tests/read tests/shape tests/stream tests/compat tests/packaging tests/structured/test_messages.py}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
