@@ -2,8 +2,10 @@
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.cli.shell import one_line, tdu, tdu_json
+from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils.tokens import IndexedDataset
 
 
@@ -34,3 +36,20 @@ def test_ids_beyond_the_vocabulary_are_a_data_problem(tmp_path):
         )
     )
     assert "the vocabulary has 100" in line
+
+
+def test_an_iceberg_table_is_a_source(tmp_path):
+    table = TableWriter(tmp_path / "table")
+    table.evolve(field_of(1, "row", "long"), list_of_ints(2, "tokens"))
+    path = table.append([{"row": row, "tokens": [row] * 2} for row in range(6)])
+    table.delete_positions([(path, 4)])
+    prefix = tmp_path / "corpus"
+    report = tdu_json("tokens", "build", table.metadata, prefix, "--column", "tokens", "--filter", "row > 1")
+    assert report["document_count"] == 3
+    assert [tokens.tolist() for tokens in IndexedDataset(str(prefix))] == [[2, 2], [3, 3], [5, 5]]
+    line = one_line(tdu("tokens", "build", tmp_path, prefix, "--column", "tokens", "--filter", "row > 1", code=2))
+    assert "Iceberg" in line
+
+
+def list_of_ints(field_id, name):
+    return NestedField(field_id, name, ListType(field_id + 10, IntegerType(), element_required=False), required=False)

@@ -243,9 +243,6 @@ def test_sources_that_are_not_there_or_not_known(tmp_path: Path) -> None:
         build_corpus(tmp_path / "x.txt", out, column="tokens")
     with pytest.raises(CorruptFileError, match="cannot be opened as parquet"):
         build_corpus(tmp_path / "x.txt", out, column="tokens", file_format="parquet")
-    _write(tmp_path / "rowless.parquet", [])
-    with pytest.raises(ConfigError, match="remote"):
-        build_corpus(tmp_path / "rowless.parquet", "memory://out", column="tokens")
 
 
 def test_remote_sources(directory: Path, tmp_path: Path) -> None:

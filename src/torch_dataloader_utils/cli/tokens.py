@@ -5,20 +5,23 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
-from torch_dataloader_utils.cli.source import parse_pairs
+from torch_dataloader_utils.cli.source import DataSource, parse_pairs
+from torch_dataloader_utils.errors import ConfigError
 
 _EXAMPLES = """\b
 Examples:
   tdu tokens build shards/ corpus --column tokens --vocabulary 50257
   tdu tokens build "text/*.parquet" corpus --column text --tokenizer tokenizer.json --eod 0 --workers 8
+  tdu tokens build db.documents s3://bucket/corpus --catalog prod --column tokens
 
-Writes corpus.bin and corpus.idx. After a failure the same command goes on with the parts that are done.
+Writes corpus.bin and corpus.idx. After a failure the same command goes on with the parts that are done. A source may
+be an Iceberg table: its name with --catalog, or the place of its metadata.json.
 """
 
 
@@ -38,8 +41,17 @@ def command() -> None:
 @click.option("--skip-nulls", "skips_nulls", is_flag=True, help="Leave null rows out, and count them.")
 @click.option("--outputs", "output_count", default=1, show_default=True, help="Corpora to write.")
 @click.option("--workers", default=1, show_default=True, help="Processes.")
-@click.option("--format", "file_format", type=click.Choice(["parquet", "orc"]), help="Where names have no ending.")
+@click.option(
+    "--format", "file_format", type=click.Choice(["parquet", "orc", "iceberg"]), help="Where names have no ending."
+)
+@click.option("--filter", "filter_text", metavar="TEXT", help="Iceberg: only rows for which it is true.")
+@click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; the source is a table.")
+@click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog.")
+@click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Iceberg snapshot; else the present one.")
 @click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
+@click.option(
+    "--output-option", "output_storage", multiple=True, metavar="KEY=VALUE", help="For the output's, if others."
+)
 @click.option("--overwrite", "overwrites", is_flag=True, help="Replace corpora that are there.")
 @json_option
 def build(
@@ -47,21 +59,40 @@ def build(
     output_prefix: str,
     tokenizer: str | None,
     workers: int,
+    file_format: str | None,
+    filter_text: str | None,
+    catalog: str | None,
+    catalog_options: tuple[str, ...],
+    snapshot_id: int | None,
     storage: tuple[str, ...],
+    output_storage: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
     """A column of token lists, or of text, to OUTPUT_PREFIX.bin and .idx."""
     from torch_dataloader_utils.tokens import TokenizerFile, build_corpus
 
+    properties = parse_pairs(catalog_options, "--catalog-option")
+    source = DataSource(
+        paths=sources,
+        format=file_format or "parquet",
+        filter_text=filter_text,
+        storage=parse_pairs(storage, "--option"),
+        catalog=(properties if catalog is None else {**properties, "name": catalog}) or None,
+        snapshot_id=snapshot_id,
+    )
+    if not source.is_table and (filter_text is not None or snapshot_id is not None):
+        raise ConfigError("--filter and --snapshot are for Iceberg tables here; name one, or leave them out.")
     with ExitStack() as stack:
         executor = stack.enter_context(_pool(workers)) if workers > 1 else None
         report = build_corpus(
-            list(sources),
+            source.dataset() if source.is_table else list(sources),
             output_prefix,
             tokenizer=None if tokenizer is None else TokenizerFile(tokenizer),
             executor=executor,
-            storage_options=parse_pairs(storage, "--option") or None,
+            file_format=None if source.is_table else cast("Any", file_format),
+            storage_options=dict(source.storage) or None,
+            output_options=parse_pairs(output_storage, "--output-option") or None,
             on_progress=_progress(),
             **options,
         )

@@ -1,30 +1,29 @@
 """Corpora from columns: a plan of parts, parts built by any executor, parts joined in order."""
 
-import contextlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from torch_dataloader_utils.errors import ConfigError, DataError, FileChangedError, NoDataError
-from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder, merge_corpora
+from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
+from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.corpus_plan import (
-    PART_KEY_LETTERS,
     CorpusOptions,
-    Part,
+    CorpusPart,
+    digest_part,
     divide_parts,
-    identify_source,
     list_sources,
     plan_parts,
 )
-from torch_dataloader_utils.tokens.documents import DataFile, DocumentBatch, FileFormat, Tokenizer, split_documents
+from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, open_parts
+from torch_dataloader_utils.tokens.corpus_table import plan_table_parts
+from torch_dataloader_utils.tokens.documents import DocumentBatch, FileFormat, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
-from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, bin_path, index_path
-from torch_dataloader_utils.tokens.publish import write_atomically
-from torch_dataloader_utils.tokens.ranges import is_remote
+from torch_dataloader_utils.tokens.indexed_dataset import bin_path, index_path
 
 _DEFAULT_PART_BYTES = 256 << 20
 
@@ -58,22 +57,14 @@ class CorpusReport:
     reused_parts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartReceipt:
-    """Written beside a part when it is complete, so that another run can take it as it is."""
-
-    document_count: int
-    token_count: int
-    null_documents: int
-    empty_documents: int
-
+Sources = str | Path | Sequence[str | Path] | TableDataset
 
 # Parts done, parts in all, tokens so far.
 Progress = Callable[[int, int, int], None]
 
 
 def build_corpus(
-    sources: str | Path | Sequence[str | Path],
+    sources: Sources,
     output_prefix: str | Path,
     *,
     column: str,
@@ -88,6 +79,7 @@ def build_corpus(
     on_progress: Progress | None = None,
     file_format: FileFormat | None = None,
     storage_options: dict[str, Any] | None = None,
+    output_options: dict[str, Any] | None = None,
     overwrites: bool = False,
 ) -> CorpusReport:
     """Turn a column of token lists, or of text, into one corpus or several.
@@ -97,8 +89,10 @@ def build_corpus(
     a failure the same call goes on with what is there. Corpora appear under their names when they are complete.
 
     Args:
-        sources: Parquet and ORC files, globs or directories, local or remote.
-        output_prefix: local path of the corpus, without an ending.
+        sources: Parquet and ORC files, globs or directories, local or remote; or a data set, such as
+            IcebergDataset(table, catalog), whose rows of all ranks are taken: deletes and its `filters` apply.
+        output_prefix: path or URL of the corpus, without an ending. A remote one is uploaded part by part, and is
+            there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
         tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its name (or its
             `fingerprint`) tells whether old parts can be used: remove the parts after changing its body.
@@ -111,16 +105,18 @@ def build_corpus(
         executor: runs the tasks; None runs them here, one by one.
         on_progress: called with (parts done, parts in all, tokens so far).
         file_format: "parquet" or "orc" for files whose ending says nothing.
-        storage_options: for fsspec.
+        storage_options: for fsspec; a data set has its own.
+        output_options: for a remote output, if they are others.
         overwrites: replace corpora that are there.
 
     Raises:
         NoDataError: no file, or no row in any.
-        ConfigError: a remote output, corpora that exist, or more outputs than parts.
+        ConfigError: corpora that exist, more outputs than parts, or a data set that gives no stored rows.
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and group.
-        FileChangedError: a source changed after it was planned.
+        FileChangedError: a source changed after it was planned. StoreError: a store failed.
     """
     prefix = str(output_prefix)
+    store = open_parts(prefix, storage_options if output_options is None else output_options)
     chosen = DTYPES[dtype_code(select_dtype(vocabulary_size) if dtype is None else dtype)]
     options = CorpusOptions(
         column=column,
@@ -130,18 +126,17 @@ def build_corpus(
         vocabulary_size=vocabulary_size,
         skips_nulls=skips_nulls,
     )
-    outputs = _name_outputs(prefix, output_count, overwrites=overwrites)
-    parts = plan_parts(list_sources(sources, file_format, storage_options), part_bytes, storage_options)
+    outputs = _name_outputs(prefix, output_count, store, overwrites=overwrites)
+    parts = _plan(sources, column, part_bytes, file_format, storage_options)
     if not parts:
         raise NoDataError(f"The sources of {prefix} have no rows.")
     if len(parts) < output_count:
         raise ConfigError(f"{len(parts)} parts do not make {output_count} corpora. Ask for fewer, or lower part_bytes.")
-    directory = Path(f"{prefix}.parts")
-    directory.mkdir(parents=True, exist_ok=True)
-    receipts, reused_parts = _build_parts(parts, options, directory, executor, on_progress, storage_options)
+    store.prepare()
+    receipts, reused_parts = _build_parts(parts, options, store, executor, on_progress, storage_options)
     for output, own_parts in zip(outputs, divide_parts(parts, output_count), strict=True):
-        merge_corpora([str(directory / part.key(options)) for part in own_parts], output)
-    _remove_parts(directory)
+        store.join([digest_part(part, options) for part in own_parts], output)
+    store.remove()
     return CorpusReport(
         prefixes=tuple(outputs),
         document_count=sum(receipt.document_count for receipt in receipts),
@@ -152,33 +147,44 @@ def build_corpus(
     )
 
 
-def _name_outputs(prefix: str, output_count: int, *, overwrites: bool) -> list[str]:
-    if is_remote(prefix):
-        raise ConfigError(f"A corpus is written to a local path, and copied from there; {prefix} is remote.")
+def _plan(
+    sources: Sources,
+    column: str,
+    part_bytes: int,
+    file_format: FileFormat | None,
+    storage_options: dict[str, Any] | None,
+) -> list[CorpusPart]:
+    if isinstance(sources, TableDataset):
+        return [*plan_table_parts(sources, column, part_bytes)]
+    return [*plan_parts(list_sources(sources, file_format, storage_options), part_bytes, storage_options)]
+
+
+def _name_outputs(prefix: str, output_count: int, store: PartStore, *, overwrites: bool) -> list[str]:
     if output_count < 1:
         raise ConfigError(f"output_count must be at least 1; {output_count} was given.")
     names = [f"{prefix}-{number:05d}-of-{output_count:05d}" for number in range(output_count)]
     outputs = names if output_count > 1 else [prefix]
     for output in outputs:
-        if not overwrites and IndexedDataset.exists(output):
+        if not overwrites and store.exists(output):
             raise ConfigError(f"The corpus {output} exists. Pass overwrites=True to replace it.")
     return outputs
 
 
 def _build_parts(
-    parts: Sequence[Part],
+    parts: Sequence[CorpusPart],
     options: CorpusOptions,
-    directory: Path,
+    store: PartStore,
     executor: Executor | None,
     on_progress: Progress | None,
     storage_options: dict[str, Any] | None,
 ) -> tuple[list[PartReceipt], int]:
     """The receipts of all parts, and how many were there before."""
-    known = {number: receipt for number, part in enumerate(parts) if (receipt := _find(part, options, directory))}
+    found = [store.find(digest_part(part, options)) for part in parts]
+    known = {number: receipt for number, receipt in enumerate(found) if receipt is not None}
     missing = [number for number in range(len(parts)) if number not in known]
     tokens = sum(receipt.token_count for receipt in known.values())
     reused_parts = len(known)
-    arguments = [(parts[number], options, directory, storage_options) for number in missing]
+    arguments = [(parts[number], options, store, storage_options) for number in missing]
     futures = [] if executor is None else [executor.submit(build_part, *each) for each in arguments]
     try:
         for place, number in enumerate(missing):
@@ -192,51 +198,31 @@ def _build_parts(
     return [known[number] for number in range(len(parts))], reused_parts
 
 
-def _remove_parts(directory: Path) -> None:
-    """Remove what builds of this corpus have written, and the directory unless it holds something else."""
-    for path in directory.iterdir():
-        if len(path.stem) == PART_KEY_LETTERS and path.suffix in (".bin", ".idx", ".json"):
-            path.unlink()
-    with contextlib.suppress(OSError):
-        directory.rmdir()
-
-
-def _receipt_path(part: Part, options: CorpusOptions, directory: Path) -> Path:
-    return directory / f"{part.key(options)}.json"
-
-
-def _find(part: Part, options: CorpusOptions, directory: Path) -> PartReceipt | None:
-    path = _receipt_path(part, options, directory)
-    return PartReceipt(**json.loads(path.read_bytes())) if path.exists() else None
-
-
 def build_part(
-    part: Part, options: CorpusOptions, directory: Path, storage_options: dict[str, Any] | None
+    part: CorpusPart, options: CorpusOptions, store: PartStore, storage_options: dict[str, Any] | None
 ) -> PartReceipt:
     """Write one part as a corpus, then its receipt; the function that executors run."""
-    if identify_source(part.file.path, storage_options) != part.file.identity:
-        raise FileChangedError(f"{part.file.path} changed while the corpus was built. Start again.")
-    prefix = str(directory / part.key(options))
+    return store.write(digest_part(part, options), lambda prefix: _write_part(prefix, part, options, storage_options))
+
+
+def _write_part(
+    prefix: str, part: CorpusPart, options: CorpusOptions, storage_options: dict[str, Any] | None
+) -> PartReceipt:
     null_documents = empty_documents = 0
-    source = DataFile(part.file.path, part.file.format, storage_options)
-    try:
-        with IndexedDatasetBuilder(bin_path(prefix), dtype=options.dtype) as builder:
-            for group in range(part.start_group, part.stop_group):
-                where = f"{part.file.path} group {group} column {options.column!r}"
-                column = source.read_column(group, options.column)
+    with IndexedDatasetBuilder(bin_path(prefix), dtype=options.dtype) as builder:
+        with closing(part.read(options.column, storage_options)) as columns:
+            for where, column in columns:
                 batch = split_documents(column, options.tokenizer, skips_nulls=options.skips_nulls, where=where)
                 null_documents += batch.null_count
                 empty_documents += _add_batch(builder, batch, options, where)
-            counts = (builder.document_count, builder.token_count)
-            builder.finalize(index_path(prefix))
-    finally:
-        source.close()
-    receipt = PartReceipt(
-        document_count=counts[0], token_count=counts[1], null_documents=null_documents, empty_documents=empty_documents
+        document_count, token_count = builder.document_count, builder.token_count
+        builder.finalize(index_path(prefix))
+    return PartReceipt(
+        document_count=document_count,
+        token_count=token_count,
+        null_documents=null_documents,
+        empty_documents=empty_documents,
     )
-    with write_atomically(_receipt_path(part, options, directory)) as file:
-        file.write(json.dumps(asdict(receipt)).encode())
-    return receipt
 
 
 def _add_batch(builder: IndexedDatasetBuilder, batch: DocumentBatch, options: CorpusOptions, where: str) -> int:

@@ -4,16 +4,17 @@ import hashlib
 import itertools
 import json
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 
-from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError
 from torch_dataloader_utils.tokens.documents import DataFile, FileFormat, Tokenizer
 from torch_dataloader_utils.tokens.ranges import FileIdentity, FsspecStore, identify_local, is_remote
 
@@ -26,6 +27,8 @@ _FOOTER_THREADS = 16
 _PART_VERSION = 1
 
 PART_KEY_LETTERS = 32
+
+AnyPart = TypeVar("AnyPart", bound="CorpusPart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,27 @@ class CorpusOptions:
         }
 
 
+class CorpusPart(Protocol):
+    """What one task writes as a small corpus of its own; picklable."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes it unpacks to."""
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that its rows depend on, as JSON values."""
+
+    def read(self, column: str, storage_options: dict[str, Any] | None) -> Generator[tuple[str, pa.Array]]:
+        """The column group by group, in order, each with words for messages that say where it is from."""
+
+
+def digest_part(part: CorpusPart, options: CorpusOptions) -> str:
+    """A name for everything the part's bytes depend on."""
+    content = {"version": _PART_VERSION, "options": options.describe(), **part.describe()}
+    encoded = json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(encoded, digest_size=PART_KEY_LETTERS // 2).hexdigest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
     """A data file as it was planned."""
@@ -65,26 +89,32 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Neighbouring groups [start, stop) of one file: what one task writes as a small corpus of its own."""
+    """Neighbouring groups [start, stop) of one file: a `CorpusPart`."""
 
     file: SourceFile
     start_group: int
     stop_group: int
     size_bytes: int
 
-    def key(self, options: CorpusOptions) -> str:
-        """A digest of everything the part's bytes depend on."""
-        content = {
-            "version": _PART_VERSION,
+    def describe(self) -> dict[str, Any]:
+        """See `CorpusPart`."""
+        return {
             "path": self.file.path,
             "format": self.file.format,
             "identity": [self.file.identity.size_bytes, self.file.identity.tag],
             "groups": [self.start_group, self.stop_group],
-            "options": options.describe(),
         }
-        return hashlib.blake2b(
-            json.dumps(content, sort_keys=True).encode(), digest_size=PART_KEY_LETTERS // 2
-        ).hexdigest()
+
+    def read(self, column: str, storage_options: dict[str, Any] | None) -> Generator[tuple[str, pa.Array]]:
+        """See `CorpusPart`."""
+        if identify_source(self.file.path, storage_options) != self.file.identity:
+            raise FileChangedError(f"{self.file.path} changed while the corpus was built. Start again.")
+        source = DataFile(self.file.path, self.file.format, storage_options)
+        try:
+            for group in range(self.start_group, self.stop_group):
+                yield f"{self.file.path} group {group} column {column!r}", source.read_column(group, column)
+        finally:
+            source.close()
 
 
 def identify_source(path: str, storage_options: dict[str, Any] | None) -> FileIdentity:
@@ -161,7 +191,7 @@ def _read_group_bytes(file: SourceFile, storage_options: dict[str, Any] | None) 
         data.close()
 
 
-def divide_parts(parts: Sequence[Part], output_count: int) -> list[list[Part]]:
+def divide_parts(parts: Sequence[AnyPart], output_count: int) -> list[list[AnyPart]]:
     """Neighbouring parts for each output, about equal in bytes; each output has one at least."""
     ends = np.cumsum([part.size_bytes for part in parts], dtype=np.float64)
     targets = ends[-1] * np.arange(1, output_count) / output_count
