@@ -1,8 +1,10 @@
 """`num_ranks="auto"`, meshes and the warnings of loaders that nobody shares, without starting processes."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -41,6 +43,24 @@ def test_a_launcher_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert resolve_ranks("auto", 0) == (4, 3)
+
+
+def test_a_worker_of_ray_train_is_asked_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands in for Ray, whose workers take minutes to start: tests/examples runs the real one, where it is installed.
+    context = SimpleNamespace(get_world_size=lambda: 4, get_world_rank=lambda: 2)
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=lambda: context))
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    monkeypatch.setenv("RANK", "8")
+    assert resolve_ranks("auto", 0) == (4, 2)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, DeprecationWarning])
+def test_ray_outside_of_its_workers_is_not_asked(monkeypatch: pytest.MonkeyPatch, raised: type[Exception]) -> None:
+    def get_context() -> None:
+        raise raised("not in a worker")
+
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=get_context))
+    assert resolve_ranks("auto", 0) == (1, 0)
 
 
 def test_half_a_launcher_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
