@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.shape.memory import join, join_lists
+from torch_dataloader_utils.shape.memory import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
@@ -57,15 +58,17 @@ def join_rows(parts: Sequence[Any]) -> Any:
 
 
 def _join_columns(name: str, columns: Sequence[Any]) -> Any:
-    kinds = {_kind(column) for column in columns}
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"The sources of a blend per sample differ in column {name!r}: {' and '.join(sorted(map(str, kinds)))}. "
-            "Write them with one type, or choose columns that agree."
-        )
-    match columns[0]:
+    first = columns[0]
+    for other in columns[1:]:
+        if not _is_like(first, other):
+            raise ConfigError(
+                f"The sources of a blend per sample differ in column {name!r}: {_kind(first)} and {_kind(other)}. "
+                "Write them with one type, or choose columns that agree."
+            )
+    match first:
         case Tensor():
-            return join(columns)
+            # The parts of one batch are small: memory of the shape stage's pool would cost more than the copy.
+            return torch.cat(list(columns))
         case Ragged():
             return Ragged(*join_lists([each.values for each in columns], [each.offsets for each in columns]))
         case np.ndarray():
@@ -74,15 +77,27 @@ def _join_columns(name: str, columns: Sequence[Any]) -> Any:
             return [value for column in columns for value in column]
 
 
-def _kind(column: Any) -> tuple[Any, ...]:
-    """What columns must share to be joined."""
+def _is_like(first: Any, other: Any) -> bool:
+    """Whether two columns can be joined."""
+    match first:
+        case Tensor() | np.ndarray():
+            is_same_type = type(other) is type(first) and other.dtype == first.dtype
+            return is_same_type and other.shape[1:] == first.shape[1:]
+        case Ragged():
+            return isinstance(other, Ragged) and _is_like(first.values, other.values)
+        case _:
+            return not isinstance(other, Tensor | np.ndarray | Ragged)
+
+
+def _kind(column: Any) -> str:
+    """What `_is_like` looks at, in words."""
     match column:
         case Tensor() | np.ndarray():
-            return (type(column).__name__, str(column.dtype), tuple(column.shape[1:]))
+            return f"{type(column).__name__} {column.dtype} {[*column.shape[1:]]}"
         case Ragged():
-            return ("Ragged", str(column.values.dtype), tuple(column.values.shape[1:]))
+            return f"Ragged of {_kind(column.values)}"
         case _:
-            return ("list",)
+            return "list"
 
 
 def _check_alike(first: Any, other: Any) -> None:

@@ -1,0 +1,71 @@
+"""What does blending cost? Two streams blended, against the same two drained one after the other.
+
+python benchmarks/blend.py [GiB of the table] [runs]
+
+Both halves of a table of 51 columns, batches of 1,024 rows, in threads. Wall clock and processor seconds of the process
+are both shown: on a machine with other work the second says more. The picks alone are measured too, without any data.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+from data import tabular
+from measure import alternate, report
+
+from torch_dataloader_utils import StructuredDataset, blend, scan_files
+from torch_dataloader_utils.tokens import blend_by_weight
+
+ROWS = 1024
+PICKS = 10_000_000
+
+
+def drain(loader) -> int:
+    """One pass; touches every batch and nothing in it."""
+    return sum(batch.num_rows for batch in loader)
+
+
+def processor_seconds(cases: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
+    """Least processor seconds of each case, the cases in turn."""
+    least = dict.fromkeys(cases, float("inf"))
+    for _ in range(runs):
+        for name, run in cases.items():
+            start = time.process_time()
+            run()
+            least[name] = min(least[name], time.process_time() - start)
+    return least
+
+
+def main() -> None:
+    gib = float(sys.argv[1]) if len(sys.argv) > 1 else 0.5
+    runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    paths = sorted(map(str, tabular(gib).glob("*.parquet")))
+    halves = [paths[0::2], paths[1::2]]
+    inventories = [scan_files(half) for half in halves]
+
+    def loaders():
+        return [
+            StructuredDataset.create_dataloader(half, inventory=inventory, batch_size=ROWS, num_workers=0)[0]
+            for half, inventory in zip(halves, inventories, strict=True)
+        ]
+
+    def blended(per, weights=(0.5, 0.5)):
+        return drain(blend(loaders(), weights, per=per, stop="all_exhausted"))
+
+    limit = "sources one after the other"
+    cases = {
+        limit: lambda: sum(map(drain, loaders())),
+        "blend, whole batches": lambda: blended("batch"),
+        "blend, mixed rows": lambda: blended("sample"),
+    }
+    rows = cases[limit]()
+    report("blend", alternate(cases, runs=runs), limit=limit, unit="rows", amount=rows)
+    spent = processor_seconds(cases, runs)
+    for name, seconds in spent.items():
+        print(f"  {name:<44} {rows / seconds:>14,.0f} rows a processor second, {spent[limit] / seconds:.3f} of limit")
+    picks = processor_seconds({"picks": lambda: blend_by_weight([0.7, 0.2, 0.1], PICKS)}, runs)["picks"]
+    print(f"  {PICKS / picks:,.0f} picks of three data sets a processor second, map-style index")
+
+
+if __name__ == "__main__":
+    main()
