@@ -115,8 +115,7 @@ class SlabLayout:
         return picked
 
 
-@dataclass(frozen=True, slots=True)
-class SlabDescriptor:
+class SlabDescriptor(NamedTuple):
     """What changes from batch to batch beside the slab: the parts that are no dense tensors, and the row count."""
 
     objects: tuple[Any, ...]

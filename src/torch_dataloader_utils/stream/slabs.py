@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ _SPARE = 1.2
 _ALIGNMENT_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlabMessage:
+class SlabMessage(NamedTuple):
     """What travels through the queue for one batch.
 
     slab: number of the worker's slab. buffer: the slab itself, the first time it is used.
