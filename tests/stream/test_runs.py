@@ -1,0 +1,111 @@
+"""Runs: batches that travel from a worker process as one arrive as the batches that they are."""
+
+import json
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import Ragged, StructuredDataset, TensorBatch
+from torch_dataloader_utils.stream.processes import run_length
+from torch_dataloader_utils.stream.tickets import count_tickets
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 workers, on purpose
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_cut_batches_are_the_rows_in_turn(rows):
+    total = sum(rows)
+    lengths = torch.arange(total) % 3
+    batch = TensorBatch(
+        {
+            "x": torch.arange(total),
+            "matrix": torch.arange(2 * total).view(2, total).t(),
+            "list": Ragged(
+                torch.arange(int(lengths.sum())), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+            ),
+            "name": [str(row) for row in range(total)],
+        }
+    )
+    pieces = list(batch.cut(rows))
+    assert [piece.num_rows for piece in pieces] == rows
+    for piece, (start, stop) in zip(pieces, pairwise(accumulate(rows, initial=0)), strict=True):
+        assert torch.equal(piece["x"], batch["x"][start:stop])
+        assert torch.equal(piece["matrix"], batch["matrix"][start:stop])
+        assert piece["name"] == batch["name"][start:stop]
+        assert [values.tolist() for values in piece["list"]] == [values.tolist() for values in batch["list"]][
+            start:stop
+        ]
+
+
+def test_a_batch_without_columns_is_cut_by_its_row_count():
+    assert [piece.num_rows for piece in TensorBatch(num_rows=5).cut([2, 3])] == [2, 3]
+
+
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 7))
+def test_tickets_dealt_in_turn_reach_every_worker_as_often_as_it_has_runs(batches, workers, length):
+    runs = [-(-len(range(worker, batches, workers)) // length) for worker in range(workers)]
+    tickets = count_tickets(batches, workers, length)
+    assert [len(range(worker, tickets, workers)) for worker in range(workers)] == runs
+
+
+def load(folder, **options):
+    return StructuredDataset.create_dataloader(str(folder), **{"shuffle": True, "split_rows": 90, **options})
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """400 rows in three row groups, so that a run of batches of 6 rows has 22 of them, and most batches cross none."""
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, [[200, 90], [110]])
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_rows": 50}, {"num_lanes": 36, "lane_rows": 1}])
+def test_batches_states_and_counts_are_the_same_one_by_one_and_in_runs(table, num_workers, options):
+    loader, dataset = load(table, batch_size=6, num_workers=num_workers, **options)
+    works = dataset.plan().worker_inputs(0)
+    assert run_length(works, dataset.pipeline) > 3
+    single, _ = load(table, batch_size=6, num_workers=num_workers, transform=lambda batch: batch, **options)
+    seen = 0
+    for batch, alone in zip(loader, single, strict=True):
+        assert check_batch(batch) == check_batch(alone)
+        assert json.dumps(loader.state_dict()) == json.dumps(single.state_dict())
+        seen += batch.num_rows
+        assert loader.metrics().rows == seen
+
+
+@pytest.mark.parametrize("stop", [1, 7, 24, 25, 66])
+def test_a_resumed_pass_in_runs_gives_the_rest(table, stop):
+    options = {"batch_size": 6, "num_workers": 2}
+    loader, _ = load(table, **options)
+    expected = [check_batch(batch) for batch in loader]
+    batches = iter(loader)
+    came = [check_batch(next(batches)) for _ in range(stop)]
+    state = loader.state_dict()
+    del batches
+    resumed, _ = load(table, **options)
+    resumed.load_state_dict(state)
+    assert came + [check_batch(batch) for batch in resumed] == expected
+
+
+def test_a_run_has_no_more_rows_than_a_row_group_and_no_more_bytes_than_some_megabytes(tmp_path):
+    rows = 3_000_000
+    pq.write_table(pa.table({"x": np.zeros(rows)}), tmp_path / "wide.parquet", row_group_size=rows)
+    _, wide = load(tmp_path, batch_size=1000, num_workers=1, split_rows=None)
+    assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == (4 << 20) // 8000
+    folder = tmp_path / "short"
+    folder.mkdir()
+    write_table(folder, [[20, 20, 20]])
+    _, short = load(folder, batch_size=6, num_workers=1)
+    assert run_length(short.plan().worker_inputs(0), short.pipeline) == 3
+    _, large = load(folder, batch_size=64, num_workers=1)
+    assert run_length(large.plan().worker_inputs(0), large.pipeline) == 1
