@@ -1,10 +1,10 @@
 """Distributed training with checkpoints: the whole program, to start from.
 
-    make demo                                              # writes the data that this reads
-    torchrun --nproc-per-node 2 examples/ddp_train.py      # trains; stop it at any time with ctrl-c
-    torchrun --nproc-per-node 1 examples/ddp_train.py      # goes on where it stood, on one rank
+    torchrun --nproc-per-node 2 -m examples.ddp_train      # trains; stop it at any time with ctrl-c
+    torchrun --nproc-per-node 1 -m examples.ddp_train      # goes on where it stood, on one rank
 
-With GPUs: backend "nccl", `torch.cuda.set_device(local rank)`, and `batch.to("cuda", non_blocking=True)`.
+Every epoch ends with an audit: did all ranks together receive every row once? With GPUs: backend "nccl",
+`torch.cuda.set_device(local rank)`, and `batch.to("cuda", non_blocking=True)`.
 """
 
 import argparse
@@ -12,29 +12,27 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from examples.trips import FEATURES, audit, find_trips
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dataloader_utils import StructuredDataset
 
-FEATURES = ["distance", "minutes", "passengers"]
 
-
-def main(data: str, checkpoint: Path, epochs: int, save_every_steps: int) -> None:
+def main(checkpoint: Path, epochs: int, save_every_steps: int) -> None:
     """Train, from the checkpoint if there is one."""
     model = nn.Linear(len(FEATURES), 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     loader, dataset = StructuredDataset.create_dataloader(
-        data,
+        find_trips(),
         partitioning="hive",
-        columns=[*FEATURES, "fare"],
+        columns=["row_id", *FEATURES, "fare"],
         stack={"x": FEATURES},
         batch_size=256,
         shuffle=True,
         split_rows=2_000,
         shuffle_rows=8_192,
-        num_ranks=dist.get_world_size(),
-        rank=dist.get_rank(),
+        num_ranks="auto",  # dist.get_world_size() and dist.get_rank()
     )
     if checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -45,14 +43,19 @@ def main(data: str, checkpoint: Path, epochs: int, save_every_steps: int) -> Non
 
     for epoch in range(loader.epoch, epochs):
         dataset.set_epoch(epoch)  # keeps a loaded position that is in this epoch
+        is_whole = not loader.state_dict()["log"]["steps"]
+        row_ids: list[int] = []
         for step, batch in enumerate(loader, start=1):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(parallel(batch["x"]).squeeze(1), batch["fare"])
             loss.backward()
             optimizer.step()
+            row_ids += batch["row_id"].tolist()
             if step % save_every_steps == 0:
                 save(checkpoint, model, optimizer, loader.state_dict())
         save(checkpoint, model, optimizer, loader.state_dict())
+        if is_whole:
+            audit(epoch, row_ids)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: last loss {loss.item():.3f}", flush=True)
 
@@ -68,13 +71,12 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loader_
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=".demo/trips")
     parser.add_argument("--checkpoint", type=Path, default=Path(".demo/checkpoint.pt"))
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-every-steps", type=int, default=20)
     given = parser.parse_args()
     dist.init_process_group("gloo")
     try:
-        main(given.data, given.checkpoint, given.epochs, given.save_every_steps)
+        main(given.checkpoint, given.epochs, given.save_every_steps)
     finally:
         dist.destroy_process_group()

@@ -18,13 +18,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-def run(home: Path, module: str, num_processes: int | None = 2) -> list[str]:
+def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str) -> list[str]:
     """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
     command = [sys.executable, "-m"]
     if num_processes is not None:
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), "-m"]
     done = subprocess.run(
-        [*command, f"examples.{module}"],
+        [*command, f"examples.{module}", *arguments],
         cwd=home,
         timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"},
@@ -46,6 +46,11 @@ def test_examples_are_short() -> None:
     long = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*_train.py")}
     assert long
     assert max(long.values()) < 100, long
+
+
+def test_ddp_goes_on_from_its_checkpoint_on_one_rank(home: Path) -> None:
+    assert [line for line in run(home, "ddp_train", 2, "--epochs", "2") if "each once" in line] == EPOCHS
+    assert run(home, "ddp_train", 1, "--epochs", "3")[0] == "epoch 2: 40,030 = 40,030 rows, each once"
 
 
 def test_fsdp2_stops_in_an_epoch_and_goes_on_with_another_number_of_ranks(home: Path) -> None:
