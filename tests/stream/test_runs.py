@@ -99,10 +99,14 @@ def test_a_resumed_pass_in_runs_gives_the_rest(table, stop):
 
 
 def test_a_run_has_no_more_rows_than_a_row_group_and_no_more_bytes_than_some_megabytes(tmp_path):
-    rows = 3_000_000
-    pq.write_table(pa.table({"x": np.zeros(rows)}), tmp_path / "wide.parquet", row_group_size=rows)
-    _, wide = load(tmp_path, batch_size=1000, num_workers=1, split_rows=None)
-    assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == (4 << 20) // 8000
+    rows = 300_000
+    random = np.random.default_rng(0).random(rows)
+    wide_table = pa.table({f"x{i}": random for i in range(5)})
+    pq.write_table(wide_table, tmp_path / "wide.parquet", row_group_size=rows, use_dictionary=False)
+    _, wide = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None)
+    assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == 10  # of 40 bytes a row
+    _, narrow = load(tmp_path, batch_size=100, num_workers=1, split_rows=None)
+    assert run_length(narrow.plan().worker_inputs(0), narrow.pipeline) == 64
     folder = tmp_path / "short"
     folder.mkdir()
     write_table(folder, [[20, 20, 20]])

@@ -19,6 +19,8 @@ from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
 # Bytes of batches that travel as one. A hand-over costs some 300 us however large it is; 1,024 rows of 51 columns take
 # 120 us to decode.
 _RUN_BYTES = 4 << 20
+# Sizes are those in the files; encoded well, a row is larger in memory.
+_MOST_BATCHES = 64
 
 Delivered = tuple[int, Cursor, Any]
 """Worker, how far it had come, batch."""
@@ -114,7 +116,7 @@ def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int:
     if not batch_rows or not rows:
         return 1
     most_rows = min(rows / groups, _RUN_BYTES * rows / max(num_bytes, 1))
-    return max(1, int(most_rows) // batch_rows)
+    return min(max(1, int(most_rows) // batch_rows), _MOST_BATCHES)
 
 
 def _in_turn(
