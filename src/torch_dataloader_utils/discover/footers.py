@@ -9,6 +9,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.parquet_limits import footer_excess
 from torch_dataloader_utils._store import Buffer, FileEntry, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -38,6 +39,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         # A fragment rather than pq.read_metadata: one parse serves statistics too, and all of it is free of the GIL.
         fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(item.partition))
         metadata, schema = fragment.metadata, fragment.physical_schema
+        check_counts(path, metadata)
         if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
             raise UnsupportedFeatureError(
                 f"{redact(path)}: its column chunks lie in other files. Name the data files themselves."
@@ -70,10 +72,22 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     need = _footer_bytes(data) + 8
     if need > tail.size:
         raise corrupt(entry.path, f"the footer claims {need} bytes of a file of {tail.size}")
+    _check_excess(entry.path, footer_excess(footer_bytes=need))
     if need > len(data):
         tail = store.tail(entry.path, need, entry.stat)
     store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
     return tail
+
+
+def check_counts(path: str, metadata: pq.FileMetaData) -> None:
+    """Raises UnsupportedFeatureError for more columns or row groups than any table needs."""
+    excess = footer_excess(num_columns=metadata.num_columns, num_row_groups=metadata.num_row_groups)
+    _check_excess(path, excess)
+
+
+def _check_excess(path: str, excess: str | None) -> None:
+    if excess is not None:
+        raise UnsupportedFeatureError(f"{redact(path)} has {excess}. Write the table as more files, or check this one.")
 
 
 def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:

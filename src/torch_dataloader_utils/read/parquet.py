@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.parquet_limits import footer_excess
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group, where
@@ -89,6 +90,8 @@ def parquet_schema(source: TaskSource) -> Any:
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
     metadata = _read_metadata(source)
+    counts = {"num_columns": metadata.num_columns, "num_row_groups": metadata.num_row_groups}
+    _check_excess(source, footer_excess(**counts))
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
             f"{where(source.task)} keeps its columns in other files (a _metadata file?). Scan those files instead."
@@ -120,11 +123,19 @@ def _read_metadata(source: TaskSource) -> Any:
             f"{where(source.task)}: {size} bytes are no Parquet file. Write it again or leave it out."
         )
     footer_bytes = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0] + _TRAILER_BYTES
+    _check_excess(source, footer_excess(footer_bytes=footer_bytes))
     if footer_bytes > len(tail) and footer_bytes <= size:
         tail = source.span(source.tail_span(footer_bytes))
     metadata = pq.read_metadata(pa.BufferReader(tail))
     source.store.keep_tail(path, identity, tail[-footer_bytes:])
     return metadata
+
+
+def _check_excess(source: TaskSource, excess: str | None) -> None:
+    if excess is not None:
+        raise UnsupportedFeatureError(
+            f"{where(source.task)}: the file has {excess}. Write the table as more files, or check this one."
+        )
 
 
 def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:

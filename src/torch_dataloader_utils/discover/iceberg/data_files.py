@@ -15,7 +15,7 @@ from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, unless_bad
 from torch_dataloader_utils.discover.faults import decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.footers import check_total, group_rows, projected_leaves, read_footer
+from torch_dataloader_utils.discover.footers import check_counts, check_total, group_rows, projected_leaves, read_footer
 from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
@@ -128,6 +128,7 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
     with decoding(file.path, "Parquet footer"):
         fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data))
         metadata, schema = fragment.metadata, fragment.physical_schema
+        check_counts(file.path, metadata)
         ids = _field_ids(schema)
         names = request.projected if not ids else _names_in_file(request, ids)
         rows = group_rows(metadata, projected_leaves(metadata, schema, names))
