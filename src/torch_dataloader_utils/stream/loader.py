@@ -79,6 +79,10 @@ class TableDataLoader(DataLoader[Any]):
                 dataset.pipeline, dataset.decode, num_workers=num_workers, options=options
             )
 
+    def __repr__(self) -> str:
+        engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
+        return f"<TableDataLoader of {self._data.topology.batch_size}-row batches by {engine} from {self._data!r}>"
+
     @property
     def _data(self) -> TableDataset:
         dataset = self.dataset
