@@ -2,8 +2,10 @@
 
 from dataclasses import fields
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
@@ -28,20 +30,22 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         (("columns", "row_id, fare"), ("filters", "none"), ("snapshot", "none"), ("files", "3 files 5be1c0de"), ...)
     """
     files, groups = inventory.files, inventory.groups
-    file_bytes = b"".join(part.tobytes() for c in (files.paths, files.identities) for part in (c.offsets, c.data))
-    row_bytes = b"".join(np.ascontiguousarray(a).tobytes() for a in (groups.file, groups.ordinal, groups.live_rows))
+    file_arrays = [part for c in (files.paths, files.identities) for part in (c.offsets, c.data)]
     return (
         ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
         ("filters", _short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
         ("snapshot", _shortened(inventory.snapshot or "none")),
-        ("files", f"{inventory.num_files} files {_short_digest(file_bytes + files.sizes.tobytes())}"),
+        ("files", f"{inventory.num_files} files {_short_digest(*file_arrays, files.sizes)}"),
         ("schema", _short_digest(inventory.schema)),
-        ("rows", f"{inventory.num_groups} row groups {_short_digest(row_bytes)}"),
+        ("rows", f"{inventory.num_groups} row groups {_short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
     )
 
 
-def _short_digest(data: bytes) -> str:
-    return blake2b(data, digest_size=4).hexdigest()
+def _short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
+    digest = blake2b(digest_size=4)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
 
 
 def _shortened(text: str, most: int = 100) -> str:
