@@ -7,11 +7,10 @@ are both shown: on a machine with other work the second says more. The picks alo
 """
 
 import sys
-import time
-from collections.abc import Callable
 
 from data import tabular
 from measure import alternate, report
+from processor import print_processor, processor_seconds
 
 from torch_dataloader_utils import StructuredDataset, blend, scan_files
 from torch_dataloader_utils.tokens import blend_by_weight
@@ -23,17 +22,6 @@ PICKS = 10_000_000
 def drain(loader) -> int:
     """One pass; touches every batch and nothing in it."""
     return sum(batch.num_rows for batch in loader)
-
-
-def processor_seconds(cases: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Least processor seconds of each case, the cases in turn."""
-    least = dict.fromkeys(cases, float("inf"))
-    for _ in range(runs):
-        for name, run in cases.items():
-            start = time.process_time()
-            run()
-            least[name] = min(least[name], time.process_time() - start)
-    return least
 
 
 def main() -> None:
@@ -60,10 +48,8 @@ def main() -> None:
     }
     rows = cases[limit]()
     report("blend", alternate(cases, runs=runs), limit=limit, unit="rows", amount=rows)
-    spent = processor_seconds(cases, runs)
-    for name, seconds in spent.items():
-        print(f"  {name:<44} {rows / seconds:>14,.0f} rows a processor second, {spent[limit] / seconds:.3f} of limit")
-    picks = processor_seconds({"picks": lambda: blend_by_weight([0.7, 0.2, 0.1], PICKS)}, runs)["picks"]
+    print_processor(processor_seconds(cases, runs=runs), limit=limit, unit="rows", amount=rows)
+    picks = processor_seconds({"picks": lambda: blend_by_weight([0.7, 0.2, 0.1], PICKS)}, runs=runs)["picks"]
     print(f"  {PICKS / picks:,.0f} picks of three data sets a processor second, map-style index")
 
 

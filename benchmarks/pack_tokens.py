@@ -11,6 +11,7 @@ import torch
 from bare import CORES, groups_of
 from data import tokens
 from measure import alternate, report
+from processor import print_processor, processor_seconds
 
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.token_packing import pack_tokens
@@ -63,8 +64,9 @@ def main() -> None:
     add("greedy, eod, all fields, batch 8", batch_size=8, eod=0)
     add("best fit, eod, tokens, batch 64", fields=("tokens",), eod=0, fill="best_fit")
     add("best fit, eod, all fields, batch 64", eod=0, fill="best_fit")
-    times = alternate(cases, runs=runs)
-    report("pack_tokens", times, limit=next(iter(cases)), unit="tokens", amount=bare(groups), length=LENGTH)
+    times, count, limit = alternate(cases, runs=runs), bare(groups), next(iter(cases))
+    report("pack_tokens", times, limit=limit, unit="tokens", amount=count, length=LENGTH)
+    print_processor(processor_seconds(cases, runs=runs), limit=limit, unit="tokens", amount=count)
 
 
 if __name__ == "__main__":

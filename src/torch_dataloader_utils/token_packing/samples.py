@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.token_packing.arrow_views import fixed_lists, join_slices
+from torch_dataloader_utils.token_packing.arrow_views import fixed_lists, join_pairs, join_slices, new_array
 from torch_dataloader_utils.token_packing.documents import Documents
 from torch_dataloader_utils.token_packing.layout import (
     Segments,
@@ -56,12 +56,54 @@ def _position_rows(segments: Segments, length: int) -> Array:
 
 
 def _token_rows(documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int) -> Array:
-    """Tokens of all samples, [num_samples, sample_tokens]; a view of the column where it holds just these."""
+    """Tokens of all samples, [num_samples, sample_tokens]."""
+    if packing.fill == "best_fit":
+        return _place_pieces(documents, tokens, pieces, packing, num_samples)
+    # Whole documents in file order: joining those, and then cutting, is faster than to join the pieces.
+    if packing.eod is None:
+        return _cut_stream(documents.values, packing, num_samples)
+    return _cut_stream(_stream_with_eod(documents, packing, num_samples), packing, num_samples)
+
+
+def _stream_with_eod(documents: Documents, packing: TokenPacking, num_samples: int) -> Array:
+    """All documents, each with its EOD, then padding as far as the samples go."""
+    has_eod = documents.lengths > 0
+    wanted = num_samples * packing.sequence_length + packing.extra_token
+    # What follows a document: nothing, an EOD, and after the last one the padding.
+    tails = np.zeros(len(has_eod) + 1, dtype=np.int64)
+    np.cumsum(has_eod, out=tails[1:])
+    if len(has_eod):
+        tails[-1] += max(0, wanted - len(documents.values) - int(tails[-1]))
+    filler = np.full(int(tails[-1]), packing.pad_id, dtype=documents.dtype)
+    filler[: int(has_eod.sum())] = packing.eod or 0
+    return join_pairs(documents.values, documents.offsets, filler, tails)
+
+
+def _cut_stream(stream: Array, packing: TokenPacking, num_samples: int) -> Array:
+    """Samples from one token after the other, each beginning `sequence_length` after the last; padded at the end.
+
+    A view of the stream if it holds the samples exactly and they do not overlap.
+    """
+    length, width = packing.sequence_length, packing.sample_tokens
+    if width == length and len(stream) == num_samples * length:
+        return stream.reshape(num_samples, length)
+    rows = new_array((num_samples, width), stream.dtype)
+    whole = min(num_samples, max(0, len(stream) - (width - length)) // length)
+    if whole:
+        step = stream.itemsize
+        rows[:whole] = np.lib.stride_tricks.as_strided(stream, (whole, width), (length * step, step), writeable=False)
+    rest = stream[whole * length :][:width]
+    rows[whole:] = packing.pad_id
+    if whole < num_samples:
+        rows[whole, : len(rest)] = rest
+    return rows
+
+
+def _place_pieces(
+    documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int
+) -> Array:
+    """Samples from pieces in any order: each with its EOD (if it ends its document), then the sample's padding."""
     width = packing.sample_tokens
-    is_plain = packing.fill == "greedy" and packing.eod is None and not packing.extra_token
-    if is_plain and len(documents.values) == num_samples * width:
-        return documents.values.reshape(num_samples, width)
-    # Of each piece: its tokens, its EOD (if it ends its document), the padding behind it (if it ends its sample).
     length = documents.lengths[pieces.document]
     own = np.minimum(pieces.stop, length) - pieces.start
     eod = (pieces.stop == tokens[pieces.document]) & (packing.eod is not None)
