@@ -93,7 +93,7 @@ def judge_groups(
         return verdicts
     possible = _surviving(fragment, row_filter, bound)
     no_null_partition = all(value is not None for field, value in partition if field.name in used)
-    if no_null_partition and all(_has_exact_statistics(kind) for kind in read.values()):
+    if no_null_partition and all(has_exact_statistics(kind) for kind in read.values()):
         false_possible = _surviving(fragment, ~row_filter, bound)
         verdicts[sorted(_groups_without_nulls(fragment, read).difference(false_possible))] = Verdict.IN
     verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
@@ -154,7 +154,8 @@ def _holds_floats(kind: pa.DataType) -> bool:
     return pa.types.is_floating(kind) or any(_holds_floats(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _has_exact_statistics(kind: pa.DataType) -> bool:
+def has_exact_statistics(kind: pa.DataType) -> bool:
+    """Whether bounds of such columns are values that are there, and hold for every row that is not null."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
 
 

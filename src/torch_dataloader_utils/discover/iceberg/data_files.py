@@ -14,10 +14,11 @@ from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, unless_bad
 from torch_dataloader_utils.discover.faults import decoding
-from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
 from torch_dataloader_utils.discover.footers import check_counts, check_total, group_rows, projected_leaves, read_footer
 from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
 from torch_dataloader_utils.discover.iceberg.files import Files
+from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.parallel import watched
@@ -36,7 +37,7 @@ class DataScanRequest:
 
     fields: those of the table's schema, with ids. projected: names of the columns to weigh, None for all.
     row_filter: None, or one over `filter_columns` of `fields`. on_error: "skip" gives a BadFile for a file whose
-        metadata does not decode.
+        metadata does not decode. judge: what the manifest proves under the row filter.
     """
 
     fields: pa.Schema
@@ -44,6 +45,7 @@ class DataScanRequest:
     row_filter: pc.Expression | None
     filter_columns: tuple[str, ...]
     on_error: OnError = "raise"
+    judge: ManifestJudge | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,10 @@ def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
 
 def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:
     store = files.store(file.path)
-    if _manifest_is_enough(file.entry, request):
-        return _from_manifest(file.entry, stat or store.stat(file.path), request)
+    if _has_one_group(file.entry):
+        verdict = None if request.judge is None else request.judge.verdict(file.entry)
+        if request.row_filter is None or verdict is not None:
+            return _from_manifest(file.entry, stat or store.stat(file.path), request, verdict)
     item = ScanItem(entry=FileEntry(path=file.path, stat=stat or store.stat(file.path)))
     match format_of(file.entry):
         case FileFormat.ORC:
@@ -106,21 +110,17 @@ def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files
             return _scan_parquet(file, item, request, files)
 
 
-def _manifest_is_enough(entry: ManifestEntry, request: DataScanRequest) -> bool:
+def _has_one_group(entry: ManifestEntry) -> bool:
     # One split offset: one row group, whose rows are the file's. Reading verifies the count.
-    return (
-        len(entry.split_offsets) == 1
-        and entry.record_count > 0
-        and entry.file_format == "parquet"
-        and request.row_filter is None
-    )
+    return len(entry.split_offsets) == 1 and entry.record_count > 0 and entry.file_format == "parquet"
 
 
-def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanRequest) -> FileScan:
+def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanRequest, verdict: Verdict | None) -> FileScan:
     start = min(max(entry.split_offsets[0], 0), stat.size)
     weight = int((stat.size - start) * _share(request, len(request.fields)))
     groups = np.array([[entry.record_count, weight, start, stat.size - start]], dtype=np.int64)
-    return FileScan(groups=groups, size=stat.size, identity=stat.identity, schema=request.fields)
+    judged = None if verdict is None else np.full(1, verdict, dtype=np.int64)
+    return FileScan(groups=groups, size=stat.size, identity=stat.identity, schema=request.fields, verdict=judged)
 
 
 def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, files: Files) -> FileScan:

@@ -20,6 +20,7 @@ from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files
 from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
 from torch_dataloader_utils.discover.iceberg.fields import arrow_schema, initial_defaults, key_schema, name_ids
+from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
 from torch_dataloader_utils.discover.iceberg.manifests import Content
 from torch_dataloader_utils.discover.iceberg.paths import PathIndex
@@ -90,6 +91,7 @@ def scan_table(
         row_filter=options.filters,
         filter_columns=used,
         on_error=options.on_error,
+        judge=_judge(table, target, options, schema, used),
     )
     found = scan_data_files(data, request, table.files, on_progress)
     bad = [(file, scan) for file, scan in zip(data, found, strict=True) if isinstance(scan, BadFile)]
@@ -129,6 +131,15 @@ def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "Bool
         )
     by_filters = AlwaysTrue() if options.filters is None else translate(options.filters, schema)
     return And(by_filters, AlwaysTrue() if scan_filter is None else scan_filter)
+
+
+def _judge(
+    table: OpenTable, target: ScanTarget, options: IcebergScanOptions, schema: pa.Schema, used: Sequence[str]
+) -> ManifestJudge | None:
+    if options.filters is None:
+        return None
+    negation = translate(~options.filters, schema)
+    return ManifestJudge(table.metadata, target.schema, negation, [schema.field(name) for name in used])
 
 
 def _nothing_to_read(table: OpenTable, target: ScanTarget, listed: SnapshotFiles) -> NoDataError:
