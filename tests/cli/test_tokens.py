@@ -6,7 +6,7 @@ from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils.tokens import IndexedDataset
+from torch_dataloader_utils.tokens import IndexedDataset, read_sequences
 
 
 def write_documents(path, documents):
@@ -49,6 +49,24 @@ def test_an_iceberg_table_is_a_source(tmp_path):
     assert [tokens.tolist() for tokens in IndexedDataset(str(prefix))] == [[2, 2], [3, 3], [5, 5]]
     line = one_line(tdu("tokens", "build", tmp_path, prefix, "--column", "tokens", "--filter", "row > 1", code=2))
     assert "Iceberg" in line
+
+
+def test_corpora_are_merged_and_listed(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for number in range(3):
+        write_documents(tmp_path / "a.parquet", [[number], [number, 7]])
+        tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "parts" / f"c{number}", "--column", "tokens")
+    merged = tmp_path / "merged"
+    assert "4 corpora" in tdu("tokens", "merge", tmp_path / "parts", tmp_path / "parts" / "c0", merged).stdout
+    assert [tokens.tolist() for tokens in IndexedDataset(str(merged))][:4] == [[0], [0, 7], [1], [1, 7]]
+    tdu("tokens", "sequences", merged, tmp_path / "parts" / "c1", tmp_path / "counts.json")
+    facts = read_sequences(tmp_path / "counts.json")
+    assert {prefix: each.token_count for prefix, each in facts.items()} == {
+        str(merged): 12,
+        str(tmp_path / "parts" / "c1"): 3,
+    }
+    assert "exists" in one_line(tdu("tokens", "merge", tmp_path / "parts", merged, code=2))
+    assert "no file" in one_line(tdu("tokens", "merge", tmp_path / "gone", tmp_path / "new", code=2))
 
 
 def list_of_ints(field_id, name):

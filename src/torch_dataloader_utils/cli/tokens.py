@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -108,6 +109,34 @@ def build(
             ("parts", f"{report.reused_parts:,} were there from an earlier run"),
         ]
     )
+
+
+@command.command("merge")
+@click.argument("prefixes", nargs=-1, required=True)
+@click.argument("output_prefix")
+@click.option("--overwrite", "overwrites", is_flag=True, help="Replace a corpus that is there.")
+def merge(prefixes: tuple[str, ...], output_prefix: str, overwrites: bool) -> None:
+    """Corpora one after the other, as OUTPUT_PREFIX; a directory stands for all in it, sorted by name."""
+    from torch_dataloader_utils.tokens import IndexedDataset, find_corpora, merge_corpora
+
+    if not overwrites and IndexedDataset.exists(output_prefix):
+        raise ConfigError(f"The corpus {output_prefix} exists. Pass --overwrite to replace it.")
+    named = [each for prefix in prefixes for each in (find_corpora(prefix) if Path(prefix).is_dir() else [prefix])]
+    merge_corpora(named, output_prefix)
+    print_facts([("wrote", output_prefix), ("from", f"{len(named):,} corpora")])
+
+
+@command.command("sequences")
+@click.argument("prefixes", nargs=-1, required=True)
+@click.argument("output")
+@click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
+def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...]) -> None:
+    """The counts of all corpora in one JSON file, so that jobs open none before its first sample."""
+    from torch_dataloader_utils.tokens import write_sequences
+    from torch_dataloader_utils.tokens.ranges import FsspecStore
+
+    write_sequences(prefixes, output, store=FsspecStore(parse_pairs(storage, "--option")))
+    print_facts([("wrote", output), ("corpora", f"{len(set(prefixes)):,}")])
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
