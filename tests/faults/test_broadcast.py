@@ -9,9 +9,11 @@ import torch.distributed as dist
 
 from tests.faults.s3_server import S3Server
 from tests.faults.tables import upload
-from torch_dataloader_utils import StructuredDataset
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.iceberg_source import TableSource
 
 RANKS = 2
 
@@ -56,3 +58,42 @@ def test_a_scan_that_fails_fails_on_every_rank(server: S3Server, access: StoreAc
     answers = run_ranks(tmp_path / "meeting", "s3://bucket/nothing", access)
     assert len(answers) == RANKS
     assert all(answer.startswith("NoDataError") for answer in answers)
+
+
+def _table_rank(rank: int, meeting: str, table: str, answer: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    opened = []
+    original = TableSource.open
+
+    def counted(source: TableSource) -> Any:
+        opened.append(source)
+        return original(source)
+
+    TableSource.open = counted  # type: ignore[method-assign]  # in this process alone
+    loader, _ = IcebergDataset.create_dataloader(
+        table, num_workers=0, num_ranks="auto", broadcast_inventory=True, batch_size=7
+    )
+    answer.send((len(opened), [row for batch in loader for row in batch["id"].tolist()]))
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_one_rank_reads_the_manifests_of_a_table_for_all(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path / "t")
+    table.evolve(field_of(1, "id", "long"))
+    for file in range(3):
+        table.append([{"id": file * 20 + i} for i in range(20)])
+    fork = multiprocessing.get_context("fork")
+    pipes = [fork.Pipe() for _ in range(RANKS)]
+    children = [
+        fork.Process(target=_table_rank, args=(rank, str(tmp_path / "meeting"), table.metadata, pipes[rank][1]))
+        for rank in range(RANKS)
+    ]
+    for child in children:
+        child.start()
+    answers = [ours.recv() if ours.poll(60) else None for ours, _ in pipes]
+    for child in children:
+        child.join(20)
+        child.kill()
+    assert [opened for opened, _ in answers] == [1, 0]
+    assert sorted(row for _, rows in answers for row in rows) == list(range(60))
