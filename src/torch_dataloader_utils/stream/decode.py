@@ -136,6 +136,11 @@ class LaneBlocks:
         """Whether decoding of all these uses has begun, so that asking for them takes no more of the budget."""
         return all(int(self.uses.group[use]) in self._pending for use in uses)
 
+    def comes(self, use: int) -> bool:
+        """Whether the row group of a use is under way and decodes; waits for it."""
+        pending = self._pending.get(int(self.uses.group[use]))
+        return pending is not None and self._decoder.counters.count_stall(pending.exception) is None
+
     def finish(self, uses: range) -> None:
         """These uses were taken; a row group whose last use is among them gives its budget back."""
         for use in uses:

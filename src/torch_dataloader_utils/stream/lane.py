@@ -8,6 +8,11 @@ from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.decode import LaneBlocks
 from torch_dataloader_utils.stream.windows import LaneWindows
 
+# A block of fewer batches than this is joined with those behind it that are being decoded: small files are many, and
+# every border between them would cost a batch that is put together from two. The first block of a pass is not waited
+# for longer.
+_BATCHES_JOINED = 16
+
 
 class LaneReader:
     """Gives the rows of one lane in order; remembers where it stands as (units finished, rows of the next unit)."""
@@ -17,10 +22,13 @@ class LaneReader:
     ) -> None:
         self._units = units
         self._blocks = blocks
+        self._shaper = shaper
+        self._exact = exact
         self._windows = LaneWindows(program, units, blocks, shaper, exact=exact)
         self._source = self._unit_blocks()
         self._current: Block | None = None
         self._offset = 0
+        self._ends: list[tuple[int, int]] = [(0, 0)]
         self._use = 0
         self.cursor = (0, 0)
 
@@ -31,12 +39,12 @@ class LaneReader:
     @property
     def where(self) -> str:
         """The row group that the last rows came from, for messages."""
-        return self._blocks.where(self._use)
+        return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
 
     def take(self, rows: int) -> list[Block]:
         """The next `rows` rows as one block or several; fewer only where the lane ends."""
         taken = []
-        while rows > 0 and (block := self._block_with_rows()) is not None:
+        while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
             taken.append(block if count == block.num_rows else block.slice(start, start + count))
             self._moved(count)
@@ -45,7 +53,7 @@ class LaneReader:
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
         """Batches that lie whole in the present block, at most `most`; the fast path, views all of them."""
-        block = self._block_with_rows()
+        block = self._block_with_rows(batch_rows)
         if block is None:
             return
         count = min((block.num_rows - self._offset) // batch_rows, most)
@@ -59,14 +67,31 @@ class LaneReader:
         self._offset += rows
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
 
-    def _block_with_rows(self) -> Block | None:
+    def _block_with_rows(self, batch_rows: int) -> Block | None:
         """The present block, or the next one if its rows are all taken; None at the end of the lane."""
         while self._current is None or self._offset == self._current.num_rows:
             self._current, self._offset = None, 0  # let go of it before the next one is waited for
-            self._current = next(self._source, None)
-            if self._current is None:
+            block = next(self._source, None)
+            if block is None:
                 return None
+            self._ends = [(block.num_rows, self._use)]
+            may_wait = self._exact and self.cursor != (0, 0)
+            self._current = self._joined(block, batch_rows * _BATCHES_JOINED) if may_wait else block
         return self._current
+
+    def _joined(self, block: Block, rows: int) -> Block:
+        """The block with those behind it that are begun and plain, until there are `rows` rows."""
+        parts = [block]
+        while self._ends[-1][0] < rows and self._next_is_plain():
+            parts.append(next(self._source))
+            self._ends.append((self._ends[-1][0] + parts[-1].num_rows, self._use))
+        return block if len(parts) == 1 else self._shaper.concat(parts)
+
+    def _next_is_plain(self) -> bool:
+        following = self._use + 1
+        if following >= len(self._blocks.uses) or self._units.window[self._blocks.uses.unit[following]] != PLAIN:
+            return False
+        return self._blocks.comes(following)
 
     def _unit_blocks(self) -> Iterator[Block]:
         for unit in range(len(self._units)):
