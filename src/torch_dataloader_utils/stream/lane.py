@@ -1,6 +1,6 @@
 """One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import WorkerProgram
@@ -8,10 +8,11 @@ from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.decode import LaneBlocks
 from torch_dataloader_utils.stream.windows import LaneWindows
 
-# A block of fewer batches than this is joined with those behind it that are being decoded: small files are many, and
-# every border between them would cost a batch that is put together from two. The first block of a pass is not waited
-# for longer.
-_BATCHES_JOINED = 16
+# Small blocks are joined, so many batches or bytes of them, with those behind them that are being decoded: small files
+# are many, and every border between them would cost a batch that is put together from two. The first block of a pass
+# is not waited for longer.
+_JOINED_BATCHES = 16
+_JOINED_BYTES = 1 << 20
 
 
 class LaneReader:
@@ -35,6 +36,11 @@ class LaneReader:
     def prefetch(self) -> None:
         """Start decoding what comes next."""
         self._blocks.prefetch()
+
+    def close(self) -> None:
+        """Let go of all rows, at once: what refers to itself would keep them until Python looks for such things."""
+        self._source.close()
+        self._current = None
 
     @property
     def where(self) -> str:
@@ -76,15 +82,16 @@ class LaneReader:
                 return None
             self._ends = [(block.num_rows, self._use)]
             may_wait = self._exact and self.cursor != (0, 0)
-            self._current = self._joined(block, batch_rows * _BATCHES_JOINED) if may_wait else block
+            self._current = self._joined(block, batch_rows * _JOINED_BATCHES) if may_wait else block
         return self._current
 
     def _joined(self, block: Block, rows: int) -> Block:
-        """The block with those behind it that are begun and plain, until there are `rows` rows."""
-        parts = [block]
-        while self._ends[-1][0] < rows and self._next_is_plain():
+        """The block with those behind it that are begun and plain, as long as there are few rows and few bytes."""
+        parts, num_bytes = [block], block.num_bytes
+        while self._ends[-1][0] < rows and num_bytes < _JOINED_BYTES and self._next_is_plain():
             parts.append(next(self._source))
             self._ends.append((self._ends[-1][0] + parts[-1].num_rows, self._use))
+            num_bytes += parts[-1].num_bytes
         return block if len(parts) == 1 else self._shaper.concat(parts)
 
     def _next_is_plain(self) -> bool:
@@ -93,7 +100,7 @@ class LaneReader:
             return False
         return self._blocks.comes(following)
 
-    def _unit_blocks(self) -> Iterator[Block]:
+    def _unit_blocks(self) -> Generator[Block]:
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
             uses = self._blocks.uses_of(unit)

@@ -81,7 +81,7 @@ class WorkerStream:
             for batch, lane in self._batches():
                 yield self._finish(batch, lane)
         finally:
-            self._decoder.close()
+            self._close()
 
     def runs(self, length: int) -> Iterator[Run]:
         """The same batches, `length` at a time as long as there are so many; without the user's functions.
@@ -100,7 +100,12 @@ class WorkerStream:
                 batch = self._batch([(self._lanes[lane], rows) for lane, rows in joined_draws(draws)])
                 yield Run(batch=batch, rows=tuple(map(drawn_rows, draws)))
         finally:
-            self._decoder.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._decoder.close()
+        for lane in self._lanes:
+            lane.close()
 
     def _batches(self) -> Iterator[tuple[Any, LaneReader]]:
         schedule = self._schedule
