@@ -1,8 +1,8 @@
 """New rows from old ones: joining and gathering tensors in memory that is used again and again.
 
-Memory comes from Arrow's pool, which keeps its pages; torch's CPU allocator gives large ones back to the system, and
-touching fresh pages costs as much as the work (windows of 65,536 rows of 51 columns: 7 ms with fresh pages, 4 ms
-without). numpy joins: `torch.cat` would start threads that wait for the cores that decode.
+Memory is recycled, or comes from Arrow's pool, which keeps its pages; torch's CPU allocator gives large ones back to
+the system, and touching fresh pages costs as much as the work (windows of 65,536 rows of 51 columns: 7 ms with fresh
+pages, 4 ms without). numpy joins: `torch.cat` would start threads that wait for the cores that decode.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,16 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils.shape.pickling import signed
+from torch_dataloader_utils.shape.recycled import RECYCLED, SMALLEST_BYTES
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised contiguous CPU tensor in Arrow's pool, 64-byte aligned, writable."""
+    """An uninitialised contiguous CPU tensor, 64-byte aligned, writable; large ones in recycled memory."""
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes == 0:
         return torch.empty(tuple(shape), dtype=dtype)
+    if num_bytes >= SMALLEST_BYTES:
+        return torch.from_numpy(RECYCLED.take(num_bytes))[:num_bytes].view(dtype).view(tuple(shape))
     return torch.frombuffer(pa.allocate_buffer(num_bytes), dtype=dtype).view(tuple(shape))
 
 

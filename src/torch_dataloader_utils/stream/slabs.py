@@ -9,15 +9,14 @@ memory and never waits. Slabs are torch tensors in shared memory, which have no 
 nothing is left behind, however a process ends.
 """
 
-import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.lending import Loans
 
 # Batches of lists differ in size; a slab with a fifth to spare is rarely outgrown.
 _SPARE = 1.2
@@ -105,8 +104,7 @@ class SlabReader:
     def __init__(self, codec: SlabCodec) -> None:
         self._codec = codec
         self._slabs: dict[int, Any] = {}
-        self._watched: dict[int, weakref.ref[Any]] = {}
-        self._freed: list[int] = []
+        self._loans: Loans[int] = Loans()
         self._layout: Any = None
 
     def read(self, message: SlabMessage) -> Any:
@@ -117,28 +115,9 @@ class SlabReader:
             self._slabs.pop(slab, None)
         if message.layout is not None:
             self._layout = message.layout
-        return self._codec.view(self._layout, message.descriptor, self._lend(message.slab))
+        lent = self._loans.lend(message.slab, self._slabs[message.slab])
+        return self._codec.view(self._layout, message.descriptor, torch.from_numpy(lent))
 
     def take_freed(self) -> tuple[int, ...]:
         """The slabs that died since the last call."""
-        freed = self._freed[:]
-        del self._freed[: len(freed)]
-        return tuple(freed)
-
-    def _lend(self, slab: int) -> torch.Tensor:
-        """A tensor over the slab whose storage, when the last tensor that shares it dies, frees the slab.
-
-        from_numpy keeps its array alive as long as the storage lives; a weak reference to the array tells.
-        """
-        lent = self._slabs[slab][:]
-        self._watched[slab] = weakref.ref(lent, self._when_dead(slab))
-        return torch.from_numpy(lent)
-
-    def _when_dead(self, slab: int) -> Callable[[Any], None]:
-        freed, watched = self._freed, self._watched
-
-        def died(_: Any) -> None:
-            watched.pop(slab, None)
-            freed.append(slab)
-
-        return died
+        return tuple(self._loans.returned())

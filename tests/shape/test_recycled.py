@@ -1,0 +1,94 @@
+"""Recycled memory: used again only when no tensor can see it any more, and never hoarded."""
+
+import os
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.shape.memory import new_tensor
+from torch_dataloader_utils.shape.recycled import SMALLEST_BYTES, RecycledMemory, size_class
+
+MANY = SMALLEST_BYTES // 4
+
+
+@given(st.lists(st.tuples(st.integers(MANY, 4 * MANY), st.sets(st.integers(0, 5))), max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_memory_that_a_tensor_sees_is_never_lent_again(steps):
+    kept = []
+    for number, (count, drops) in enumerate(steps):
+        tensor = new_tensor((count,), torch.int32).fill_(number)
+        kept.append((number, tensor[count // 2 :].view(torch.uint8)))
+        kept = [entry for index, entry in enumerate(kept) if index not in drops]
+        for label, view in kept:
+            assert (view.view(torch.int32) == label).all()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda t: t.numpy(), lambda t: t.t(), lambda t: t.unbind()[-1], lambda t: torch.utils.dlpack.from_dlpack(t)],
+)
+def test_every_way_of_looking_keeps_the_memory(look):
+    tensor = new_tensor((2, MANY), torch.int32).fill_(7)
+    seen = look(tensor)
+    del tensor
+    others = [new_tensor((2, MANY), torch.int32).fill_(8) for _ in range(3)]
+    assert (seen == 7).all()
+    del others
+
+
+def test_the_same_memory_comes_again_once_it_is_free():
+    memory = RecycledMemory()
+    tensor = torch.from_numpy(memory.take(1_000_000))
+    address = tensor.data_ptr()
+    assert address % 64 == 0
+    del tensor
+    assert torch.from_numpy(memory.take(990_000)).data_ptr() == address
+    assert (memory.lent_bytes, memory.idle_bytes) == (size_class(1_000_000), 0)
+
+
+def test_no_more_lies_idle_than_is_in_use_but_64_mib():
+    memory = RecycledMemory()
+    tensors = [torch.from_numpy(memory.take(20 << 20)) for _ in range(6)]
+    del tensors[:3]
+    kept = torch.from_numpy(memory.take(1 << 20))
+    assert memory.idle_bytes == 60 << 20
+    tensors.clear()
+    del kept
+    memory.take(1 << 20)
+    assert memory.idle_bytes == 0
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_size_class_is_at_most_an_eighth_larger(num_bytes):
+    size = size_class(num_bytes)
+    assert num_bytes <= size <= max(num_bytes * 9 / 8, num_bytes + 4096)
+    assert size_class(size) == size
+
+
+def test_threads_share_it():
+    memory = RecycledMemory()
+
+    def work(number):
+        for _ in range(200):
+            tensor = torch.from_numpy(memory.take(SMALLEST_BYTES)).fill_(number)
+            assert (tensor == number).all()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    memory.take(1)
+    assert memory.idle_bytes <= 2 * len(threads) * SMALLEST_BYTES
+
+
+def test_a_forked_child_begins_anew():
+    tensor = new_tensor((MANY,), torch.int32).fill_(3)
+    child = os.fork()
+    if child == 0:
+        new_tensor((MANY,), torch.int32).fill_(4)
+        os._exit(0 if (tensor == 3).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
