@@ -9,7 +9,6 @@ memory and never waits. Slabs are torch tensors in shared memory, which have no 
 nothing is left behind, however a process ends.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ class SlabWriter:
 
     codec: SlabCodec
     _slabs: dict[int, torch.Tensor] = field(default_factory=dict)
-    _free: deque[int] = field(default_factory=deque)
+    _free: list[int] = field(default_factory=list)
     _layout: Any = None
     _count: int = 0
 
@@ -83,10 +82,10 @@ class SlabWriter:
         )
 
     def _choose(self, num_bytes: int) -> tuple[int, bool, tuple[int, ...]]:
-        """(slab, whether it is new, slabs given up for it): the one free longest if it is large enough."""
+        """(slab, whether it is new, slabs given up for it): the one freed last, in the cache still, if it is large."""
         retired: list[int] = []
         while self._free:
-            slab = self._free.popleft()
+            slab = self._free.pop()
             if self._slabs[slab].shape[0] >= num_bytes:
                 return slab, False, tuple(retired)
             retired.append(slab)
