@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,17 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Execu
     finally:
         for future in pending:
             future.cancel()
+
+
+def chunked(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`, the last one shorter if it must be."""
+    source = iter(items)
+    return iter(lambda: list(islice(source, size)), [])
+
+
+def map_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """`function` of every item, as one task."""
+    return [function(item) for item in items]
 
 
 def watched(results: Iterable[R], total: int, on_progress: Callable[[int, int], None] | None) -> Iterator[R]:
