@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.one_piece import ALIGNMENT_BYTES, is_plain
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
-
-ALIGNMENT_BYTES = 64
 
 _DTYPES = (
     torch.bool,
@@ -198,13 +197,7 @@ def _parts(batch: Batch) -> list[Any]:
 
 
 def _fits(part: Any) -> bool:
-    return (
-        type(part) is Tensor
-        and part.is_cpu
-        and part.layout == torch.strided
-        and part.dtype in _CODES
-        and not part.requires_grad
-    )
+    return is_plain(part) and part.dtype in _CODES
 
 
 def _region(group: SlabGroup, buffer: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """The batch a trainer gets: a dict of columns that moves between devices as one thing."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.shape.memory import new_tensor
+from torch_dataloader_utils.shape.one_piece import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
 
@@ -37,13 +39,16 @@ class TensorBatch(dict[str, Any]):
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "TensorBatch":
         """The same rows with every tensor on `device`; Python lists stay as they are.
 
-        Use `non_blocking=True` after `pin_memory()` to overlap the copy with computing.
+        All tensors go over as one copy, and are views of one tensor there. Use `non_blocking=True` after
+        `pin_memory()` to overlap the copy with computing.
         """
-        return self._map(lambda column: column.to(device, non_blocking=non_blocking))
+        if torch.device(device).type == "cpu":
+            return self._map(lambda column: column.to(device, non_blocking=non_blocking))
+        return self._move(lambda tensor: tensor.to(device, non_blocking=non_blocking), _pageable)
 
     def pin_memory(self) -> "TensorBatch":
-        """The same rows in page-locked memory; DataLoader(pin_memory=True) calls this."""
-        return self._map(lambda column: column.pin_memory())
+        """The same rows in page-locked memory, one piece of it; DataLoader(pin_memory=True) calls this."""
+        return self._move(lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory(), _page_locked)
 
     def cut(self, rows: Sequence[int]) -> "Iterator[TensorBatch]":
         """Batches of `rows[0]`, `rows[1]`, ... rows, views; the numbers add up to `num_rows`."""
@@ -53,6 +58,15 @@ class TensorBatch(dict[str, Any]):
         names = tuple(self)
         for pieces in zip(*(_cut(column, rows) for column in self.values()), strict=True):
             yield TensorBatch(zip(names, pieces, strict=True))
+
+    def _move(self, move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]) -> "TensorBatch":
+        """Every tensor moved by `move`: all plain ones at once, in memory from `allocate` if they are scattered."""
+        tensors = [tensor for column in self.values() for tensor in _tensors(column)]
+        plain = [tensor for tensor in tensors if is_plain(tensor)]
+        together = dict(zip(map(id, plain), move_as_one(plain, move, allocate), strict=True)) if len(plain) > 1 else {}
+        moved = {id(tensor): together[id(tensor)] if id(tensor) in together else move(tensor) for tensor in tensors}
+        columns = ((name, _with_tensors(column, moved)) for name, column in self.items())
+        return TensorBatch(columns, num_rows=self._rows_without_columns)
 
     def _map(self, move: Any) -> "TensorBatch":
         moved = ((name, move(c) if isinstance(c, (Tensor, Ragged)) else c) for name, c in self.items())
@@ -67,6 +81,27 @@ class TensorBatch(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         columns = {name: portable(c) if isinstance(c, Tensor) else c for name, c in self.items()}
         return _rebuild, (columns, self._rows_without_columns)
+
+
+def _tensors(column: Any) -> tuple[Tensor, ...]:
+    if isinstance(column, Ragged):
+        return column.values, column.offsets
+    return (column,) if isinstance(column, Tensor) else ()
+
+
+def _with_tensors(column: Any, moved: Mapping[int, Tensor]) -> Any:
+    """The column with each of its tensors exchanged for `moved[id(tensor)]`."""
+    if isinstance(column, Ragged):
+        return Ragged(moved[id(column.values)], moved[id(column.offsets)])
+    return moved[id(column)] if isinstance(column, Tensor) else column
+
+
+def _pageable(num_bytes: int) -> Tensor:
+    return new_tensor((num_bytes,), torch.uint8)
+
+
+def _page_locked(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _cut(column: Any, rows: Sequence[int]) -> Sequence[Any]:

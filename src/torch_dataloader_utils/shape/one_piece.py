@@ -1,0 +1,97 @@
+"""The tensors of a batch as one piece of memory, so that they move as one: 51 copies to a device are 51 launches."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+ALIGNMENT_BYTES = 64
+
+# Tensors of one storage move with what lies between them, unless that is more than half of what they hold.
+_MOST_WASTE = 0.5
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a piece: its first byte, and what it looks like (strides in elements)."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One buffer, uint8 [bytes], and the place of every tensor in it; its first byte is 64-byte aligned."""
+
+    buffer: Tensor
+    places: tuple[Place, ...]
+
+    @classmethod
+    def found(cls, tensors: Sequence[Tensor]) -> Self | None:
+        """The piece that these tensors are already (views of one slab); None if they are not, or too scattered."""
+        storage = tensors[0].untyped_storage()
+        if any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
+            return None
+        begins = [int(tensor.storage_offset()) * tensor.itemsize for tensor in tensors]
+        ends = [begin + _extent(tensor) for begin, tensor in zip(begins, tensors, strict=True)]
+        begin, end = min(begins) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, max(ends)
+        if end - begin > (1 + _MOST_WASTE) * sum(tensor.nbytes for tensor in tensors) + ALIGNMENT_BYTES * len(tensors):
+            return None
+        whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+        places = [_place(tensor, at - begin) for at, tensor in zip(begins, tensors, strict=True)]
+        return cls(buffer=whole[begin:end], places=tuple(places))
+
+    @classmethod
+    def packed(cls, tensors: Sequence[Tensor], allocate: Callable[[int], Tensor]) -> Self:
+        """Copies of the tensors, densely in their own order of dimensions, in `allocate(num_bytes)`."""
+        places, offset = [], 0
+        for tensor in tensors:
+            dense = torch.empty_like(tensor, device="meta")  # keeps a dense tensor's order of dimensions
+            places.append(Place(offset, tensor.dtype, tuple(tensor.shape), dense.stride()))
+            offset += -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        piece = cls(buffer=allocate(offset), places=tuple(places))
+        for view, tensor in zip(piece.seen_in(piece.buffer), tensors, strict=True):
+            view.copy_(tensor)
+        return piece
+
+    def seen_in(self, buffer: Tensor) -> list[Tensor]:
+        """The tensors as views of `buffer`, a copy of the piece's own on any device."""
+        return [
+            buffer[place.offset :][: _bytes(place)].view(place.dtype).as_strided(place.shape, place.strides)
+            for place in self.places
+        ]
+
+
+def _place(tensor: Tensor, offset: int) -> Place:
+    return Place(offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last one."""
+    return _bytes(_place(tensor, 0))
+
+
+def _bytes(place: Place) -> int:
+    if 0 in place.shape:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(place.shape, place.strides, strict=True))
+    return (last + 1) * place.dtype.itemsize
+
+
+def move_as_one(
+    tensors: Sequence[Tensor], move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]
+) -> list[Tensor]:
+    """The tensors after one `move` of all their memory, packed into `allocate(num_bytes)` first if they are scattered.
+
+    Plain CPU tensors only; see `is_plain`.
+    """
+    piece = Piece.found(tensors) or Piece.packed(tensors, allocate)
+    return piece.seen_in(move(piece.buffer))
+
+
+def is_plain(tensor: object) -> bool:
+    """Whether this is a tensor that is bytes in main memory and nothing more."""
+    return type(tensor) is Tensor and tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
