@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.program import WorkerInput, drawn_rows
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
@@ -42,6 +43,7 @@ class WorkerProcesses:
     ) -> None:
         self._pipeline = pipeline
         self._in_order = options.get("in_order", True)
+        check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
         share = DecodeOptions(threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)

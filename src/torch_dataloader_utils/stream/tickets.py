@@ -17,6 +17,7 @@ from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import NO_TALLY, Tally
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.sendable import returns_sendable
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, Run, WorkerStream
 from torch_dataloader_utils.stream.worker_death import Notes, NotingReader, share_temporary_directory, sweep_if_orphaned
@@ -93,9 +94,10 @@ class TicketWorker(Dataset[Answer]):
             sweep_if_orphaned(self._directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
+        functions = tuple(map(returns_sendable, self._pipeline.functions))
         self._stream = WorkerStream(
             start.work,
-            replace(self._pipeline, reader=reader),
+            replace(self._pipeline, reader=reader, functions=functions),
             self._options,
             watch=lambda where: self._notes.calling(start.worker, where),
         )

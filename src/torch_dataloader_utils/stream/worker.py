@@ -160,11 +160,15 @@ class WorkerStream:
             except LoaderError:
                 raise
             except Exception as error:  # a user's function: any error, told with its rows
-                name = getattr(function, "__qualname__", type(function).__qualname__)
                 raise TransformError(
-                    f"{name} raised {type(error).__name__}: {error}. The batch ends in {lane.where}."
+                    f"{function_name(function)} raised {type(error).__name__}: {error}. The batch ends in {lane.where}."
                 ) from error
         return batch
+
+
+def function_name(function: Function) -> str:
+    """What to call a user's function in messages."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def joined_draws(draws: Sequence[Draws]) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,81 @@
+"""What can travel between processes, told before it is sent.
+
+A batch that does not pickle would be lost: the queue's thread in the worker prints an error and drops it, and the
+trainer waits for ever.
+"""
+
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.stream.worker import Function, function_name
+
+_PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor)
+
+
+def returns_sendable(function: Function) -> Function:
+    """The function, under its name, with a TypeError for results that cannot be sent to the trainer's process.
+
+    Plain values, tensors and arrays of numbers are known to travel; what else there is in dicts, lists and tuples is
+    pickled once for trial.
+    """
+
+    def call(batch: Any) -> Any:
+        result = function(batch)
+        for place, value in _unknown_parts("", result):
+            _try_to_pickle(place, value)
+        return result
+
+    call.__qualname__ = function_name(function)
+    return call
+
+
+def check_functions(functions: Sequence[Function], context: Any) -> None:
+    """Raises ConfigError for functions that cannot be sent to worker processes which do not inherit them.
+
+    context: DataLoader's multiprocessing_context, a name, a context or None.
+    """
+    for function in functions if (method := _start_method(context)) != "fork" else ():
+        try:
+            ForkingPickler.dumps(function)
+        except Exception as error:  # pickling runs the object's own code: any error
+            raise ConfigError(
+                f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
+                f"({error}). Define it at the top level of a module (no lambda, no inner function), or read with "
+                "num_workers=0."
+            ) from error
+
+
+def _start_method(context: Any) -> str:
+    if isinstance(context, str):
+        return context
+    chosen = (context or multiprocessing).get_start_method(allow_none=True)  # without, asking would choose for good
+    return str(chosen or multiprocessing.get_all_start_methods()[0])
+
+
+def _try_to_pickle(place: str, value: Any) -> None:
+    try:
+        ForkingPickler.dumps(value)
+    except Exception as error:  # see check_functions
+        raise TypeError(
+            f"it returned a {type(value).__qualname__}{f' at {place}' if place else ''}, which cannot be sent from a "
+            f"worker process ({error}). Return tensors, arrays and plain Python values, or read with num_workers=0"
+        ) from error
+
+
+def _unknown_parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _PLAIN) or (isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _unknown_parts(f"{place}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _unknown_parts(f"{place}[{index}]", item)
+    else:
+        yield place, value

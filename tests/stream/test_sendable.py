@@ -1,0 +1,64 @@
+"""User functions whose results, or which themselves, cannot travel between processes: an error, never a hang."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.errors import ConfigError, TransformError
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, [[20, 20], [20]])
+    return folder
+
+
+def load(folder, **options):
+    return StructuredDataset.create_dataloader(str(folder), batch_size=8, num_workers=2, **options)[0]
+
+
+def with_lock(batch):
+    return {**batch, "nested": [1, {"lock": threading.Lock()}]}
+
+
+def with_lambdas(batch):
+    return {"rows": np.array([len, lambda: 0], dtype=object)}
+
+
+class Scale:
+    """A transform that pickles, and returns things that travel."""
+
+    def __call__(self, batch):
+        batch["extra"] = [{"half": row / 2, "set": {row}} for row in batch["row"].tolist()]
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("transform", "place"), [(with_lock, r"at \['nested'\]\[1\]\['lock'\]"), (with_lambdas, r"at \['rows'\]")]
+)
+def test_a_batch_that_cannot_be_sent_is_an_error_with_its_place(table, transform, place):
+    with pytest.raises(TransformError, match=f"{transform.__name__} raised TypeError: it returned a .* {place}.*part-"):
+        list(load(table, transform=transform))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_travels_arrives(table, method):
+    rows = []
+    for batch in load(table, transform=Scale(), multiprocessing_context=method):
+        assert [extra["half"] * 2 for extra in batch["extra"]] == batch["row"].tolist()
+        rows += check_batch(batch)
+    assert sorted(rows) == list(range(60))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_lambda_is_refused_when_the_loader_is_built(table, method):
+    with pytest.raises(ConfigError, match=f"<lambda> cannot be sent .* {method!r}.*top level"):
+        load(table, transform=lambda batch: batch, multiprocessing_context=method)
+
+
+def test_a_lambda_is_inherited_under_fork(table):
+    assert sum(batch.num_rows for batch in load(table, transform=lambda batch: batch)) == 60
