@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
@@ -22,7 +23,7 @@ from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, available_cpus, check_names
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, check_names
 from torch_dataloader_utils.table_rows import shows_bars
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
 """The options that all table data sets share, checked once."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -182,11 +182,6 @@ class TableOptions:
             batch_size=self.batch_size,
             drop_last=self.drop_last,
         )
-
-
-def available_cpus() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 TABLE_OPTIONS = tuple(field.name for field in fields(TableOptions))

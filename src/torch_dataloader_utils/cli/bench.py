@@ -53,8 +53,8 @@ def command(
     Each way to load runs in turn with bare pyarrow (a thread a core, nothing done with the rows), so that all see the
     same machine; one uncounted round warms the page cache and starts worker processes.
     """
+    from torch_dataloader_utils._core.cpus import available_cpus
     from torch_dataloader_utils.cli.measure import Setting, describe_limit
-    from torch_dataloader_utils.table_options import available_cpus
 
     inventory = source.inventory()
     sizes, counts = _numbers(batch_sizes, "--batch-sizes", 1), _numbers(workers, "--workers", 0)
@@ -90,8 +90,8 @@ def measure(
     options: dict[str, Any],
 ) -> "tuple[list[Rate], dict[Setting, list[Rate]]]":
     """(runs of the limit, runs of each setting): one round that does not count, then `rounds` that do, in turn."""
+    from torch_dataloader_utils._core.cpus import available_cpus
     from torch_dataloader_utils.cli.measure import build_loader, time_loader, time_pyarrow
-    from torch_dataloader_utils.table_options import available_cpus
 
     loaders = {setting: build_loader(source, inventory, setting, **options) for setting in settings}
     limits: list[Rate] = []

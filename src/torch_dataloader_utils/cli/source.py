@@ -102,11 +102,11 @@ class DataSource:
         return reader
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
+        from torch_dataloader_utils._core.cpus import available_cpus
         from torch_dataloader_utils._store import Secret
         from torch_dataloader_utils.counting import count_live_rows
         from torch_dataloader_utils.read.reader import make_reader
         from torch_dataloader_utils.read.spec import ReadSpec
-        from torch_dataloader_utils.table_options import available_cpus
 
         spec = ReadSpec(
             schema=inventory.schema,

@@ -89,8 +89,8 @@ def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]
 
 
 def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fault]:
+    from torch_dataloader_utils._core.cpus import available_cpus
     from torch_dataloader_utils._store import redact
-    from torch_dataloader_utils.table_options import available_cpus
 
     def read(group: int) -> int | Fault:
         task = inventory.task(group)
