@@ -45,15 +45,17 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
     Raises:
         ConfigError: an unknown column, or a name that occurs twice in `columns` or in the schema.
     """
-    names = list(schema.names if columns is None else columns)
+    there = Counter(schema.names)
+    names = list(there.elements() if columns is None else columns)
     for name in names:
-        if name not in schema.names:
+        if name not in there:
             raise ConfigError(f"columns= names {name!r}, which the data set does not have: {', '.join(schema.names)}")
     for name, count in Counter(names).items():
-        if count > 1 or schema.names.count(name) > 1:
+        if count > 1 or there[name] > 1:
             where = "columns=" if count > 1 and columns is not None else "the data set"
             raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names")
-    return pa.schema([schema.field(name) for name in names])
+    fields = {field.name: field for field in schema}
+    return pa.schema([fields[name] for name in names])
 
 
 def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
