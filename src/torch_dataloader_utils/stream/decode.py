@@ -27,6 +27,10 @@ class DecodeOptions:
     worker_threads: int = 1
 
 
+# Small row groups are many within the budget; more than this for each thread would only make the first batch wait.
+_GROUPS_A_THREAD = 16
+
+
 class Decoder:
     """Decodes the row groups of one worker, and counts them; closing it cancels what has not begun."""
 
@@ -43,7 +47,9 @@ class Decoder:
         self._reader = reader
         self._shaper = shaper
         self._budget_bytes = options.budget_bytes
+        self._most_groups = options.threads * _GROUPS_A_THREAD
         self._held_bytes = 0
+        self._held_groups = 0
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
 
     def lane(self, units: Units) -> "LaneBlocks":
@@ -53,7 +59,8 @@ class Decoder:
 
     def has_room(self, group: int) -> bool:
         """Whether the budget allows to decode one more row group ahead."""
-        return self._held_bytes + self.group_bytes(group) <= self._budget_bytes
+        has_bytes = self._held_bytes + self.group_bytes(group) <= self._budget_bytes
+        return has_bytes and self._held_groups < self._most_groups
 
     def group_bytes(self, group: int) -> int:
         """What a row group counts against the budget: its projected bytes."""
@@ -62,6 +69,7 @@ class Decoder:
     def submit(self, group: int, stop_row: int | None) -> "Future[Block]":
         """Start decoding a row group."""
         self._held_bytes += self.group_bytes(group)
+        self._held_groups += 1
         return self._pool.submit(self._decode, group, stop_row)
 
     def run(self, job: Callable[[], Block]) -> "Future[Block]":
@@ -71,6 +79,7 @@ class Decoder:
     def release(self, group: int) -> None:
         """Give the budget of a row group back: no later unit of its lane needs it."""
         self._held_bytes -= self.group_bytes(group)
+        self._held_groups -= 1
         self.counters.released_groups += 1
 
     def _decode(self, group: int, stop_row: int | None) -> Block:
