@@ -13,6 +13,11 @@ _ETAG_KEYS = ("ETag", "etag", "e_tag")
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
 
 
+def unversioned(size: int) -> str:
+    """The identity of a file whose store gives neither etag nor time: any file of its size has it."""
+    return f"{size}-"
+
+
 def stat_of(info: Mapping[str, Any]) -> FileStat:
     """Size and identity from what fsspec's `info` or a detailed listing says of a file.
 

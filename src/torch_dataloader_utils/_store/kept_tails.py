@@ -1,4 +1,4 @@
-"""Footers, and row lengths, that were read once on this host: kept for its other processes and for the next job.
+"""Footers, row lengths and line counts that were read once on this host: kept for its other processes and the next job.
 
 One file a footer (or the lengths of one data set), named by a hash of (path, identity), so that a replaced data file
 never finds an old footer. Only this user can read them. They appear whole or not at all, carry a checksum, and are a
@@ -121,6 +121,12 @@ def kept_lengths() -> KeptTails | None:
     """This user's row lengths on this host, kept as footers are; None where that is switched off."""
     chosen = os.environ.get(VARIABLE, "")
     return None if chosen.lower() == "off" else _at(chosen or _own_directory(), "lengths")
+
+
+def kept_blocks() -> KeptTails | None:
+    """This user's counts of large local text files, kept as footers are; None where that is switched off."""
+    chosen = os.environ.get(VARIABLE, "")
+    return None if chosen.lower() == "off" else _at(chosen or _own_directory(), "blocks")
 
 
 _opened: dict[tuple[str, str], KeptTails] = {}

@@ -6,7 +6,7 @@ values, which may hold line ends, unless the caller knows better.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,15 @@ import pyarrow.json as pa_json
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
 from torch_dataloader_utils._store import FileEntry, Store, redact
+from torch_dataloader_utils._store.identity import unversioned
+from torch_dataloader_utils._store.kept_tails import kept_blocks
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.lines import LineCounter, count_lines
 from torch_dataloader_utils.errors import SchemaError
 
 _PIECE_BYTES = 8 << 20
+_SMALLEST_KEPT_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
 
@@ -43,10 +46,27 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         if not request.count_rows:
             groups = _whole(entry, UNKNOWN)
         elif is_csv:
-            groups = _csv_groups(store, entry, head, schema.names[0], request)
+            groups = _once(store, entry, request, lambda: _csv_groups(store, entry, head, schema.names[0], request))
         else:
-            groups = _json_groups(store, entry, request)
+            groups = _once(store, entry, request, lambda: _json_groups(store, entry, request))
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
+
+
+def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[[], Int64s]) -> Int64s:
+    """What `count()` says of this version of a large file, asked once a host: the count reads all of it."""
+    if entry.stat.size < _SMALLEST_KEPT_BYTES or entry.stat.identity == unversioned(entry.stat.size):
+        return count()
+    version = f"{entry.stat.identity} {request.file_format.name} {request.text}"
+    blocks = kept_blocks() if store.is_local else None
+    kept = blocks.get(entry.path, version) if blocks is not None else store.kept_tail(entry.path, version)
+    if kept is not None:
+        return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
+    groups = np.ascontiguousarray(count())
+    if blocks is not None:
+        blocks.put(entry.path, version, groups.tobytes())
+    else:
+        store.keep_tail(entry.path, version, groups.tobytes())
+    return groups
 
 
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
