@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.blending import blend
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
+    from torch_dataloader_utils.epoch_plan import EpochPlan
     from torch_dataloader_utils.errors import (
         CheckpointMismatchError,
         ConfigError,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
         SizeBalancedSplitStrategy,
         TargetSizeSplitStrategy,
     )
-    from torch_dataloader_utils.planning import EpochPlan, plan_epoch
+    from torch_dataloader_utils.planning import plan_epoch
     from torch_dataloader_utils.row_dataset import RowDataset
     from torch_dataloader_utils.shape.padding import PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged
@@ -71,7 +72,7 @@ _HOMES = {
     "DataError": "errors",
     "DataFileInfo": "_core.splits",
     "DevicePrefetcher": "stream.device",
-    "EpochPlan": "planning",
+    "EpochPlan": "epoch_plan",
     "EpochRun": "_observe.callbacks",
     "FileChangedError": "errors",
     "IcebergDataFileInfo": "_core.splits",

@@ -8,7 +8,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.uses import group_uses
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.planning import EpochPlan
+    from torch_dataloader_utils.epoch_plan import EpochPlan
 
 
 def rank_table(plan: "EpochPlan", rank: int) -> pa.Table:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
-from torch_dataloader_utils.planning import EpochPlan
+from torch_dataloader_utils.epoch_plan import EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:

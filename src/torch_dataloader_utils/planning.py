@@ -1,33 +1,28 @@
-"""Plans to look at: `plan_epoch` and what it gives. The loader uses the same plans, from the same function.
+"""Plans from arguments: `plan_epoch`, and the planner that it and every loader use.
 
-inventory, seed, epoch, topology  →  EpochPlan  →  worker inputs, explain(), to_arrow()
+inventory, seed, epoch, topology  →  EpochPlan
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.recent import Recent
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.settings import data_settings, options_text
+from torch_dataloader_utils._core.settings import data_settings, planning_fingerprint
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.epoch_plan import EpochPlan
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
-from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.strategy_check import (
@@ -39,112 +34,6 @@ from torch_dataloader_utils.plan.strategy_check import (
 from torch_dataloader_utils.plan.token_batches import cut_batches
 from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
 from torch_dataloader_utils.plugins import find_strategy
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class EpochPlan:
-    """Who reads what in one epoch, or in what remains of it.
-
-    Made by `plan_epoch` and by every loader (`loader.plan`). Computing one rank's part costs that rank alone.
-    """
-
-    inventory: Inventory
-    details: ExactPlan | TokenPlan | InexactPlan
-
-    @property
-    def epoch(self) -> int:
-        """The epoch this plan is for."""
-        return self.details.epoch
-
-    @property
-    def topology(self) -> Topology:
-        """Ranks, workers and batch size."""
-        return self.details.topology
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
-        return not isinstance(self.details, InexactPlan)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether every one of several ranks reads everything: a split strategy without rank arguments."""
-        call = self.details.strategy
-        return call is not None and self.topology.num_ranks > 1 and not takes_ranks(call.strategy)
-
-    @property
-    def rank_steps(self) -> tuple[int, ...] | None:
-        """Batches of every rank under this topology, or None where row counts are not known."""
-        return None if isinstance(self.details, InexactPlan) else tuple(self.details.rank_steps.tolist())
-
-    @property
-    def steps(self) -> int | None:
-        """Batches of the rank with most of them; with rank_sharding="rows" all ranks have as many."""
-        return max(self.rank_steps) if self.rank_steps is not None else None
-
-    @property
-    def rank_rows(self) -> tuple[int, ...] | None:
-        """Rows that every rank delivers, or None where row counts are not known."""
-        return None if isinstance(self.details, InexactPlan) else tuple(self.details.rank_rows.tolist())
-
-    @property
-    def dropped_rows(self) -> int:
-        """Rows that drop_last leaves out this epoch, over all ranks."""
-        return 0 if isinstance(self.details, InexactPlan) else self.details.dropped_rows
-
-    @property
-    def repeated_rows(self) -> int:
-        """Rows that come a second time because a rank has none left for its last step, over all ranks."""
-        return 0 if isinstance(self.details, InexactPlan) else self.details.repeated_rows
-
-    def padding_rows(self, rank: int) -> int:
-        """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
-        return 0 if isinstance(self.details, InexactPlan) else self.details.padding_rows(rank)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """blake2b (128 bits, hex) of everything this plan is a function of."""
-        plan = self.details
-        data, options = planning_fingerprint(self.inventory), options_text(plan.options)
-        text = f"({data!r}, {options}, {plan.epoch}, {plan.history!r}, {plan.topology!r})"
-        return blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
-        """What every worker of a rank needs to do its part: its program and the row groups it touches.
-
-        Raises:
-            ConfigError: rank not in [0, num_ranks).
-        """
-        programs = self.details.programs(rank)
-        return tuple(worker_input(program, self.inventory, self.details.space) for program in programs)
-
-    def explain(self, max_ranks: int = 16) -> str:
-        """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what levelling did."""
-        return explain_plan(self.details, self.inventory, max_ranks)
-
-    def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
-        """The plan as a table, one row for each row range that a worker reads, in its reading order.
-
-        Columns: rank, worker, lane, unit, window (-1: not shuffled), path, row_group, start_row, stop_row (live rows
-        of the row group), bytes (projected, estimated for parts of a row group).
-        """
-        import pyarrow as pa
-
-        from torch_dataloader_utils.plan_table import rank_table
-
-        chosen = range(self.topology.num_ranks) if ranks is None else ranks
-        tables = [rank_table(self, rank) for rank in chosen]
-        return pa.concat_tables(tables) if tables else rank_table(self, 0).slice(0, 0)
-
-    def __repr__(self) -> str:
-        topology, steps = self.topology, self.steps
-        each = f"{topology.num_ranks} ranks x {topology.num_workers} workers, batch_size={topology.batch_size}"
-        counts = "row counts unknown" if self.rank_rows is None else f"{sum(self.rank_rows):,} rows, {steps:,} steps"
-        left = f", {self.dropped_rows:,} rows dropped" if self.dropped_rows else ""
-        return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
 
 
 def plan_epoch(
@@ -334,9 +223,3 @@ class Planner:
             Planner, inventory=self.inventory, options=self.options, strategy=self.strategy, lengths=self.lengths
         )
         return kept, ()
-
-
-def planning_fingerprint(inventory: Inventory) -> str:
-    """The inventory's fingerprint with the weights that plans depend on; what states are bound to."""
-    weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
-    return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()

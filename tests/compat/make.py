@@ -13,9 +13,9 @@ from torch_dataloader_utils import Inventory, plan_epoch
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.settings import planning_fingerprint
 from torch_dataloader_utils._core.state import Identity, encode_state
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils.planning import planning_fingerprint
 
 
 def make_inventory() -> Inventory:

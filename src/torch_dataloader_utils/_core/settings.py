@@ -14,6 +14,12 @@ from torch_dataloader_utils._core.options import PlanOptions
 _ADDED_OPTIONS = frozenset(["max_tokens_per_batch", "pad_to_multiple_of"])
 
 
+def planning_fingerprint(inventory: Inventory) -> str:
+    """The inventory's fingerprint with the weights that plans depend on; what states are bound to."""
+    weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
+    return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()
+
+
 def options_text(options: PlanOptions) -> str:
     """All options in one line; those added later only where they are used, so that older plans keep fingerprints."""
     defaults = PlanOptions()

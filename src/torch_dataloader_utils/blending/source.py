@@ -17,8 +17,8 @@ from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import decode_state, encode_state
 from torch_dataloader_utils.blending.options import Unit
 from torch_dataloader_utils.blending.rows import num_rows
+from torch_dataloader_utils.epoch_plan import EpochPlan
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
-from torch_dataloader_utils.planning import EpochPlan
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 

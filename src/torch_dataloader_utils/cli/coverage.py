@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.planning import EpochPlan
+from torch_dataloader_utils.epoch_plan import EpochPlan
 
 _NAMED = 10
 

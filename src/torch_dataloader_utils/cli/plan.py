@@ -11,7 +11,7 @@ from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.pictures.timeline import Timeline
-    from torch_dataloader_utils.planning import EpochPlan
+    from torch_dataloader_utils.epoch_plan import EpochPlan
 
 _EXAMPLES = """\b
 Examples:
@@ -91,8 +91,8 @@ def summarize(plan: "EpochPlan") -> dict[str, Any]:
         "num_chunks": len(details.chunks),
         "steps": None if plan.rank_steps is None else (min(plan.rank_steps), max(plan.rank_steps)),
         "rank_rows": None if plan.rank_rows is None else (min(plan.rank_rows), max(plan.rank_rows)),
-        "cuts": getattr(details, "cuts", 0),
-        "moved_rows": getattr(details, "moved_rows", 0),
+        "cuts": details.cuts,
+        "moved_rows": details.moved_rows,
         "dropped_rows": plan.dropped_rows,
         "repeated_rows": plan.repeated_rows,
         "notes": list(plan.inventory.notes),

@@ -1,0 +1,11 @@
+"""Who reads what: from an inventory's row groups to the program of every worker.
+
+    chunk  →  order  →  slice  →  level  →  assign  →  level  →  windows
+
+In: plan rows (`RowSpace`), `PlanOptions`, and the topologies that an epoch has seen. Out: `ExactPlan`, `TokenPlan`
+(batches limited by tokens) or `InexactPlan` (row counts not known), which give each rank its `WorkerProgram`s.
+
+Promises: pure functions; every row once, equal steps on all ranks, the same answer in every process, after a resume
+too. One rank's part costs that rank alone. The standard library, numpy and `_core` only.
+Not for: finding files, counting rows or reading any.
+"""

@@ -45,6 +45,11 @@ class Deal(Protocol):
         ...
 
     @property
+    def transfers(self) -> list[Transfer]:
+        """The row ranges that move between ranks."""
+        ...
+
+    @property
     def first_unit(self) -> Units:
         """The first unit of the epoch (none if it has no rows): whom a rank without rows borrows from."""
         ...
@@ -81,7 +86,7 @@ class FreshDeal:
 
     @cached_property
     def transfers(self) -> list[Transfer]:
-        """The row ranges that move between ranks."""
+        """See Deal."""
         return plan_transfers(self._sliced_rows, self.rank_rows)
 
     @cached_property
@@ -131,6 +136,11 @@ class SequenceDeal:
 
     units: Units
     topology: Topology
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """None: the sequence is cut where ranks are even."""
+        return []
 
     @cached_property
     def rank_rows(self) -> Int64s:

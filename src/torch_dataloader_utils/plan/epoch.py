@@ -156,13 +156,12 @@ class ExactPlan:
     @cached_property
     def moved_rows(self) -> int:
         """Rows that levelling moves between ranks."""
-        transfers = getattr(self._deal, "transfers", []) if self._lanes is None else []
-        return sum(transfer.rows for transfer in transfers)
+        return sum(transfer.rows for transfer in self._deal.transfers) if self._lanes is None else 0
 
     @cached_property
     def cuts(self) -> int:
         """Row ranges that levelling moves between ranks: at most num_ranks - 1."""
-        return len(getattr(self._deal, "transfers", [])) if self._lanes is None else 0
+        return len(self._deal.transfers) if self._lanes is None else 0
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
         """What each worker of a rank still has to do, from step `done` on."""

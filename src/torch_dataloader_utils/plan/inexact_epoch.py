@@ -28,6 +28,14 @@ class InexactPlan:
     history: tuple[Segment, ...] = ()
     strategy: StrategyCall | None = None
 
+    # What an exact plan counts: not known here, and nothing is levelled, dropped or repeated.
+    rank_steps = None
+    rank_rows = None
+    dropped_rows = 0
+    repeated_rows = 0
+    moved_rows = 0
+    cuts = 0
+
     def __post_init__(self) -> None:
         if self.options.num_lanes is not None:
             raise ConfigError(
@@ -56,6 +64,10 @@ class InexactPlan:
             rest = remaining_after(deal, _all_cursors(segment))
             deal = InexactDeal(units=rest, space=self.space, options=self.options, topology=following)
         return deal
+
+    def padding_rows(self, rank: int) -> int:  # noqa: ARG002
+        """0: a rank without rows takes no step."""
+        return 0
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
         """What each worker of a rank still has to do."""

@@ -43,7 +43,7 @@ class StrategyDeal:
 
     @cached_property
     def transfers(self) -> list[Transfer]:
-        """The row ranges that move between ranks."""
+        """See Deal."""
         return plan_transfers(self._given_rows, self.rank_rows)
 
     @cached_property

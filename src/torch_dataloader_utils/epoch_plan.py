@@ -1,0 +1,126 @@
+"""The plan of one epoch as people and loaders see it: counts, worker inputs, a table, and words.
+
+a plan of `plan/`, and the inventory it is of  →  EpochPlan  →  worker inputs, explain(), to_arrow()
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.program import WorkerInput, worker_input
+from torch_dataloader_utils._core.settings import options_text, planning_fingerprint
+from torch_dataloader_utils.plan.epoch import ExactPlan
+from torch_dataloader_utils.plan.explain import explain_plan
+from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.strategy_check import takes_ranks
+from torch_dataloader_utils.plan.token_epoch import TokenPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EpochPlan:
+    """Who reads what in one epoch, or in what remains of it.
+
+    Made by `plan_epoch` and by every loader (`loader.plan`). Computing one rank's part costs that rank alone.
+    """
+
+    inventory: Inventory
+    details: ExactPlan | TokenPlan | InexactPlan
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this plan is for."""
+        return self.details.epoch
+
+    @property
+    def topology(self) -> Topology:
+        """Ranks, workers and batch size."""
+        return self.details.topology
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
+        return not isinstance(self.details, InexactPlan)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every one of several ranks reads everything: a split strategy without rank arguments."""
+        call = self.details.strategy
+        return call is not None and self.topology.num_ranks > 1 and not takes_ranks(call.strategy)
+
+    @property
+    def rank_steps(self) -> tuple[int, ...] | None:
+        """Batches of every rank under this topology, or None where row counts are not known."""
+        return None if self.details.rank_steps is None else tuple(self.details.rank_steps.tolist())
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of the rank with most of them; with rank_sharding="rows" all ranks have as many."""
+        return max(self.rank_steps) if self.rank_steps is not None else None
+
+    @property
+    def rank_rows(self) -> tuple[int, ...] | None:
+        """Rows that every rank delivers, or None where row counts are not known."""
+        return None if self.details.rank_rows is None else tuple(self.details.rank_rows.tolist())
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that drop_last leaves out this epoch, over all ranks."""
+        return self.details.dropped_rows
+
+    @property
+    def repeated_rows(self) -> int:
+        """Rows that come a second time because a rank has none left for its last step, over all ranks."""
+        return self.details.repeated_rows
+
+    def padding_rows(self, rank: int) -> int:
+        """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
+        return self.details.padding_rows(rank)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """blake2b (128 bits, hex) of everything this plan is a function of."""
+        plan = self.details
+        data, options = planning_fingerprint(self.inventory), options_text(plan.options)
+        text = f"({data!r}, {options}, {plan.epoch}, {plan.history!r}, {plan.topology!r})"
+        return blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
+        """What every worker of a rank needs to do its part: its program and the row groups it touches.
+
+        Raises:
+            ConfigError: rank not in [0, num_ranks).
+        """
+        programs = self.details.programs(rank)
+        return tuple(worker_input(program, self.inventory, self.details.space) for program in programs)
+
+    def explain(self, max_ranks: int = 16) -> str:
+        """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what levelling did."""
+        return explain_plan(self.details, self.inventory, max_ranks)
+
+    def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
+        """The plan as a table, one row for each row range that a worker reads, in its reading order.
+
+        Columns: rank, worker, lane, unit, window (-1: not shuffled), path, row_group, start_row, stop_row (live rows
+        of the row group), bytes (projected, estimated for parts of a row group).
+        """
+        import pyarrow as pa
+
+        from torch_dataloader_utils.plan_table import rank_table
+
+        chosen = range(self.topology.num_ranks) if ranks is None else ranks
+        tables = [rank_table(self, rank) for rank in chosen]
+        return pa.concat_tables(tables) if tables else rank_table(self, 0).slice(0, 0)
+
+    def __repr__(self) -> str:
+        topology, steps = self.topology, self.steps
+        each = f"{topology.num_ranks} ranks x {topology.num_workers} workers, batch_size={topology.batch_size}"
+        counts = "row counts unknown" if self.rank_rows is None else f"{sum(self.rank_rows):,} rows, {steps:,} steps"
+        left = f", {self.dropped_rows:,} rows dropped" if self.dropped_rows else ""
+        return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
