@@ -11,27 +11,20 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
-from torch_dataloader_utils._observe.progress import ProgressReporter
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.discover.paths import PathLike
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan_warnings import warn_about
-from torch_dataloader_utils.planning import Planner
-from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
-from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
-from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
-from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, check_names
-from torch_dataloader_utils.table_rows import find_inventory, wire_lengths, wire_rows
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_filters, check_names
+from torch_dataloader_utils.table_rows import find_inventory
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
+from torch_dataloader_utils.wiring import wire, worker_start
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-# Row groups of remote files that one process fetches at once, each with one request or more.
-REMOTE_THREADS = 16
 
 
 class WiredDataset(TableDataset):
@@ -264,55 +257,3 @@ class StructuredDataset(WiredDataset):
         warn_about(dataset.plan())
         loader_options = worker_start(remote, dataset.num_processes, loader_options)
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
-
-
-def worker_start(remote: RemoteOptions | None, num_workers: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the DataLoader, with the way to start workers that the storage client needs."""
-    if remote is not None and remote.backend == "obstore" and num_workers:
-        # Discovery has used it in this process already; see _store/obstore.py.
-        return {"multiprocessing_context": "forkserver", **options}
-    return dict(options)
-
-
-def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> dict[str, Any]:
-    """The stages of one data set, as the arguments of TableDataset."""
-    num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
-    topology = options.topology(num_ranks)
-    topology.check_rank(rank)
-    strategy = options.strategy()
-    plan_options = options.plan_options(strategy)
-    part = counting_part(num_ranks, rank)
-    rows = wire_rows(inventory, options, storage_options, part=part)
-    lengths = wire_lengths(rows.inventory, options, storage_options, part=part)
-    planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
-    return {
-        "planner": planner,
-        "pipeline": Pipeline(
-            reader=rows.reader,
-            shaper=rows.shaper,
-            codec=TensorBatchCodec() if options.output_format == "torch" else None,
-            functions=options.functions,
-        ),
-        "topology": topology,
-        "rank": rank,
-        "num_processes": options.worker_processes,
-        "decode": _decode_options(rows.inventory, options),
-        "callbacks": (ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
-    }
-
-
-def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
-    """Threads for local files are as many as processors; for remote ones, which mostly wait, more."""
-    threads, worker_threads = options.threads, 1
-    if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
-        worker_threads = options.decode_threads or REMOTE_THREADS
-        threads = options.decode_threads or max(threads, REMOTE_THREADS)
-    return DecodeOptions(threads=threads, budget_bytes=options.budget_bytes, worker_threads=worker_threads)
-
-
-def check_filters(filters: Any) -> None:
-    """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
-    if filters is not None and not isinstance(filters, pc.Expression):
-        raise ConfigTypeError(
-            f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
-        )

@@ -15,16 +15,18 @@ from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.datasets import WiredDataset, worker_start
+from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, OutputFormat, TableOptions, check_names
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names
 from torch_dataloader_utils.table_rows import shows_bars
+from torch_dataloader_utils.wiring import worker_start
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

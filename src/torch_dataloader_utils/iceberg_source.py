@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import Exchange
-from torch_dataloader_utils.datasets import check_filters
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.errors import ConfigTypeError, StoreError
+from torch_dataloader_utils.table_options import check_filters
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")

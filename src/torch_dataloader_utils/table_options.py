@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
+import pyarrow.compute as pc
+
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.sizes import parse_bytes
@@ -14,9 +16,8 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
 from torch_dataloader_utils.shape.padding import PadRagged
+from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.token_packing.options import TokenPacking
-
-OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,3 +195,11 @@ def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequen
             close = get_close_matches(name, [*known, *others], n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f". Known are {list(known)}."
             raise ConfigError(f"Unknown option {name!r}{hint}")
+
+
+def check_filters(filters: Any) -> None:
+    """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
+    if filters is not None and not isinstance(filters, pc.Expression):
+        raise ConfigTypeError(
+            f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
+        )

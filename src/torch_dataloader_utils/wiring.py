@@ -1,0 +1,65 @@
+"""The stages of one data set, wired: from an inventory and options to what `TableDataset` runs.
+
+inventory, options  →  plan  →  read  →  shape  →  stream      `datasets.py` and `iceberg.py` find the inventory
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._observe.progress import ProgressReporter
+from torch_dataloader_utils._store import RemoteOptions, Secret, StoreAccess, open_store
+from torch_dataloader_utils.planning import Planner
+from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
+from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.table_options import TableOptions
+from torch_dataloader_utils.table_rows import wire_lengths, wire_rows
+
+# Row groups of remote files that one process fetches at once, each with one request or more.
+_REMOTE_THREADS = 16
+
+
+def worker_start(remote: RemoteOptions | None, num_workers: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the DataLoader, with the way to start workers that the storage client needs."""
+    if remote is not None and remote.backend == "obstore" and num_workers:
+        # Discovery has used it in this process already; see _store/obstore.py.
+        return {"multiprocessing_context": "forkserver", **options}
+    return dict(options)
+
+
+def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> dict[str, Any]:
+    """The stages of one data set, as the arguments of TableDataset."""
+    num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
+    topology = options.topology(num_ranks)
+    topology.check_rank(rank)
+    strategy = options.strategy()
+    plan_options = options.plan_options(strategy)
+    part = counting_part(num_ranks, rank)
+    rows = wire_rows(inventory, options, storage_options, part=part)
+    lengths = wire_lengths(rows.inventory, options, storage_options, part=part)
+    planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
+    return {
+        "planner": planner,
+        "pipeline": Pipeline(
+            reader=rows.reader,
+            shaper=rows.shaper,
+            codec=TensorBatchCodec() if options.output_format == "torch" else None,
+            functions=options.functions,
+        ),
+        "topology": topology,
+        "rank": rank,
+        "num_processes": options.worker_processes,
+        "decode": _decode_options(rows.inventory, options),
+        "callbacks": (ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
+    }
+
+
+def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
+    """Threads for local files are as many as processors; for remote ones, which mostly wait, more."""
+    threads, worker_threads = options.threads, 1
+    if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
+        worker_threads = options.decode_threads or _REMOTE_THREADS
+        threads = options.decode_threads or max(threads, _REMOTE_THREADS)
+    return DecodeOptions(threads=threads, budget_bytes=options.budget_bytes, worker_threads=worker_threads)
