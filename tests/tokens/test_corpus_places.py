@@ -17,6 +17,7 @@ from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_token
 from torch_dataloader_utils.errors import ConfigError, StoreError
 from torch_dataloader_utils.tokens import IndexedDataset, build_corpus
 from torch_dataloader_utils.tokens.corpus_store import RemoteParts
+from torch_dataloader_utils.tokens.corpus_table import plan_table_parts
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 
@@ -59,6 +60,13 @@ def test_an_iceberg_table_without_its_deleted_rows(tmp_path: Path) -> None:
     before = IcebergDataset(table.metadata, snapshot_id=first)
     build_corpus(before, tmp_path / "before", column="ids", eod=99)
     assert _documents(str(tmp_path / "before")) == [[*document, 99] for document in DOCUMENTS]
+
+
+def test_parts_of_a_data_set_are_bound_to_its_fingerprint(folder: Path) -> None:
+    dataset = StructuredDataset(str(folder))
+    parts = plan_table_parts(dataset, "tokens", part_bytes=1)
+    fingerprint = dataset.plan().inventory.fingerprint()
+    assert all(part.describe()["table"].startswith(f"{fingerprint} ") for part in parts)
 
 
 def test_a_data_set_gives_the_rows_of_its_filter_for_all_ranks(folder: Path, tmp_path: Path) -> None:

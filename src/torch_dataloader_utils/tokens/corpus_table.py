@@ -59,7 +59,7 @@ def plan_table_parts(dataset: TableDataset, column: str, part_bytes: int) -> lis
         )
     spec = replace(pipeline.reader.spec, columns=(column,))
     reader, inventory = make_reader(spec), _inventory(dataset)
-    version = f"{inventory.fingerprint} {spec.row_filter}"
+    version = f"{inventory.fingerprint()} {spec.row_filter}"
     parts: list[TablePart] = []
     tasks: list[RowGroupTask] = []
     held_bytes = 0
