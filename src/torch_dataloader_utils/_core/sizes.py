@@ -24,3 +24,15 @@ def parse_bytes(size: int | str) -> int:
     if match is None or match[2].upper() not in _POWERS:
         raise ConfigError(f"{size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'.")
     return int(float(match[1]) * _POWERS[match[2].upper()])
+
+
+def format_bytes(count: float) -> str:
+    """A byte count for people: three significant digits, binary units.
+
+    0  "0 B"      1000  "0.977 KiB"      134217728  "128 MiB"
+    """
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.sizes import format_bytes
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.cli.output import format_bytes
 
 _MIB = 1 << 20
 

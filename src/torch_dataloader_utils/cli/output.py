@@ -71,15 +71,6 @@ def _literal(cell: str) -> Any:
     return Text(cell)
 
 
-def format_bytes(count: float) -> str:
-    """A byte count for people: three significant digits, binary units."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
-
-
 def format_rows(count: int | None) -> str:
     """A row count for people; UNKNOWN (negative) and None in words."""
     return "unknown" if count is None or count < 0 else f"{count:,}"

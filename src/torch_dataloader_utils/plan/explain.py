@@ -3,6 +3,7 @@
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.sizes import format_bytes
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.token_epoch import TokenPlan
@@ -45,15 +46,6 @@ def explain_plan(plan: ExactPlan | TokenPlan | InexactPlan, inventory: Inventory
         imbalance = max(loads) * len(loads) / sum(loads)
         lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
     return "\n".join(lines)
-
-
-def format_bytes(count: int) -> str:
-    """A byte count for people: 3 significant digits, binary units."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.3g} {units[0]}"
 
 
 def _counts(plan: ExactPlan | TokenPlan | InexactPlan) -> str:
