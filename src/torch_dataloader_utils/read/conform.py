@@ -68,7 +68,7 @@ def is_harmless(seen: Any, wanted: Any) -> bool:
     if types.is_dictionary(seen) or types.is_dictionary(wanted):
         return is_harmless(_decoded_type(seen), _decoded_type(wanted))
     if types.is_list(wanted) or types.is_large_list(wanted) or types.is_fixed_size_list(wanted):
-        return _is_list(seen) and is_harmless(seen.value_type, wanted.value_type)
+        return is_list(seen) and is_harmless(seen.value_type, wanted.value_type)
     if types.is_struct(wanted):
         return types.is_struct(seen) and _structs_fit(seen, wanted)
     if types.is_map(wanted):
@@ -131,7 +131,8 @@ def _must_stay_large(column: Any, wanted: Any) -> bool:
     return bool(is_large_form) and column.nbytes > MAX_OFFSET
 
 
-def _is_list(data_type: Any) -> bool:
+def is_list(data_type: Any) -> bool:
+    """Whether values are lists, of any length or of one."""
     types = pa.types
     return any(is_kind(data_type) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 

@@ -24,7 +24,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupT
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors, where
-from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
+from torch_dataloader_utils.read.field_ids import field_id, identify, innermost, project_columns
 from torch_dataloader_utils.read.footers import FooterCache
 
 # Key sets of one process; those of a few million keys fit.
@@ -133,7 +133,7 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
     with foreign_errors(task, lambda: True):
         table = _read_table(file.file_format, pa.BufferReader(data))
         columns = identify(table.schema, extra.table)
-        missing = [each.name for each in wanted if int(each.metadata[b"PARQUET:field_id"]) not in columns]
+        missing = [each.name for each in wanted if field_id(each) not in columns]
         if missing:
             raise SchemaError(
                 f"{where(task)}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "

@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import where
-from torch_dataloader_utils.read.conform import constant, is_harmless
+from torch_dataloader_utils.read.conform import constant, is_harmless, is_list
 
 FIELD_ID = b"PARQUET:field_id"
 _ID_KEYS = (FIELD_ID, b"iceberg.id")  # Parquet, ORC
@@ -102,7 +102,7 @@ class _Converter:
         types = pa.types
         if types.is_struct(wanted.type) and types.is_struct(array.type):
             return self._struct(array, column, wanted)
-        if types.is_list(wanted.type) and _is_list(array.type):
+        if types.is_list(wanted.type) and is_list(array.type):
             return self._list(array, column, wanted)
         if types.is_map(wanted.type) and types.is_map(array.type):
             return self._map(array, column, wanted)
@@ -192,7 +192,7 @@ def _children(data_type: Any, names: Mapping[tuple[str, ...], int] | None, path:
     types = pa.types
     if types.is_struct(data_type):
         return _struct_children(data_type, names, path)
-    if _is_list(data_type):
+    if is_list(data_type):
         return {_ELEMENT: _part(data_type.value_field, _ELEMENT, names, path)}
     if types.is_map(data_type):
         return {
@@ -217,11 +217,6 @@ def _own_id(each: Any) -> int | None:
     metadata = each.metadata or {}
     text = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
     return None if text is None else int(text)
-
-
-def _is_list(data_type: Any) -> bool:
-    types = pa.types
-    return any(is_kind(data_type) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import where
+from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
 from torch_dataloader_utils.read.field_ids import FileColumn, field_id, identify, project_columns
 from torch_dataloader_utils.read.footers import FooterCache
@@ -96,7 +97,7 @@ def _check_known(source: TaskSource, schema: Any, columns: Mapping[int, FileColu
 
 def _named(arrays: Sequence[Any], fields: Any, num_rows: int) -> Any:
     if not arrays:
-        return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=["rows"]).select([])
+        return rows_only(num_rows)
     # The type of an array differs from its field's only where conforming is still to come.
     kept = [each.with_type(array.type) for each, array in zip(fields, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(kept))

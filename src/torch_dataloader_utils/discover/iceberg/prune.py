@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 # What evaluating foreign statistics can raise.
-_UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, IndexError, NotImplementedError)
+_UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, LookupError, NotImplementedError)
 
 
 class FilePruner:
@@ -95,6 +95,4 @@ def _unless_no(test: Callable[[], bool]) -> bool:
     try:
         return test()
     except _UNEVALUABLE:
-        return True
-    except KeyError:
         return True
