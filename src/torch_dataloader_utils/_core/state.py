@@ -11,14 +11,13 @@ load one state into the place of another. Loading executes nothing; unknown keys
 are errors.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 from typing import Any
 
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
+from torch_dataloader_utils._core.seal import check_seal, sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 VERSION = 1
@@ -54,7 +53,7 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
         "log": _encode_log(segments),
         **({} if worker is None else {"worker": worker}),
     }
-    return {**state, "checksum": _checksum(state)}
+    return sealed(state)
 
 
 def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topology) -> tuple[Position, int | None]:
@@ -81,13 +80,7 @@ def check_intact(state: Mapping[str, Any]) -> None:
         raise CheckpointMismatchError(
             f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
         )
-    if state["version"] != VERSION:
-        raise CheckpointMismatchError(
-            f"The state has version {state['version']!r}, this library reads version {VERSION}. "
-            "Load it with the release that wrote it, or start the epoch afresh."
-        )
-    if state["checksum"] != _checksum({key: state[key] for key in state if key != "checksum"}):
-        raise CheckpointMismatchError("The state does not match its checksum: it was changed after it was saved.")
+    check_seal(state, VERSION)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             _compare(key, state[key], states[0][key])
     merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}
     merged["log"] = _encode_log(_merge_logs([_decode_log(state["log"]) for state in states]))
-    return {**merged, "checksum": _checksum(merged)}
+    return sealed(merged)
 
 
 def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
@@ -201,8 +194,3 @@ def _compare(what: str, saved: Any, present: Any) -> None:
             f"The state does not fit: its {what} is {saved!r}, here it is {present!r}. Resume with the data and "
             "options that the state was saved with, or start the epoch afresh without loading it."
         )
-
-
-def _checksum(state: Mapping[str, Any]) -> str:
-    canonical = json.dumps(state, sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=8).hexdigest()

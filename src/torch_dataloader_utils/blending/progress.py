@@ -6,13 +6,12 @@
 Under 1 kB a source, whatever the number of steps; the same on every rank.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.seal import check_seal, sealed
 from torch_dataloader_utils.blending.options import BlendOptions
 from torch_dataloader_utils.blending.source import Mark, Source
 from torch_dataloader_utils.errors import CheckpointMismatchError
@@ -92,7 +91,7 @@ class BlendProgress:
             "counts": list(position.counts),
             "sources": [source.encode(mark) for source, mark in zip(self._sources, position.marks, strict=True)],
         }
-        return {**state, "checksum": _checksum(state)}
+        return sealed(state)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Let the next pass continue where `state` stood.
@@ -122,21 +121,10 @@ class BlendProgress:
                 f"Not a state of a blend: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a blend "
                 "returned; states of single loaders are for those."
             )
-        if state["version"] != _VERSION:
-            raise CheckpointMismatchError(
-                f"The state has version {state['version']!r}, this library reads version {_VERSION}. Load it with the "
-                "release that wrote it, or start the epoch afresh."
-            )
-        if state["checksum"] != _checksum({key: state[key] for key in state if key != "checksum"}):
-            raise CheckpointMismatchError("The state does not match its checksum: it was changed after it was saved.")
+        check_seal(state, _VERSION)
         # As JSON has it: 1 and 1.0 are one number, and so they are here.
         if state["options"] != self._options.describe():
             raise CheckpointMismatchError(
                 f"The state does not fit: its blend is {state['options']}, this one is {self._options.describe()}. "
                 "Resume with the weights and options that it was saved with, or start the epoch afresh."
             )
-
-
-def _checksum(state: Mapping[str, Any]) -> str:
-    canonical = json.dumps(state, sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=8).hexdigest()

@@ -19,14 +19,13 @@ from torch_dataloader_utils.discover.footers import check_counts, check_total, g
 from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
-from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
+from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 _PARQUET = ds.ParquetFileFormat()
-_FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
 # From so many files in one directory on, listing it beats looking up each.
 _LIST_FROM_FILES = 8
 
@@ -63,12 +62,12 @@ def format_of(entry: ManifestEntry) -> FileFormat:
     Raises:
         UnsupportedFeatureError: another one than Parquet or ORC.
     """
-    if entry.file_format not in _FORMATS:
+    if entry.file_format not in FORMATS:
         raise UnsupportedFeatureError(
             f"{redact(entry.path)}: data files in {entry.file_format} are not supported, only Parquet and ORC. Rewrite "
             "the table's files."
         )
-    return _FORMATS[entry.file_format]
+    return FORMATS[entry.file_format]
 
 
 def scan_data_files(

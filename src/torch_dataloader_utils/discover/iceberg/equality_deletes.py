@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile
-from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.discover.iceberg.files import Files
-from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
+from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-
-FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
 
 Scope = tuple[int, tuple[object, ...]]
 _EVERYWHERE: Scope = (-1, ())

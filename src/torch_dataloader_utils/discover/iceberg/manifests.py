@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.discover.iceberg.avro import read_records
@@ -17,6 +18,9 @@ from torch_dataloader_utils.discover.iceberg.faults import parsing
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+
+FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
+"""Formats of data and equality delete files that are read, by their names in manifests."""
 
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID, _DATA_FILE_ID = 102, 2

@@ -1,0 +1,29 @@
+"""Checksums of states: a state that was cut, edited or written by another release is refused, not resumed."""
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from torch_dataloader_utils.errors import CheckpointMismatchError
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with its checksum, under the key "checksum"."""
+    return {**state, "checksum": _checksum(state)}
+
+
+def check_seal(state: Mapping[str, Any], version: int) -> None:
+    """Raises CheckpointMismatchError unless the state is of this version, and as it was sealed."""
+    if state["version"] != version:
+        raise CheckpointMismatchError(
+            f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
+            "release that wrote it, or start the epoch afresh."
+        )
+    if state["checksum"] != _checksum({key: state[key] for key in state if key != "checksum"}):
+        raise CheckpointMismatchError("The state does not match its checksum: it was changed after it was saved.")
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    canonical = json.dumps(state, sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=8).hexdigest()
