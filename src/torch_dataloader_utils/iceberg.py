@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
-from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.counting import alone, count_live_rows, under_filter
 from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
@@ -91,11 +91,7 @@ def scan_iceberg(
     if count_rows is False:
         return inventory
     spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.access)
-    return count_live_rows(inventory, make_reader(spec), _alone, threads=available_cpus(), part=(0, 1))
-
-
-def _alone(counts: Any) -> Any:
-    return counts
+    return count_live_rows(inventory, make_reader(spec), alone, threads=available_cpus(), part=(0, 1))
 
 
 def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:
@@ -190,7 +186,6 @@ class IcebergDataset(WiredDataset):
                 (*.metadata.json) or the table's directory.
             catalog_config: passed to pyiceberg's `load_catalog` as it is: {"type": "sql", "uri": ...}, rest, glue,
                 hive, ...; None to do without a catalog.
-            columns: names to deliver, in this order; None for all.
             filters: a pyarrow expression; exactly the rows for which it is true. Partitions, files and row groups
                 that cannot match are not read.
             scan_filter: a pyiceberg expression (or its text) that leaves out data files which cannot match it; it
@@ -209,11 +204,7 @@ class IcebergDataset(WiredDataset):
             credentials: a function that returns storage options with credentials, called again when they expire. It
                 travels to worker processes, what it returned does not. None: those that the catalog gives for the
                 table; workers ask the catalog again when they expire.
-            remote: how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers).
             inventory: from `scan_iceberg`; then no manifest is read again.
-            on_error: "skip" decodes every row group once before the plan and leaves out, with a warning that names
-                them, those that are corrupt; steps stay equal. "raise" raises when they are met.
-            broadcast_inventory: only rank 0 of the default process group scans, and sends the inventory to the others.
             options: every other keyword option of `StructuredDataset.create_dataloader`, those for torch's DataLoader
                 included; the options above that are not explained are explained there too.
 

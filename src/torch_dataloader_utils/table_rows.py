@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
-from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.counting import alone, count_live_rows, under_filter
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -100,7 +100,7 @@ def wire_rows(
     Raises:
         ConfigError: columns or options that do not fit the schema.
     """
-    exchange = add_over_ranks if part[1] > 1 else _alone
+    exchange = add_over_ranks if part[1] > 1 else alone
     if options.pack is not None:
         share = Share(index=part[0], count=part[1], exchange=exchange, threads=options.threads)
         return _wire_samples(inventory, options, options.pack, storage_options, share)
@@ -141,7 +141,7 @@ def wire_lengths(
     if budget is None or options.bucket_by is None:
         return None
     reader = make_reader(read_spec(inventory, options, storage_options, (options.bucket_by,)))
-    exchange = add_over_ranks if part[1] > 1 else _alone
+    exchange = add_over_ranks if part[1] > 1 else alone
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         tokens = read_token_counts(
             inventory, reader, exchange, threads=options.threads, part=part, on_progress=on_progress
@@ -186,10 +186,6 @@ def read_spec(
         storage_options=storage_options,
         page_checksums=options.page_checksums,
     )
-
-
-def _alone(counts: Any) -> Any:
-    return counts
 
 
 def _path(file: DataFileInfo | PathLike) -> PathLike:

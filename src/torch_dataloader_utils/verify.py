@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.counting import Exchange
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.errors import (
@@ -26,8 +27,6 @@ from torch_dataloader_utils.errors import (
 from torch_dataloader_utils.read.reader import Reader
 
 _log = logging.getLogger(__name__)
-
-Exchange = Callable[[Int64s], Int64s]
 
 # A file that changed or does not fit the schema is not bad data, and storage that fails says nothing of the data.
 _SKIPPED: tuple[type[DataError], ...] = (CorruptFileError, RowCountError, UnsupportedFeatureError)

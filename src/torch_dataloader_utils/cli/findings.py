@@ -14,11 +14,18 @@ _MIB = 1 << 20
 # first batch that takes a second and a shuffle that mixes few places.
 _HUGE_GROUP_BYTES = 1024 * _MIB
 _HUGE_GROUP_SHARE = 0.1
+_HUGE_GROUP_MEDIANS = 8
 # Opening, seeking and setting up decoders costs about a millisecond a row group; below 1 MiB that is most of the time.
 _TINY_GROUP_BYTES = _MIB
+_TINY_FROM_GROUPS = 64
+# Fewer row groups than the workers of one machine, in data that is worth splitting.
 _FEW_GROUPS = 8
+_FEW_GROUPS_BYTES = 128 * _MIB
 _MANY_FILES = 1000
-_SKEW = 20
+# A file of so many medians leaves a strategy that deals whole files one worker that works alone for long.
+_SKEW_MEDIANS = 20
+_SKEW_FROM_FILES = 8
+_SKEW_FROM_BYTES = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,7 @@ def _huge_row_group(inventory: Inventory) -> Finding | None:
         return None
     worst = int(sizes.argmax())
     share = sizes[worst] / sizes.sum()
-    is_lopsided = share > _HUGE_GROUP_SHARE and sizes[worst] > 8 * np.median(sizes)
+    is_lopsided = share > _HUGE_GROUP_SHARE and sizes[worst] > _HUGE_GROUP_MEDIANS * np.median(sizes)
     if sizes[worst] <= _HUGE_GROUP_BYTES and not is_lopsided:
         return None
     return Finding(
@@ -68,7 +75,7 @@ def _huge_row_group(inventory: Inventory) -> Finding | None:
 
 def _few_row_groups(inventory: Inventory) -> Finding | None:
     count, size = inventory.num_groups, int(inventory.groups.projected_bytes.sum())
-    if count >= _FEW_GROUPS or size < _FEW_GROUPS * 16 * _MIB:
+    if count >= _FEW_GROUPS or size < _FEW_GROUPS_BYTES:
         return None
     return Finding(
         kind="few_row_groups",
@@ -80,7 +87,7 @@ def _few_row_groups(inventory: Inventory) -> Finding | None:
 def _tiny_row_groups(inventory: Inventory) -> Finding | None:
     sizes = inventory.groups.projected_bytes
     median = float(np.median(sizes)) if len(sizes) else 0.0
-    if len(sizes) < 64 or median >= _TINY_GROUP_BYTES:
+    if len(sizes) < _TINY_FROM_GROUPS or median >= _TINY_GROUP_BYTES:
         return None
     return Finding(
         kind="tiny_row_groups",
@@ -102,10 +109,12 @@ def _small_files(inventory: Inventory) -> Finding | None:
 
 def _skewed_files(inventory: Inventory) -> Finding | None:
     sizes = inventory.files.sizes
-    if len(sizes) < 8 or sizes.max() < 64 * _MIB or sizes.max() <= _SKEW * max(float(np.median(sizes)), 1.0):
+    if len(sizes) < _SKEW_FROM_FILES or sizes.max() < _SKEW_FROM_BYTES:
         return None
     worst = int(sizes.argmax())
     factor = sizes[worst] / max(float(np.median(sizes)), 1.0)
+    if factor <= _SKEW_MEDIANS:
+        return None
     return Finding(
         kind="skewed_files",
         message=f"{redact(inventory.files.paths[worst])} is {factor:.0f} times the median file. Row groups are dealt "

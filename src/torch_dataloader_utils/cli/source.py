@@ -104,7 +104,7 @@ class DataSource:
     def _counted(self, inventory: "Inventory") -> "Inventory":
         from torch_dataloader_utils._core.cpus import available_cpus
         from torch_dataloader_utils._store import Secret
-        from torch_dataloader_utils.counting import count_live_rows
+        from torch_dataloader_utils.counting import alone, count_live_rows
         from torch_dataloader_utils.read.reader import make_reader
         from torch_dataloader_utils.read.spec import ReadSpec
 
@@ -119,7 +119,7 @@ class DataSource:
             return count_live_rows(
                 inventory,
                 make_reader(spec),
-                lambda counts: counts,
+                alone,
                 threads=available_cpus(),
                 part=(0, 1),
                 on_progress=on_progress,

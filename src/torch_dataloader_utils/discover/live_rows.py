@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ def with_live_rows(inventory: Inventory, counts: Int64s) -> Inventory:
         index = int(np.flatnonzero(impossible)[0])
         raise ConfigError(
             f"{live_rows[index]} live rows of {groups.physical_rows[index]} in row group {groups.ordinal[index]} of "
-            f"{inventory.files.paths[int(groups.file[index])]}; count them with the filter of this inventory"
+            f"{redact(inventory.files.paths[int(groups.file[index])])}; count them with the filter of this inventory"
         )
     counted = replace(groups, live_rows=live_rows)
     return replace(inventory, groups=counted.take(np.flatnonzero(live_rows != 0)))

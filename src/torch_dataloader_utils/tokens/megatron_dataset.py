@@ -4,7 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from torch_dataloader_utils.tokens.split import Split
 
 Sample = dict[str, Any]
 SequenceIds = range | npt.NDArray[np.integer]
-ConfigT = TypeVar("ConfigT", bound=BlendedMegatronDatasetConfig)
 
 
 class MegatronDataset(Dataset[Sample], ABC):

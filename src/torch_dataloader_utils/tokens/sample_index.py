@@ -16,7 +16,6 @@ import numpy.typing as npt
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.tokens.epochs import EpochPlan
 
-IndexArray = npt.NDArray[np.signedinteger]
 Lengths = npt.NDArray[np.int32]
 
 _INT32_MAX = 2**31 - 1

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._store import Store
+from torch_dataloader_utils._store import Store, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
@@ -38,8 +38,8 @@ def read_vector(store: Store, path: str, offset: int, size: int, *, allow_bare: 
     magic, blob = store.ranges(path, [(0, 4), (offset, size)], now.identity)
     if bytes(magic) != _PUFFIN_MAGIC and not allow_bare:
         raise UnsupportedFeatureError(
-            f"{path}: this deletion vector is not inside a Puffin file (it does not begin with PFA1). Some writers "
-            "left bare vectors before the format was settled; pass allow_bare_vectors=True to read them."
+            f"{redact(path)}: this deletion vector is not inside a Puffin file (it does not begin with PFA1). Some "
+            "writers left bare vectors before the format was settled; pass allow_bare_vectors=True to read them."
         )
     return decode_vector(path, bytes(blob))
 
