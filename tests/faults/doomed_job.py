@@ -1,6 +1,6 @@
 """A training process for test_death: it reads with workers, says what it sees, and dies in the way it is told.
 
-python -m tests.faults.doomed_job PATH WORKERS HOW      how: killed | exit | segfault | raises | waits | main
+python -m tests.faults.doomed_job PATH START_METHOD HOW...      how: killed | exit | segfault | hangs | raises | waits
 """
 
 import ctypes
@@ -44,10 +44,15 @@ def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def run(path: str, how: str) -> None:
+def run(path: str, method: str, how: str) -> None:
     """One pass, whose outcome is one line."""
     loader, _ = StructuredDataset.create_dataloader(
-        path, batch_size=10, num_workers=2, transform=Doom(how), timeout=3 if how == "hangs" else 0
+        path,
+        batch_size=10,
+        num_workers=2,
+        transform=Doom(how),
+        timeout=(3 if method == "fork" else 20) if how == "hangs" else 0,
+        multiprocessing_context=method,
     )
     rows: list[int] = []
     try:
@@ -61,5 +66,5 @@ def run(path: str, how: str) -> None:
 
 
 if __name__ == "__main__":
-    for fate in sys.argv[2:]:
-        run(sys.argv[1], fate)
+    for fate in sys.argv[3:]:
+        run(sys.argv[1], sys.argv[2], fate)

@@ -52,12 +52,21 @@ def shared_memory_of(pids: list[int]) -> list[str]:
     return [name for name in names if any(name.startswith(f"torch_{pid}_") for pid in pids)]
 
 
+# Processes that are not forked import torch anew, for each fate.
+METHODS = [
+    "fork",
+    pytest.param("forkserver", marks=pytest.mark.slow),
+    pytest.param("spawn", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_restart(
-    data: Path, scratch: Path
+    data: Path, scratch: Path, method: str
 ) -> None:
     fates = ["killed", "exit", "segfault", "hangs", "raises"]
-    job = start(data, scratch, *fates)
-    output, errors = job.communicate(timeout=100)
+    job = start(data, scratch, method, *fates)
+    output, errors = job.communicate(timeout=300)
     assert job.returncode == 0, errors[-3000:]
     told = [json.loads(line) for line in output.splitlines()]
     assert [each["how"] for each in told] == fates
@@ -65,7 +74,7 @@ def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_
     for each in told:
         assert each["error"] == ("TransformError" if each["how"] == "raises" else "WorkerDiedError")
         # Row 150 is the first of the second row group of file 1, and so in the batch of rows 150 to 159.
-        assert f"{data}/1.parquet row group 1" in each["text"], each
+        assert f"{data}/1.parquet row group 1" in each["text"], (each, errors[-3000:])
         assert ("no good" in each["text"]) == (each["how"] == "raises")
         loader = StructuredDataset.create_dataloader(str(data), batch_size=10, num_workers=0)[0]
         loader.load_state_dict(each["state"])
@@ -79,9 +88,12 @@ def started_and_waiting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in line["children"]]
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_the_trainer_and_leave_nothing(data: Path, scratch: Path, sign: signal.Signals) -> None:
-    job = start(data, scratch, "waits")
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_end_with_the_trainer_and_leave_nothing(
+    data: Path, scratch: Path, method: str, sign: signal.Signals
+) -> None:
+    job = start(data, scratch, method, "waits")
     workers = started_and_waiting(job)
     assert len(workers) >= 2
     job.send_signal(sign)

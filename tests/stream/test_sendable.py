@@ -62,3 +62,16 @@ def test_a_lambda_is_refused_when_the_loader_is_built(table, method):
 
 def test_a_lambda_is_inherited_under_fork(table):
     assert sum(batch.num_rows for batch in load(table, transform=lambda batch: batch)) == 60
+
+
+def forgets(batch):
+    batch["row"] += 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_that_forgets_to_return_the_batch_is_told_so(table, num_workers):
+    loader, _ = StructuredDataset.create_dataloader(
+        str(table), batch_size=8, num_workers=num_workers, transform=forgets
+    )
+    with pytest.raises(TransformError, match=r"forgets returned None .*part-.*: return the batch"):
+        next(iter(loader))

@@ -37,6 +37,18 @@ def file_format_of(name: str) -> FileFormat:
         raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}") from None
 
 
+def format_hint(path: str, file_format: FileFormat) -> str:
+    """What to pass as format= where a file's ending names another format than the one it was read as; else "".
+
+    part-0.orc read as Parquet      pass format="orc"
+    """
+    ending = path.lower().removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+    named = {**_NAMES, "ndjson": FileFormat.JSON, "feather": FileFormat.ARROW}.get(ending, file_format)
+    if named is file_format:
+        return ""
+    return f'pass format="{ending if ending in _NAMES else named.name.lower()}"'
+
+
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:
     """What the metadata of one file says, checked; it may run in any thread or process."""
     return unless_bad(lambda: _checked(store, request, item), request.on_error)

@@ -20,7 +20,7 @@ from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, none_left, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
-from torch_dataloader_utils.discover.formats import file_format_of, scan_file
+from torch_dataloader_utils.discover.formats import file_format_of, format_hint, scan_file
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, partition_values, type_partitions
 from torch_dataloader_utils.discover.parallel import Executor, chunked, map_all, map_in_order, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
@@ -32,7 +32,7 @@ from torch_dataloader_utils.discover.schemas import (
     dataset_schema,
 )
 from torch_dataloader_utils.discover.sidecar import scan_sidecar
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,13 @@ def scan_files(
         on_error=on_error,
     )
     store, files = find_files(path, storage_options)
-    frame = _frame(store, files, request, partitioning, schema)
+    try:
+        frame = _frame(store, files, request, partitioning, schema)
+    except DataError as error:
+        hint = format_hint(files.entries[0].path, file_format)
+        if not hint:
+            raise
+        raise ConfigError(f"{files.source} was read as {format}, and its files are named otherwise: {hint}.") from error
     request, verdicts = _with_filter(request, frame, filters, len(files.entries))
     chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
     with ExitStack() as stack:

@@ -20,7 +20,13 @@ from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.sendable import returns_sendable
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, Run, WorkerStream
-from torch_dataloader_utils.stream.worker_death import Notes, NotingReader, share_temporary_directory, sweep_if_orphaned
+from torch_dataloader_utils.stream.worker_death import (
+    Notes,
+    NotingReader,
+    end_with_trainer,
+    share_temporary_directory,
+    sweep_if_orphaned,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,7 @@ class TicketWorker(Dataset[Answer]):
             close()
         if self._start is None:
             sweep_if_orphaned(self._directory)
+            end_with_trainer(self._directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = tuple(map(returns_sendable, self._pipeline.functions))

@@ -163,6 +163,9 @@ class WorkerStream:
                 raise TransformError(
                     f"{function_name(function)} raised {type(error).__name__}: {error}. The batch ends in {lane.where}."
                 ) from error
+            if batch is None:
+                name = function_name(function)
+                raise TransformError(f"{name} returned None for the batch that ends in {lane.where}: return the batch.")
         return batch
 
 

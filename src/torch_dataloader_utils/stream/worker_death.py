@@ -3,13 +3,15 @@
 A dead worker cannot say. So each notes what it reads in shared memory, where the trainer's process finds it.
 """
 
+import multiprocessing
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import util
+from multiprocessing import connection, util
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,6 +130,24 @@ def share_temporary_directory() -> str:
     """
     directory: str = util.get_temp_dir()
     return directory
+
+
+def end_with_trainer(directory: str) -> None:
+    """In a worker, early: a thread that waits for the end of the trainer, and then ends this process at once.
+
+    torch looks at the parent every five seconds, which under forkserver is a server that outlives the trainer as long
+    as workers do. Nothing here is worth saving by then; the trainer's directory is removed.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is None:
+        return
+
+    def wait() -> None:
+        connection.wait([trainer.sentinel])
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="tdu-trainer-watch", daemon=True).start()
 
 
 def sweep_if_orphaned(directory: str) -> None:
