@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.strings import StringColumn
 
 UNKNOWN = -1
@@ -122,6 +123,11 @@ class RowGroupTask:
     byte_length: int
     partition_values: tuple[tuple[str, Any], ...] = ()
     extra: Any = None
+
+    @property
+    def where(self) -> str:
+        """File and row group, as every message names them; without credentials."""
+        return f"{redact(self.path)} row group {self.ordinal}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -6,9 +6,9 @@ coalesced here, before any backend sees them. Failed requests are sent again whe
 credentials renewed. Foreign exceptions leave as errors of ours. Not for writing, and no cache of data.
 """
 
+from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
-from torch_dataloader_utils._store.faults import has_credentials, redact
 from torch_dataloader_utils._store.interface import (
     Buffer,
     CoalesceLimits,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils.errors import (
@@ -126,35 +127,6 @@ def _tried(diagnosis: Diagnosis | None, attempts: Attempts | None) -> str:
 def unknown_scheme(path: str, scheme: str) -> ConfigError:
     """The error for a URL scheme that no storage client handles."""
     return ConfigError(f"{redact(path)}: no storage client knows {scheme}://. Use a local path or an fsspec URL.")
-
-
-def redact(path: str) -> str:
-    """The path without user-info and query, which may hold passwords and signatures.
-
-    https://me:pw@host/a.parquet?sig=x      https://host/a.parquet
-    """
-    if "://" not in path:
-        return path
-    return "::".join(_redact_one(part) for part in path.split("::"))
-
-
-def has_credentials(path: str) -> bool:
-    """Whether the URL itself carries a password or a signature, and so must not be stored."""
-    return redact(path) != path
-
-
-def _redact_one(part: str) -> str:
-    scheme, separator, rest = part.partition("://")
-    if not separator:
-        return part
-    if scheme in ("http", "https"):
-        # Only here is "?" a query; in a bucket it is a character of the key, or a glob.
-        rest = rest.partition("?")[0]
-    authority, slash, key = rest.partition("/")
-    user, at, host = authority.rpartition("@")
-    if at and (":" in user or scheme in ("http", "https")):
-        authority = host
-    return f"{scheme}://{authority}{slash}{key}"
 
 
 def _cause(error: BaseException, path: str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store.access import StoreAccess
-from torch_dataloader_utils._store.faults import redact
 from torch_dataloader_utils._store.interface import CoalesceLimits, Store
 from torch_dataloader_utils._store.local import LocalStore
 from torch_dataloader_utils._store.remote import FsspecStore

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.client import open_client
@@ -11,7 +12,7 @@ from torch_dataloader_utils._store.client_table import clients
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Kind, diagnose
 from torch_dataloader_utils._store.ending import pause
-from torch_dataloader_utils._store.faults import redact, store_error
+from torch_dataloader_utils._store.faults import store_error
 from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail

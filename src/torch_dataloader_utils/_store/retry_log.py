@@ -2,8 +2,9 @@
 
 import logging
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
-from torch_dataloader_utils._store.faults import failure_text, redact
+from torch_dataloader_utils._store.faults import failure_text
 from torch_dataloader_utils._store.retry import Attempts
 
 _log = logging.getLogger("torch_dataloader_utils.retries")

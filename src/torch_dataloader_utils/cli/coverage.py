@@ -10,7 +10,6 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
-from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.epoch_plan import EpochPlan
 
 _NAMED = 10
@@ -139,4 +138,4 @@ def _groups(plan: EpochPlan, rows: Int64s) -> tuple[str, ...]:
         return ()
     found = np.unique(plan.details.space.group_of(rows))[:_NAMED]
     tasks = [plan.inventory.task(group) for group in found.tolist()]
-    return tuple(f"{redact(task.path)} row group {task.ordinal}" for task in tasks)
+    return tuple(task.where for task in tasks)

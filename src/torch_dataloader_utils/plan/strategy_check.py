@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, SplitStrategy
 from torch_dataloader_utils._core.units import Units
@@ -97,7 +98,7 @@ class StrategyCall:
         starts = file_starts(self.space, len(self.files))
         file = int(np.searchsorted(starts, min(start, max(self.space.num_rows - 1, 0)), side="right")) - 1
         begin = start - int(starts[file])
-        return f"{self.files[file].path} rows [{begin}, {begin + stop - start})"
+        return f"{redact(self.files[file].path)} rows [{begin}, {begin + stop - start})"
 
 
 def describe_files(inventory: Inventory) -> list[DataFileInfo]:

@@ -29,7 +29,7 @@ _MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
 
 def where(task: RowGroupTask) -> str:
     """File and row group, as every message names them; without credentials."""
-    return f"{redact(task.path)} row group {task.ordinal}"
+    return task.where
 
 
 @contextmanager

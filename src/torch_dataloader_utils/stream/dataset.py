@@ -20,7 +20,7 @@ from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
 class Plan(Protocol):
-    """What the stream asks of a plan (see planning.EpochPlan)."""
+    """What the stream asks of a plan (see epoch_plan.EpochPlan)."""
 
     @property
     def rank_steps(self) -> tuple[int, ...] | None:

@@ -88,8 +88,7 @@ class Decoder:
 
     def where(self, group: int) -> str:
         """A row group, for messages."""
-        task = self._work.inventory.task(group)
-        return f"{task.path} row group {task.ordinal}"
+        return self._work.inventory.task(group).where
 
     def close(self) -> None:
         """Cancel what has not begun and let the threads end."""

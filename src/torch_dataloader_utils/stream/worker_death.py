@@ -88,7 +88,7 @@ class NotingReader:
 
     def read(self, task: RowGroupTask, stop_row: int | None = None) -> Any:
         """See RowGroupReader."""
-        with self.notes.reading(self.worker, f"{task.path} row group {task.ordinal}"):
+        with self.notes.reading(self.worker, task.where):
             return self.reader.read(task, stop_row)
 
 

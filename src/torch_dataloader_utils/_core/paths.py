@@ -1,0 +1,30 @@
+"""Paths as messages may show them."""
+
+
+def redact(path: str) -> str:
+    """The path without user-info and query, which may hold passwords and signatures.
+
+    https://me:pw@host/a.parquet?sig=x      https://host/a.parquet
+    """
+    if "://" not in path:
+        return path
+    return "::".join(_redact_one(part) for part in path.split("::"))
+
+
+def has_credentials(path: str) -> bool:
+    """Whether the URL itself carries a password or a signature, and so must not be stored."""
+    return redact(path) != path
+
+
+def _redact_one(part: str) -> str:
+    scheme, separator, rest = part.partition("://")
+    if not separator:
+        return part
+    if scheme in ("http", "https"):
+        # Only here is "?" a query; in a bucket it is a character of the key, or a glob.
+        rest = rest.partition("?")[0]
+    authority, slash, key = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if at and (":" in user or scheme in ("http", "https")):
+        authority = host
+    return f"{scheme}://{authority}{slash}{key}"
