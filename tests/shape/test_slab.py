@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.slab import ALIGNMENT_BYTES, SlabLayout, TensorBatchCodec
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -166,5 +166,5 @@ def test_batches_without_dense_tensors_are_left_to_others(batch: Any) -> None:
 
 
 def test_a_slab_that_is_too_small_is_refused_with_the_size_it_needs() -> None:
-    with pytest.raises(ConfigError, match=r"needs 64 bytes, its slab has 63"):
+    with pytest.raises(InternalError, match=r"needs 64 bytes, its slab has 63"):
         TensorBatchCodec().write(TensorBatch({"x": torch.zeros(4)}), lambda _: torch.zeros(63, dtype=torch.uint8))

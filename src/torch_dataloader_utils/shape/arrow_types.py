@@ -1,7 +1,6 @@
 """What an Arrow type becomes: numbers of a fixed shape, lists of them, or Python objects."""
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,6 @@ class NumberType:
     element: pa.DataType
     shape: tuple[int, ...] = ()
     permutation: tuple[int, ...] = ()
-
-    @property
-    def row_width(self) -> int:
-        """Numbers a row."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.one_piece import ALIGNMENT_BYTES, is_plain
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -135,7 +135,7 @@ class TensorBatchCodec:
         `layout` may be that of an earlier batch: the same object comes back if it fits.
 
         Raises:
-            ConfigError: the buffer is smaller than asked for.
+            InternalError: the buffer is smaller than asked for.
         """
         if type(batch) not in (TensorBatch, dict, tuple, list):
             return None
@@ -147,7 +147,7 @@ class TensorBatchCodec:
             return None
         buffer = allocate(layout.num_bytes)
         if layout.num_bytes > buffer.shape[0]:
-            raise ConfigError(f"a batch needs {layout.num_bytes} bytes, its slab has {buffer.shape[0]}")
+            raise InternalError(f"A batch needs {layout.num_bytes} bytes, its slab has {buffer.shape[0]}.")
         for group, members in zip(layout.groups, tensors, strict=True):
             torch.stack(members, out=_region(group, buffer))
         parts = _parts(batch) if layout.objects else []
