@@ -203,8 +203,9 @@ def test_objects_of_google_cloud_storage_are_asked_for_by_generation(monkeypatch
         assert (planned.size, planned.identity) == (len(DATA), generation[0])
         requests.clear()
         assert bytes(store.ranges("gs://bucket/a.bin", [(5, 50)], planned.identity)[0]) == DATA[5:55]
-        assert len(requests) == 1
-        assert f"generation={planned.identity}" in requests[0][0]
+        # gcsfs also lists the name as a folder while it looks it up, and may do so late.
+        (read,) = [path for path, _ in requests if "alt=media" in path]
+        assert f"generation={planned.identity}" in read
         generation[0] = "1760000000000002"
         with pytest.raises(FileChangedError, match=r"gs://bucket/a\.bin is gone"):
             store.ranges("gs://bucket/a.bin", [(5, 50)], planned.identity)
