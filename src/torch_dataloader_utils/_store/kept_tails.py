@@ -111,22 +111,17 @@ class KeptTails:
 
 def kept_tails() -> KeptTails | None:
     """This user's footers on this host; None where they are switched off."""
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen.lower() == "off":
-        return None
-    return _at(chosen or _own_directory(), "footers")
+    return _kept("footers")
 
 
 def kept_lengths() -> KeptTails | None:
     """This user's row lengths on this host, kept as footers are; None where that is switched off."""
-    chosen = os.environ.get(VARIABLE, "")
-    return None if chosen.lower() == "off" else _at(chosen or _own_directory(), "lengths")
+    return _kept("lengths")
 
 
 def kept_blocks() -> KeptTails | None:
     """This user's counts of large local text files, kept as footers are; None where that is switched off."""
-    chosen = os.environ.get(VARIABLE, "")
-    return None if chosen.lower() == "off" else _at(chosen or _own_directory(), "blocks")
+    return _kept("blocks")
 
 
 _opened: dict[tuple[str, str], KeptTails] = {}
@@ -137,7 +132,11 @@ def _own_directory() -> str:
     return str(Path(home) / "torch_dataloader_utils")
 
 
-def _at(root: str, kind: str) -> KeptTails:
+def _kept(kind: str) -> KeptTails | None:
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.lower() == "off":
+        return None
+    root = chosen or _own_directory()
     return _opened.setdefault((root, kind), KeptTails(Path(root) / kind))
 
 

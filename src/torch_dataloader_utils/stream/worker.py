@@ -1,7 +1,7 @@
 """One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -75,13 +75,9 @@ class WorkerStream:
         return self._lanes[0].cursor
 
     def __iter__(self) -> Iterator[Any]:
-        try:
-            for lane in self._lanes:
-                lane.prefetch()
+        with self._running():
             for batch, lane in self._batches():
                 yield self._finish(batch, lane)
-        finally:
-            self._close()
 
     def runs(self, length: int) -> Iterator[Run]:
         """The same batches, `length` at a time as long as there are so many; without the user's functions.
@@ -91,21 +87,24 @@ class WorkerStream:
         """
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
-        try:
-            for lane in self._lanes:
-                lane.prefetch()
+        with self._running():
             for first in range(0, self.num_batches, length):
                 numbers = range(first, min(first + length, self.num_batches))
                 draws = [self._schedule.draws(number) for number in numbers]
                 batch = self._batch([(self._lanes[lane], rows) for lane, rows in joined_draws(draws)])
                 yield Run(batch=batch, rows=tuple(map(drawn_rows, draws)))
-        finally:
-            self._close()
 
-    def _close(self) -> None:
-        self._decoder.close()
-        for lane in self._lanes:
-            lane.close()
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """All lanes decode ahead; afterwards nothing does, and no row is held."""
+        try:
+            for lane in self._lanes:
+                lane.prefetch()
+            yield
+        finally:
+            self._decoder.close()
+            for lane in self._lanes:
+                lane.close()
 
     def _batches(self) -> Iterator[tuple[Any, LaneReader]]:
         schedule = self._schedule
