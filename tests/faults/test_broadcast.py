@@ -1,6 +1,7 @@
 """Rank 0 scans for all: one listing a job, and an error on every rank if it fails."""
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,11 @@ def _rank(rank: int, meeting: str, path: str, access: StoreAccess, answer: Any) 
     dist.destroy_process_group()
 
 
-def run_ranks(meeting: Path, path: str, access: StoreAccess) -> list[Any]:
+def run_ranks(job: Callable[..., None], meeting: Path, *args: Any) -> list[Any]:
+    """What each rank answers: `job(rank, meeting, *args, answer)` in a process of its own."""
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe() for _ in range(RANKS)]
-    children = [
-        fork.Process(target=_rank, args=(rank, str(meeting), path, access, pipes[rank][1])) for rank in range(RANKS)
-    ]
+    children = [fork.Process(target=job, args=(rank, str(meeting), *args, pipes[rank][1])) for rank in range(RANKS)]
     for child in children:
         child.start()
     answers = [ours.recv() if ours.poll(60) else None for ours, _ in pipes]
@@ -48,14 +48,14 @@ def run_ranks(meeting: Path, path: str, access: StoreAccess) -> list[Any]:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_one_rank_lists_and_reads_footers_for_all(server: S3Server, access: StoreAccess, tmp_path: Path) -> None:
     total = upload(server)
-    rows = run_ranks(tmp_path / "meeting", "s3://bucket/data", access)
+    rows = run_ranks(_rank, tmp_path / "meeting", "s3://bucket/data", access)
     assert sorted(row for each in rows for row in each) == list(range(total))
     assert len(server.of("HEAD")) == 1  # whether "data" is a file: asked by one rank
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_scan_that_fails_fails_on_every_rank(server: S3Server, access: StoreAccess, tmp_path: Path) -> None:
-    answers = run_ranks(tmp_path / "meeting", "s3://bucket/nothing", access)
+    answers = run_ranks(_rank, tmp_path / "meeting", "s3://bucket/nothing", access)
     assert len(answers) == RANKS
     assert all(answer.startswith("NoDataError") for answer in answers)
 
@@ -83,17 +83,6 @@ def test_one_rank_reads_the_manifests_of_a_table_for_all(tmp_path: Path) -> None
     table.evolve(field_of(1, "id", "long"))
     for file in range(3):
         table.append([{"id": file * 20 + i} for i in range(20)])
-    fork = multiprocessing.get_context("fork")
-    pipes = [fork.Pipe() for _ in range(RANKS)]
-    children = [
-        fork.Process(target=_table_rank, args=(rank, str(tmp_path / "meeting"), table.metadata, pipes[rank][1]))
-        for rank in range(RANKS)
-    ]
-    for child in children:
-        child.start()
-    answers = [ours.recv() if ours.poll(60) else None for ours, _ in pipes]
-    for child in children:
-        child.join(20)
-        child.kill()
+    answers = run_ranks(_table_rank, tmp_path / "meeting", table.metadata)
     assert [opened for opened, _ in answers] == [1, 0]
     assert sorted(row for _, rows in answers for row in rows) == list(range(60))

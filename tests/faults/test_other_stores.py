@@ -2,10 +2,9 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -14,7 +13,7 @@ import pytest
 from tests.faults.conftest import QUICK
 from tests.faults.tables import assert_rows, parquet_bytes, table
 from tests.faults.test_identity import OTHER_ROWS, PLANNED, receive
-from tests.faults.web_server import WebServer, web_server
+from tests.faults.web_server import WebServer, listening, web_server
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
@@ -152,16 +151,8 @@ def serving(handle: Any) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(Handler) as port:
+        yield f"http://127.0.0.1:{port}", requests
 
 
 def span_of(text: str) -> tuple[int, int]:

@@ -58,6 +58,21 @@ class WebServer:
 
 
 @contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A server on a port of this machine, in a thread of its own; gives the port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def web_server() -> Iterator[WebServer]:
     """A running one."""
     files = WebServer()
@@ -87,14 +102,5 @@ def web_server() -> Iterator[WebServer]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    files.port = int(server.server_address[1])
-    try:
+    with listening(Handler) as files.port:
         yield files
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
