@@ -17,7 +17,6 @@ from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
 from torch_dataloader_utils.counting import Exchange
 from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.shape.lengths import measure_rows
 
@@ -118,7 +117,7 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
     is_finite = widths[row] < _ENDLESS
     raise ConfigError(
         f"{len(too_long):,} rows alone take more than max_tokens_per_batch={budget.max_tokens:,}. The first is live "
-        f"row {row - int(space.group_start[group])} of {where(task)}, with "
+        f"row {row - int(space.group_start[group])} of {task.where}, with "
         + (f"{widths[row]:,} tokens of {column!r}, padding included. " if is_finite else f"no finite {column!r}. ")
         + "Raise the limit, or leave such rows out with filters=."
     )

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
-from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.counting import Exchange
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.discover.parallel import watched
@@ -84,9 +83,10 @@ def _notes(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]:
     rows = groups.physical_rows[bad]
     total = f"{int(rows.sum()):,} rows" if (rows != UNKNOWN).all() else "uncounted rows"
     lines = [f"on_error=skip left out {len(bad):,} of {len(groups):,} row groups with {total}"]
-    for group in bad[:_MOST_NAMED].tolist():
-        path = redact(inventory.files.paths[int(groups.file[group])])
-        lines.append(f"{path} row group {groups.ordinal[group]}: {_SKIPPED[int(fault[group]) - 1].__name__}")
+    lines.extend(
+        f"{inventory.task(group).where}: {_SKIPPED[int(fault[group]) - 1].__name__}"
+        for group in bad[:_MOST_NAMED].tolist()
+    )
     if len(bad) > _MOST_NAMED:
         lines.append(f"and {len(bad) - _MOST_NAMED:,} more, in the log")
     return tuple(lines)

@@ -67,9 +67,9 @@ def _huge_row_group(inventory: Inventory) -> Finding | None:
         return None
     return Finding(
         kind="huge_row_group",
-        message=f"{_where(inventory, worst)} is {format_bytes(sizes[worst])} uncompressed, {share:.0%} of everything. "
-        "One thread decodes it whole before its first row is used, and ranks that share it all decode from its start. "
-        "Write row groups of 64 to 256 MiB.",
+        message=f"{inventory.task(worst).where} is {format_bytes(sizes[worst])} uncompressed, {share:.0%} of "
+        "everything. One thread decodes it whole before its first row is used, and ranks that share it all decode from "
+        "its start. Write row groups of 64 to 256 MiB.",
     )
 
 
@@ -131,8 +131,3 @@ def _unknown_rows(inventory: Inventory) -> Finding | None:
         message=f"The rows of {unknown:,} of {inventory.num_groups:,} row groups are not known, so plans are inexact "
         "and ranks may take different steps. Let them be counted (count_rows='auto').",
     )
-
-
-def _where(inventory: Inventory, group: int) -> str:
-    path = inventory.files.paths[int(inventory.groups.file[group])]
-    return f"{redact(path)} row group {int(inventory.groups.ordinal[group])}"

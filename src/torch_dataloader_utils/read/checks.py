@@ -27,11 +27,6 @@ _FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError
 _MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
 
 
-def where(task: RowGroupTask) -> str:
-    """File and row group, as every message names them; without credentials."""
-    return task.where
-
-
 @contextmanager
 def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> Iterator[None]:
     """Runs the decoding of one row group; what it raises leaves as an error of ours, with the cause chained.
@@ -58,29 +53,29 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
     match error:
         case _ if "crypt" in text.replace(redact(task.path), ""):
             return UnsupportedFeatureError(
-                f"{where(task)} is encrypted ({text}). Encrypted files are not supported; decrypt them first."
+                f"{task.where} is encrypted ({text}). Encrypted files are not supported; decrypt them first."
             )
         case MemoryError():
             return UnsupportedFeatureError(
-                f"{where(task)} needs more memory than there is ({text}); its footer says {task.physical_rows} rows. "
+                f"{task.where} needs more memory than there is ({text}); its footer says {task.physical_rows} rows. "
                 "Write the file with smaller row groups, or check it."
             )
         case NotImplementedError():
             return UnsupportedFeatureError(
-                f"{where(task)} uses what pyarrow {pa.__version__} cannot read ({text}). Read other columns, or write "
+                f"{task.where} uses what pyarrow {pa.__version__} cannot read ({text}). Read other columns, or write "
                 "the file again without it."
             )
         case OSError(errno=int()):
             # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
-            return StoreError(f"{where(task)} cannot be read ({text}). Check the disk or mount and its permissions.")
+            return StoreError(f"{task.where} cannot be read ({text}). Check the disk or mount and its permissions.")
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
-                f"{where(task)} does not fit the data set's schema ({text}). Give the column another type, or mend "
+                f"{task.where} does not fit the data set's schema ({text}). Give the column another type, or mend "
                 "the file."
             )
         case _:
             return CorruptFileError(
-                f"{where(task)} does not decode ({text}). The file is damaged or is not what its name says; write it "
+                f"{task.where} does not decode ({text}). The file is damaged or is not what its name says; write it "
                 "again or leave it out."
             )
 
@@ -114,7 +109,7 @@ def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
 def row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
     """The error for another number of rows than planned."""
     return RowCountError(
-        f"{where(task)} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or its footer is wrong. "
+        f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or its footer is wrong. "
         f'Plan the data set again, or run "tdu verify {redact(task.path)}".'
     )
 
@@ -122,7 +117,7 @@ def row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: 
 def no_such_group(task: RowGroupTask, num_groups: int) -> CorruptFileError:
     """The error for an ordinal that the file does not have."""
     return CorruptFileError(
-        f"{where(task)} does not exist: the footer has {num_groups} row groups. Plan the data set again."
+        f"{task.where} does not exist: the footer has {num_groups} row groups. Plan the data set again."
     )
 
 
@@ -130,7 +125,7 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
     """Raises UnsupportedFeatureError for a row group that would decode to more than the budget."""
     if decoded_bytes > budget_bytes:
         raise UnsupportedFeatureError(
-            f"{where(task)} would decode to at least {decoded_bytes} bytes (the file has {task.file_size}); the limit "
+            f"{task.where} would decode to at least {decoded_bytes} bytes (the file has {task.file_size}); the limit "
             f"is {budget_bytes}. Read fewer columns, write smaller row groups, or raise max_row_group_bytes."
         )
 
@@ -143,7 +138,7 @@ def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: Any) ->
     left_out = set(columns).difference(batch.schema.names) if batch.num_rows else None
     if left_out:
         raise UnsupportedFeatureError(
-            f"{where(task)}: pyarrow {pa.__version__} does not decode column {min(left_out)}, which the file has. "
+            f"{task.where}: pyarrow {pa.__version__} does not decode column {min(left_out)}, which the file has. "
             "Rename it, or leave it out."
         )
 
@@ -155,6 +150,6 @@ def check_unique(task: RowGroupTask, schema: Any, columns: Sequence[str]) -> Non
     twice = [name for name in columns if schema.names.count(name) > 1]
     if twice:
         raise SchemaError(
-            f"{where(task)} has more than one column named {', '.join(twice)}; which one is meant cannot be said. "
+            f"{task.where} has more than one column named {', '.join(twice)}; which one is meant cannot be said. "
             "Rename them in the file, or do not ask for them."
         )

@@ -6,7 +6,6 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.contiguous import MAX_OFFSET
 
 
@@ -36,7 +35,7 @@ def _conform_column(task: RowGroupTask, batch: Any, field: Any) -> Any:
     column = pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
     if not field.nullable and column.null_count:
         raise SchemaError(
-            f"{where(task)}: column {field.name} has {column.null_count} nulls (or is not in the file), and the "
+            f"{task.where}: column {field.name} has {column.null_count} nulls (or is not in the file), and the "
             "schema says it has none. Mend the file, or make the field nullable."
         )
     if column.type == field.type or _must_stay_large(column, field.type):
@@ -117,7 +116,7 @@ def _cast(column: Any, wanted: Any) -> Any:
 
 def _misfit(task: RowGroupTask, field: Any, seen: Any, why: str) -> SchemaError:
     return SchemaError(
-        f"{where(task)}: column {field.name} is {seen} in the file and {field.type} in the data set's schema ({why}). "
+        f"{task.where}: column {field.name} is {seen} in the file and {field.type} in the data set's schema ({why}). "
         "Write the file with the schema's type, or leave the column out."
     )
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.read.checks import where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,12 +42,12 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
             return None
         case RowDeletes(positions=positions) | IcebergFile(positions=positions):
             if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
-                raise InternalError(f"{where(task)} has deletes but no known first row or length; please report this.")
+                raise InternalError(f"{task.where} has deletes but no known first row or length; please report this.")
             span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])
             return positions[span[0] : span[1]] - task.first_row if span[0] < span[1] else None
         case extra:
             raise InternalError(
-                f"{where(task)} carries {type(extra).__name__}, which no reader knows; please report this."
+                f"{task.where} carries {type(extra).__name__}, which no reader knows; please report this."
             )
 
 

@@ -23,7 +23,7 @@ from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.checks import foreign_errors, where
+from torch_dataloader_utils.read.checks import foreign_errors
 from torch_dataloader_utils.read.field_ids import field_id, identify, innermost, project_columns
 from torch_dataloader_utils.read.footers import FooterCache
 
@@ -136,7 +136,7 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
         missing = [each.name for each in wanted if field_id(each) not in columns]
         if missing:
             raise SchemaError(
-                f"{where(task)}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "
+                f"{task.where}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "
                 "or the file is wrong."
             )
         batch = table.combine_chunks().to_batches()[0] if table.num_rows else _no_rows(table.schema)

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.conform import constant, is_harmless, is_list
 
 FIELD_ID = b"PARQUET:field_id"
@@ -162,7 +161,7 @@ class _Converter:
 
     def _misfit(self, wanted: Any, seen: Any) -> str:
         return (
-            f"{where(self.task)}: field {wanted.name} (id {field_id(wanted)}) is {seen} in the file and {wanted.type} "
+            f"{self.task.where}: field {wanted.name} (id {field_id(wanted)}) is {seen} in the file and {wanted.type} "
             "in the table, which is no promotion that Iceberg allows. Leave the column out, or rewrite the file."
         )
 

@@ -15,7 +15,6 @@ from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
 from torch_dataloader_utils.read.field_ids import FileColumn, field_id, identify, project_columns
@@ -90,7 +89,7 @@ def _check_known(source: TaskSource, schema: Any, columns: Mapping[int, FileColu
     if columns or len(schema) == 0 or extra.table.names:
         return
     raise SchemaError(
-        f"{where(source.task)}: the file has no field ids, and the table no name mapping, so which column is which "
+        f"{source.task.where}: the file has no field ids, and the table no name mapping, so which column is which "
         'cannot be said. Set the table property "schema.name-mapping.default".'
     )
 

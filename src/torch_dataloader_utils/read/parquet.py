@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.parquet_limits import footer_excess
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
-from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group, where
+from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
@@ -94,7 +94,7 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
     _check_excess(source, footer_excess(**counts))
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
-            f"{where(source.task)} keeps its columns in other files (a _metadata file?). Scan those files instead."
+            f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
     schema = metadata.schema.to_arrow_schema()
     leaves: dict[str, list[int]] = {name: [] for name in schema.names}
@@ -120,7 +120,7 @@ def _read_metadata(source: TaskSource) -> Any:
     tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
         raise CorruptFileError(
-            f"{where(source.task)}: {size} bytes are no Parquet file. Write it again or leave it out."
+            f"{source.task.where}: {size} bytes are no Parquet file. Write it again or leave it out."
         )
     footer_bytes = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0] + _TRAILER_BYTES
     _check_excess(source, footer_excess(footer_bytes=footer_bytes))
@@ -134,14 +134,14 @@ def _read_metadata(source: TaskSource) -> Any:
 def _check_excess(source: TaskSource, excess: str | None) -> None:
     if excess is not None:
         raise UnsupportedFeatureError(
-            f"{where(source.task)}: the file has {excess}. Write the table as more files, or check this one."
+            f"{source.task.where}: the file has {excess}. Write the table as more files, or check this one."
         )
 
 
 def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:
     group, budget = footer.metadata.row_group(source.task.ordinal), source.max_row_group_bytes
     if group.num_rows < 0:
-        raise CorruptFileError(f"{where(source.task)}: the footer says {group.num_rows} rows. Write the file again.")
+        raise CorruptFileError(f"{source.task.where}: the footer says {group.num_rows} rows. Write the file again.")
     # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
     check_decoded_size(source.task, rows * sum(footer.row_bits[name] for name in columns) // 8, budget)
     if group.total_byte_size > budget:
@@ -168,7 +168,7 @@ def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[S
         length = chunk.total_compressed_size
         if start < 0 or length < 0 or start + length > source.task.file_size:
             raise CorruptFileError(
-                f"{where(source.task)}: column {chunk.path_in_schema} is said to lie at bytes {start} to "
+                f"{source.task.where}: column {chunk.path_in_schema} is said to lie at bytes {start} to "
                 f"{start + length} of {source.task.file_size}. The footer is damaged; write the file again."
             )
         spans.append((start, length))

@@ -16,7 +16,6 @@ from torch_dataloader_utils.read.checks import (
     check_live_rows,
     check_stored_rows,
     foreign_errors,
-    where,
 )
 from torch_dataloader_utils.read.conform import conform, constant
 from torch_dataloader_utils.read.contiguous import rows_only
@@ -169,7 +168,7 @@ def _with_partitions(task: RowGroupTask, projection: Projection, stored: Any) ->
     values = dict(task.partition_values)
     missing = [item.name for item in projection.partitions if item.name not in values]
     if missing:
-        raise InternalError(f"{where(task)} carries no value of partition column {missing[0]}; please report this.")
+        raise InternalError(f"{task.where} carries no value of partition column {missing[0]}; please report this.")
     constants = [constant(values[item.name], item, stored.num_rows) for item in projection.partitions]
     schema = pa.schema([*stored.schema, *projection.partitions])
     return pa.RecordBatch.from_arrays([*stored.columns, *constants], schema=schema)
@@ -180,6 +179,6 @@ def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: Any) -> 
         return keep_mask(projection.row_filter, batch)
     except pa.ArrowException as error:
         raise ConfigError(
-            f"{where(task)}: the row filter {projection.row_filter} cannot be evaluated ({error}). It fits the types "
+            f"{task.where}: the row filter {projection.row_filter} cannot be evaluated ({error}). It fits the types "
             "but not these values; rewrite it."
         ) from error

@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
 from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, where
+from torch_dataloader_utils.read.checks import check_decoded_size, check_unique
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
@@ -120,7 +120,7 @@ def _find_header(source: TaskSource, size: int, head: Callable[[int], Any]) -> t
         if names is not None:
             return names
     raise CorruptFileError(
-        f"{where(source.task)}: no header line in the first {length} bytes. Is this a CSV file? Write it again."
+        f"{source.task.where}: no header line in the first {length} bytes. Is this a CSV file? Write it again."
     )
 
 

@@ -6,7 +6,6 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
 from torch_dataloader_utils.errors import RowCountError
-from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.token_packing.documents import Documents, list_documents
 from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
@@ -47,8 +46,8 @@ class PackingReader:
     def _documents(self, task: RowGroupTask) -> tuple[Documents, Int64s]:
         # Of rows the wrapped reader then checks the stored ones alone; live ones are checked as samples.
         batch = self.reader.read(replace(task, live_rows=UNKNOWN))
-        documents = list_documents(batch.column(0), where(task))
-        return documents, document_tokens(documents.lengths, self.packing, where(task))
+        documents = list_documents(batch.column(0), task.where)
+        return documents, document_tokens(documents.lengths, self.packing, task.where)
 
     def _check_bound(self, task: RowGroupTask, samples: int) -> None:
         """Fewer samples than planned are right where the plan took an upper bound from this very footer."""
@@ -58,6 +57,6 @@ class PackingReader:
         if items is not None and samples < task.live_rows == count_from_footer(items[task.ordinal], self.packing):
             return
         raise RowCountError(
-            f"{where(task)} gave {samples} of {task.live_rows} planned samples. The file changed, or its footer counts "
+            f"{task.where} gave {samples} of {task.live_rows} planned samples. The file changed, or its footer counts "
             'nulls that are not there: plan again, with counts="read" in pack_tokens.'
         )

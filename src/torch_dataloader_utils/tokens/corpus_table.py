@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.read.checks import where
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.stream.dataset import TableDataset
 
@@ -42,7 +41,7 @@ class TablePart:
     ) -> Generator[tuple[str, pa.Array]]:
         """See `CorpusPart`."""
         for task in self.tasks:
-            yield f"{where(task)} column {column!r}", self.reader.read(task).column(0)
+            yield f"{task.where} column {column!r}", self.reader.read(task).column(0)
 
 
 def plan_table_parts(dataset: TableDataset, column: str, part_bytes: int) -> list[TablePart]:
