@@ -26,6 +26,8 @@ def one(tmp_path):
         ({"filters": [("row", ">", 1)]}, ConfigTypeError, "pyarrow expression"),
         ({"filters": pc.field("nope") > 1}, ConfigError, "does not fit the data.*Columns are 'file'"),
         ({"filters": pc.field("s") > 1}, ConfigError, "does not fit the data"),
+        ({"filters": pc.field(0) > 1}, ConfigError, "by position; name them"),
+        ({"filters": pc.field("row") + 1}, ConfigError, "not true or false"),
         ({"partitioning": "directory"}, ConfigError, 'use "hive" or None'),
         ({"count_rows": "always"}, ConfigError, "count_rows"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.read.filters import filter_columns, keep_mask
+from torch_dataloader_utils.row_filter import filter_columns, keep_mask
 
 NAMES = [f"c{i}" for i in range(23)]
 WIDE = pa.schema([(name, pa.int64()) for name in NAMES])
@@ -49,7 +49,7 @@ def test_filters_that_cannot_work_are_refused(row_filter: Any, message: str) -> 
 
 
 def test_a_filter_that_is_no_expression_is_a_type_error() -> None:
-    with pytest.raises(ConfigTypeError, match="give a pyarrow expression"):
+    with pytest.raises(ConfigTypeError, match="pass a pyarrow expression"):
         filter_columns([("c1", ">", 3)], WIDE)
 
 

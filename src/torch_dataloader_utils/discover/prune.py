@@ -14,35 +14,9 @@ import pyarrow.fs as pafs
 
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
 from torch_dataloader_utils.discover.file_scan import Verdict
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _PARQUET = ds.ParquetFileFormat()
 _CALL = re.compile(r"\w\(")
-
-
-def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "") -> tuple[str, ...]:
-    """The columns of the schema that the filter uses, in schema order.
-
-    hint: more about what to do, for the message of a filter that does not bind.
-
-    pyarrow does not list them, so a column counts as used if the filter does not bind without it.
-
-    Raises:
-        ConfigTypeError: not an expression. ConfigError: it does not bind to the schema.
-    """
-    if not isinstance(row_filter, pc.Expression):
-        raise ConfigTypeError(
-            f"filters is a pyarrow expression such as pc.field('x') > 0; got {type(row_filter).__name__}"
-        )
-    try:
-        _bind(row_filter, schema)
-    except (pa.ArrowException, TypeError) as error:
-        reason = str(error).splitlines()[0]  # what follows is the whole schema
-        names = ", ".join(map(repr, schema.names))
-        raise ConfigError(
-            f"filters {row_filter} does not fit the data: {reason}. Columns are {names}.{hint}"
-        ) from error
-    return tuple(field.name for index, field in enumerate(schema) if not _binds(row_filter, schema.remove(index)))
 
 
 def judge_partitions(
@@ -164,15 +138,3 @@ def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:
     # truth is its own business; a call-like text inside a string literal errs on the safe side.
     text = str(row_filter)
     return "!=" in text or _CALL.search(text) is not None
-
-
-def _binds(row_filter: pc.Expression, schema: pa.Schema) -> bool:
-    try:
-        _bind(row_filter, schema)
-    except pa.ArrowException:
-        return False
-    return True
-
-
-def _bind(row_filter: pc.Expression, schema: pa.Schema) -> None:
-    ds.dataset(schema.empty_table()).scanner(filter=row_filter)

@@ -24,7 +24,7 @@ from torch_dataloader_utils.discover.formats import file_format_of, format_hint,
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, partition_values, type_partitions
 from torch_dataloader_utils.discover.parallel import Executor, chunked, map_all, map_in_order, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
-from torch_dataloader_utils.discover.prune import filter_columns, judge_partitions
+from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import (
     check_columns,
     check_distinct_names,
@@ -33,6 +33,7 @@ from torch_dataloader_utils.discover.schemas import (
 )
 from torch_dataloader_utils.discover.sidecar import scan_sidecar
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError
+from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
 

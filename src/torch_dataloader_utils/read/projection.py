@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.read.filters import filter_columns
 from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.row_filter import filter_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

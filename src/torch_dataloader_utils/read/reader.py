@@ -20,7 +20,6 @@ from torch_dataloader_utils.read.checks import (
 from torch_dataloader_utils.read.conform import conform, constant
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
-from torch_dataloader_utils.read.filters import keep_mask
 from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
@@ -29,6 +28,7 @@ from torch_dataloader_utils.read.projection import Projection, project, project_
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.read.text import decode_csv, decode_json
+from torch_dataloader_utils.row_filter import keep_mask
 
 
 def make_reader(spec: ReadSpec) -> "Reader":

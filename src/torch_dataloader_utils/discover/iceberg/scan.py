@@ -29,9 +29,9 @@ from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.translate import translate
 from torch_dataloader_utils.discover.live_rows import with_live_rows
-from torch_dataloader_utils.discover.prune import filter_columns
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import ConfigTypeError, NoDataError
+from torch_dataloader_utils.row_filter import filter_columns
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

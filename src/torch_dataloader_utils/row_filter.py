@@ -1,4 +1,7 @@
-"""Row filters: which columns one needs, and which rows it keeps."""
+"""Row filters: which columns one needs, and which rows it keeps.
+
+Discovery asks the first before a row is read, reading asks both; neither stage may import the other.
+"""
 
 import re
 from typing import Any
@@ -13,8 +16,10 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 _POSITION = re.compile(r"(?<!field_ref=FieldRef\.)FieldPath\(")
 
 
-def filter_columns(row_filter: Any, schema: Any) -> tuple[str, ...]:
+def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, ...]:
     """The names of the columns of `schema` that the filter refers to, in the schema's order.
+
+    hint: more about what to do, for the message of a filter that does not fit.
 
     pyarrow cannot list them, but it can bind: an expression binds to a schema exactly when every column that
     it names is there. So a column is referred to when the filter no longer binds without it. Halves of the schema
@@ -29,10 +34,9 @@ def filter_columns(row_filter: Any, schema: Any) -> tuple[str, ...]:
     """
     if not isinstance(row_filter, ds.Expression):
         raise ConfigTypeError(
-            f"the row filter is a {type(row_filter).__name__}; give a pyarrow expression such as "
-            'pyarrow.compute.field("x") > 3.'
+            f"filters is a {type(row_filter).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
         )
-    _check_condition(row_filter, schema)
+    _check_condition(row_filter, schema, hint)
     return _needed(row_filter, schema, (), tuple(range(len(schema))))
 
 
@@ -56,19 +60,21 @@ def _evaluate(row_filter: Any, table: Any) -> Any:
     return plan.to_table(use_threads=False).column(0)
 
 
-def _check_condition(row_filter: Any, schema: Any) -> None:
+def _check_condition(row_filter: Any, schema: Any, hint: str) -> None:
     # A column by position would be another column after projection. The text may be in a string of the filter
     # instead; then the refusal is a nuisance, never wrong rows.
     if _POSITION.search(str(row_filter)):
-        raise ConfigError(f"the row filter {row_filter} refers to columns by position; name them.")
+        raise ConfigError(f"filters {row_filter} refers to columns by position; name them.")
     try:
         data_type = _evaluate(row_filter, schema.empty_table()).type
     except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]  # what follows is the whole schema
+        names = ", ".join(map(repr, schema.names))
         raise ConfigError(
-            f"the row filter {row_filter} does not fit the data set's columns ({error}). Check names and types."
+            f"filters {row_filter} does not fit the data: {reason}. Columns are {names}.{hint}"
         ) from error
     if not pa.types.is_boolean(data_type):
-        raise ConfigError(f"the row filter {row_filter} gives {data_type}, not true or false; compare it to something.")
+        raise ConfigError(f"filters {row_filter} gives {data_type}, not true or false; compare it to something.")
 
 
 def _needed(row_filter: Any, schema: Any, kept: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[str, ...]:
