@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
-from torch_dataloader_utils.counting import alone, count_live_rows, under_filter
+from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
@@ -23,9 +24,9 @@ from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
-from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
+from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names
-from torch_dataloader_utils.table_rows import shows_bars
+from torch_dataloader_utils.table_rows import counting_share, shows_bars
 from torch_dataloader_utils.wiring import worker_start
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def scan_iceberg(
     if count_rows is False:
         return inventory
     spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.access)
-    return count_live_rows(inventory, make_reader(spec), alone, threads=available_cpus(), part=(0, 1))
+    return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()))
 
 
 def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:
@@ -105,8 +106,8 @@ def _find(source: TableSource, given: Inventory | None, options: TableOptions) -
         if options.broadcast_inventory:
             found = from_rank_zero(lambda: scan_table(source.open(), source.scan, on_progress))
             return found, source.access()
-        part = counting_part(*resolve_ranks(options.num_ranks, options.rank, options.mesh))
-        opened, scan = open_alike(source, part, add_over_ranks)
+        share = counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
+        opened, scan = open_alike(source, share)
         return scan_table(opened, scan, on_progress), opened.files.access
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
-from torch_dataloader_utils.counting import Exchange
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
@@ -86,30 +86,29 @@ class TableSource:
         return self.open().files.access if asks else self.place.access
 
 
-def open_alike(source: TableSource, part: tuple[int, int], exchange: Exchange) -> tuple[OpenTable, IcebergScanOptions]:
+def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergScanOptions]:
     """The table, and the scan of the same snapshot on all ranks of a process group.
 
     Rank 0 looks first and tells the others which snapshot it found; those who look later find that one too.
 
-    part: (rank, ranks that call this). exchange: adds up arrays over them.
+    share: its index is this rank, and its count the ranks that call this.
 
     Raises:
         StoreError: rank 0 could not open the table; it says why.
     """
-    rank, num_ranks = part
-    if num_ranks == 1:
+    if share.count == 1:
         return source.open(), source.scan
     failed, none = -2, -1
     opened, found = None, 0
     try:
-        if rank == 0:
+        if share.index == 0:
             opened = source.open()
             snapshot = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name).snapshot
             found = none if snapshot is None else snapshot.snapshot_id
     except BaseException:
-        exchange(np.array([failed]))  # the others wait for this
+        share.exchange(np.array([failed]))  # the others wait for this
         raise
-    agreed = int(exchange(np.array([found]))[0])
+    agreed = int(share.exchange(np.array([found]))[0])
     if agreed == failed:
         raise StoreError(f"rank 0 could not open {source.place.table}; see its error.")
     choice = source.scan.snapshot if agreed == none else replace(source.scan.snapshot, agreed_id=agreed)

@@ -17,6 +17,7 @@ from torch_dataloader_utils._core.block import Block
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
@@ -99,7 +100,7 @@ class RowDataset(Dataset[Any]):
         found = find_inventory(
             files, format, options, partitioning=partitioning, storage_options=access, inventory=inventory
         )
-        rows = wire_rows(found, options, access)
+        rows = wire_rows(found, options, access, Share(threads=options.threads))
         schema = pa.ipc.read_schema(pa.BufferReader(found.schema))
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
@@ -225,4 +226,4 @@ class RowDataset(Dataset[Any]):
     def _measure(self) -> Lengths:
         if self._length_reader is None:
             raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
-        return read_lengths(self._inventory, self._length_reader, threads=self._threads)
+        return read_lengths(self._inventory, self._length_reader, Share(threads=self._threads))

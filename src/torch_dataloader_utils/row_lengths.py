@@ -4,7 +4,6 @@ inventory, reader of one column  →  one number a plan row
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import numpy as np
@@ -12,16 +11,13 @@ import numpy as np
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
-from torch_dataloader_utils.counting import Exchange
-from torch_dataloader_utils.discover.parallel import watched
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.shape.lengths import measure_rows
-
-ALL = (0, 1)
-"""The part of a process that reads everything."""
 
 # Stands for what is no number of tokens (NaN, infinity); exact as a float and far from overflow when rounded up.
 _ENDLESS = 1 << 60
@@ -31,28 +27,21 @@ _MOST_KEPT_BYTES = 256 << 20
 OnProgress = Callable[[int, int], None]
 
 
-def read_lengths(
-    inventory: Inventory,
-    reader: Reader,
-    *,
-    threads: int,
-    part: tuple[int, int] = ALL,
-    on_progress: OnProgress | None = None,
-) -> Lengths:
-    """The lengths of the live rows of some row groups, in order; read-only, int32 where that is wide enough.
+def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None) -> Lengths:
+    """The lengths of the live rows of this process's row groups, in order; read-only, int32 where that is wide enough.
 
     What was read is kept on this host under the inventory's fingerprint, so that another process, and the next job,
     need not read it. (Not under a filter: its text need not say all of it.)
 
-    reader: of the one column that is measured. part: (index, count): row groups index, index + count, ...
+    reader: of the one column that is measured. share: which row groups; nothing is exchanged.
     on_progress: called here after each row group with (row groups done, row groups to do).
 
     Raises:
         DataError, StoreError: see Reader.read.
     """
-    groups = range(part[0], inventory.num_groups, part[1])
+    groups = share.of(inventory.num_groups)
     kept = kept_lengths() if not inventory.row_filter else None
-    key = (inventory.fingerprint(), f"{reader.spec.columns} of rows {part}")
+    key = (inventory.fingerprint(), f"{reader.spec.columns} of rows {share.index, share.count}")
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found
@@ -60,8 +49,7 @@ def read_lengths(
     def measure(group: int) -> Lengths:
         return measure_rows(reader.read(inventory.task(group)).column(0))
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="tdu-lengths") as pool:
-        parts = list(watched(pool.map(measure, groups), len(groups), on_progress))
+    parts = map_watched(measure, groups, threads=share.threads, name="tdu-lengths", on_progress=on_progress)
     lengths = _narrow(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
     if kept is not None and lengths.nbytes <= _MOST_KEPT_BYTES:
         _save(kept, key, lengths)
@@ -69,18 +57,11 @@ def read_lengths(
 
 
 def read_token_counts(
-    inventory: Inventory,
-    reader: Reader,
-    exchange: Exchange,
-    *,
-    threads: int,
-    part: tuple[int, int],
-    on_progress: OnProgress | None = None,
+    inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
 ) -> Lengths:
     """Whole tokens of every plan row; floats are rounded up. Read-only, int32 where that is wide enough.
 
-    part, on_progress: as for `read_lengths`. `exchange` adds up what all processes read (arrays of one shape, zero
-        where another one reads).
+    reader, on_progress: as for `read_lengths`. share: which row groups this process reads.
 
     Raises:
         ConfigError: row counts are not known, so that rows have no numbers.
@@ -92,13 +73,14 @@ def read_token_counts(
             "max_tokens_per_batch needs exact row counts, and those of this data set are not known: leave count_rows "
             'at its default, or pass count_rows="auto".'
         )
-    read = _whole(read_lengths(inventory, reader, threads=threads, part=part, on_progress=on_progress))
-    if part == ALL:
-        return _narrow(exchange(read))
-    is_mine = np.arange(inventory.num_groups) % part[1] == part[0]
+    read = _whole(read_lengths(inventory, reader, share, on_progress))
+    if share.count == 1:
+        return _narrow(share.exchange(read))
+    is_mine = np.zeros(inventory.num_groups, dtype=bool)
+    is_mine[share.of(inventory.num_groups)] = True
     tokens = np.zeros(space.num_rows, dtype=np.int64)
     tokens[np.repeat(is_mine, np.diff(space.group_start))] = read
-    return _narrow(exchange(tokens))
+    return _narrow(share.exchange(tokens))
 
 
 def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, column: str) -> None:

@@ -13,10 +13,11 @@ import pyarrow as pa
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
-from torch_dataloader_utils.counting import alone, count_live_rows, under_filter
+from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -24,10 +25,10 @@ from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_lengths import check_rows_fit, read_token_counts
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.ranks import add_over_ranks, from_rank_zero, resolve_ranks
+from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.token_packing.documents import token_type
-from torch_dataloader_utils.token_packing.inventory import Share, count_packed, stored_inventory
+from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.token_packing.reader import PackingReader
 from torch_dataloader_utils.verify import leave_out_bad_groups
@@ -86,23 +87,26 @@ def shows_bars(options: TableOptions) -> bool:
     return options.rank == 0
 
 
+def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
+    """What this process counts: its part of all with a process group of that size, else everything."""
+    index, count = counting_part(num_ranks, rank)
+    threads = options.threads
+    if count == 1:
+        return Share(threads=threads)
+    return Share(index=index, count=count, exchange=add_over_ranks, threads=threads)
+
+
 def wire_rows(
-    inventory: Inventory,
-    options: TableOptions,
-    storage_options: StoreAccess | Secret | None,
-    *,
-    part: tuple[int, int] = (0, 1),
+    inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None, share: Share
 ) -> TableRows:
     """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
 
-    part: which part of the counting is this process's, (index, count); with a count above 1 all of them must call.
+    share: of the counting.
 
     Raises:
         ConfigError: columns or options that do not fit the schema.
     """
-    exchange = add_over_ranks if part[1] > 1 else alone
     if options.pack is not None:
-        share = Share(index=part[0], count=part[1], exchange=exchange, threads=options.threads)
         return _wire_samples(inventory, options, options.pack, storage_options, share)
     inventory = stored_inventory(inventory, None)
     schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
@@ -114,24 +118,19 @@ def wire_rows(
         columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
     reader = make_reader(read_spec(inventory, options, storage_options, columns))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
-        work: dict[str, Any] = {"threads": options.threads, "part": part, "on_progress": on_progress}
         if options.on_error == "skip":
-            inventory = leave_out_bad_groups(inventory, reader, exchange, **work)
+            inventory = leave_out_bad_groups(inventory, reader, share, on_progress)
         if options.count_rows is not False:
-            inventory = count_live_rows(inventory, reader, exchange, **work)
+            inventory = count_live_rows(inventory, reader, share, on_progress)
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
 
 
 def wire_lengths(
-    inventory: Inventory,
-    options: TableOptions,
-    storage_options: StoreAccess | Secret | None,
-    *,
-    part: tuple[int, int] = (0, 1),
+    inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None, share: Share
 ) -> Lengths | None:
     """Whole tokens of every row where batches are limited by them, else None; reads the column of `bucket_by` once.
 
-    inventory, part: as `wire_rows` gives and takes them.
+    inventory, share: as `wire_rows` gives and takes them.
 
     Raises:
         ConfigError: a row that exceeds the budget alone; row counts that are not known.
@@ -141,11 +140,8 @@ def wire_lengths(
     if budget is None or options.bucket_by is None:
         return None
     reader = make_reader(read_spec(inventory, options, storage_options, (options.bucket_by,)))
-    exchange = add_over_ranks if part[1] > 1 else alone
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
-        tokens = read_token_counts(
-            inventory, reader, exchange, threads=options.threads, part=part, on_progress=on_progress
-        )
+        tokens = read_token_counts(inventory, reader, share, on_progress)
     check_rows_fit(tokens, inventory, budget, options.bucket_by)
     return tokens
 
@@ -160,11 +156,8 @@ def _wire_samples(
         reader=make_reader(read_spec(stored, options, storage_options, (packing.column,))), packing=packing
     )
     if options.on_error == "skip":
-        part = (share.index, share.count)
         with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
-            good = leave_out_bad_groups(
-                stored, reader.reader, share.exchange, threads=share.threads, part=part, on_progress=on_progress
-            )
+            good = leave_out_bad_groups(stored, reader.reader, share, on_progress)
         inventory = inventory if good.num_groups == stored.num_groups else good
     packed = count_packed(inventory, reader, share)
     schema = pa.ipc.read_schema(pa.BufferReader(packed.schema))

@@ -7,15 +7,14 @@ row group would leave its rank short of the others. docs/design/0010-faults.md h
 import logging
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
-from torch_dataloader_utils.counting import Exchange
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover import with_live_rows
-from torch_dataloader_utils.discover.parallel import watched
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import (
     CorruptFileError,
     DataError,
@@ -33,31 +32,29 @@ _MOST_NAMED = 20
 
 
 def leave_out_bad_groups(
-    inventory: Inventory,
-    reader: Reader,
-    exchange: Exchange,
-    *,
-    threads: int,
-    part: tuple[int, int],
-    on_progress: Callable[[int, int], None] | None = None,
+    inventory: Inventory, reader: Reader, share: Share, on_progress: Callable[[int, int], None] | None = None
 ) -> Inventory:
     """The inventory without the row groups that `reader` cannot read; the others have their live rows counted.
 
-    part: (index, count): this process reads every count-th row group, and `exchange` adds up what all found (arrays
-        of the same shape, zero where another one reads). Each row group left out is logged, and noted in the
-        inventory.
+    Each row group left out is logged, and noted in the inventory.
+
+    share: which row groups this process reads.
     on_progress: called here after each row group with (row groups done, row groups of this process).
 
     Raises:
         NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped.
     """
-    index, count = part
-    mine = np.arange(index, inventory.num_groups, count)
+    mine = share.of(inventory.num_groups)
+    verdicts = map_watched(
+        lambda group: _verify(inventory, reader, group),
+        mine,
+        threads=share.threads,
+        name="tdu-verify",
+        on_progress=on_progress,
+    )
     found = np.zeros((2, inventory.num_groups), dtype=np.int64)
-    with ThreadPoolExecutor(threads, thread_name_prefix="tdu-verify") as pool:
-        verdicts = pool.map(lambda group: _verify(inventory, reader, group), mine.tolist())
-        found[:, mine] = np.array(list(watched(verdicts, len(mine), on_progress))).reshape(-1, 2).T
-    live_rows, fault = exchange(found)
+    found[:, mine] = np.array(verdicts, dtype=np.int64).reshape(-1, 2).T
+    live_rows, fault = share.exchange(found)
     bad = np.flatnonzero(fault)
     if len(bad) == 0:
         return with_live_rows(inventory, live_rows)

@@ -12,10 +12,10 @@ from torch_dataloader_utils._store import RemoteOptions, Secret, StoreAccess, op
 from torch_dataloader_utils.planning import Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.ranks import counting_part, resolve_ranks
+from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import TableOptions
-from torch_dataloader_utils.table_rows import wire_lengths, wire_rows
+from torch_dataloader_utils.table_rows import counting_share, wire_lengths, wire_rows
 
 # Row groups of remote files that one process fetches at once, each with one request or more.
 _REMOTE_THREADS = 16
@@ -36,9 +36,9 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
     topology.check_rank(rank)
     strategy = options.strategy()
     plan_options = options.plan_options(strategy)
-    part = counting_part(num_ranks, rank)
-    rows = wire_rows(inventory, options, storage_options, part=part)
-    lengths = wire_lengths(rows.inventory, options, storage_options, part=part)
+    share = counting_share(options, num_ranks, rank)
+    rows = wire_rows(inventory, options, storage_options, share)
+    lengths = wire_lengths(rows.inventory, options, storage_options, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
     return {
         "planner": planner,

@@ -7,6 +7,7 @@ import pytest
 from tests.iceberg.reading import pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError
 from torch_dataloader_utils.iceberg_source import TableSource, open_alike
@@ -117,12 +118,12 @@ def test_ranks_of_a_process_group_read_the_snapshot_that_rank_0_found(tmp_path: 
         told.append(int(counts[0]))
         return counts
 
-    opened, scan = open_alike(source, (0, 2), tell)
+    opened, scan = open_alike(source, Share(index=0, count=2, exchange=tell))
     assert told == [table.snapshot_id]
     assert scan_table(opened, scan).num_rows == 6
     table.append([{"b": 7}])  # before rank 1 looks
     later = TableSource.of(table.metadata, None, None, None, {})
-    opened, scan = open_alike(later, (1, 2), lambda counts: counts + told[0])
+    opened, scan = open_alike(later, Share(index=1, count=2, exchange=lambda counts: counts + told[0]))
     assert scan_table(opened, scan).num_rows == 6
 
 
@@ -130,6 +131,6 @@ def test_when_rank_0_fails_the_others_are_told(tmp_path: Path) -> None:
     told: list[int] = []
     source = TableSource.of(str(tmp_path / "nowhere"), None, None, None, {})
     with pytest.raises(NoDataError):
-        open_alike(source, (0, 2), lambda counts: told.append(int(counts[0])))
+        open_alike(source, Share(index=0, count=2, exchange=lambda counts: told.append(int(counts[0]))))
     with pytest.raises(StoreError, match="rank 0 could not open"):
-        open_alike(source, (1, 2), lambda counts: counts + told[0])
+        open_alike(source, Share(index=1, count=2, exchange=lambda counts: counts + told[0]))

@@ -103,8 +103,9 @@ class DataSource:
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
         from torch_dataloader_utils._core.cpus import available_cpus
+        from torch_dataloader_utils._core.share import Share
         from torch_dataloader_utils._store import Secret
-        from torch_dataloader_utils.counting import alone, count_live_rows
+        from torch_dataloader_utils.counting import count_live_rows
         from torch_dataloader_utils.read.reader import make_reader
         from torch_dataloader_utils.read.spec import ReadSpec
 
@@ -116,14 +117,7 @@ class DataSource:
             storage_options=Secret(dict(self.storage)),
         )
         with work_bar("row groups") as on_progress:
-            return count_live_rows(
-                inventory,
-                make_reader(spec),
-                alone,
-                threads=available_cpus(),
-                part=(0, 1),
-                on_progress=on_progress,
-            )
+            return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()), on_progress)
 
     def _file_options(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,8 @@
 """Many small requests at once, results in order, memory bounded."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -52,3 +53,19 @@ def watched(results: Iterable[R], total: int, on_progress: Callable[[int, int], 
         yield result
         if on_progress is not None:
             on_progress(done, total)
+
+
+def map_watched(
+    function: Callable[[T], R],
+    items: Sequence[T],
+    *,
+    threads: int,
+    name: str,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[R]:
+    """`function` of every item, in their order, by so many threads, which have this name.
+
+    on_progress: called here after each result with (results, items).
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
+        return list(watched(pool.map(function, items), len(items), on_progress))

@@ -1,14 +1,14 @@
 """Inventories of samples: the same files and row groups, with samples in the place of rows."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
@@ -18,19 +18,6 @@ from torch_dataloader_utils.token_packing.reader import PackingReader
 _PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
 _BYTES_BESIDE_TOKEN = 5  # positions and loss mask
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """This process's share of the counting: every count-th row group (or file) from `index` on.
-
-    exchange: adds up what all processes counted: arrays of one shape, zero where another one counts.
-    """
-
-    index: int
-    count: int
-    exchange: Callable[[Int64s], Int64s]
-    threads: int
 
 
 def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inventory:
