@@ -18,9 +18,10 @@ def test_orc_files_read_as_parquet(tmp_path):
     assert scan_files(str(tmp_path), "orc").num_rows == 2
 
 
-def test_json_lines_read_as_parquet(tmp_path):
-    (tmp_path / "a.ndjson").write_text('{"x": 1}\n')
-    with pytest.raises(ConfigError, match='pass format="json"'):
+@pytest.mark.parametrize("name", ["a.ndjson", "a.json.gz", "a.JSONL.bz2"])
+def test_json_lines_read_as_parquet(tmp_path, name):
+    (tmp_path / name).write_text('{"x": 1}\n')
+    with pytest.raises(ConfigError, match='pass format="json'):
         scan_files(str(tmp_path))
 
 

@@ -11,6 +11,23 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 
+FIELD_ID = b"PARQUET:field_id"
+"""The metadata key of a field's id, in the Arrow schemas that stages share and in those of Parquet files."""
+
+_STORED_KEYS = (FIELD_ID, b"iceberg.id")  # Parquet, ORC
+
+
+def field_id(column: Any) -> int:
+    """The id of an Arrow field of a table's schema."""
+    return int(column.metadata[FIELD_ID])
+
+
+def stored_field_id(column: Any) -> int | None:
+    """The id that a file gives to an Arrow field of its own schema; None where its writer gave none."""
+    metadata = column.metadata or {}
+    text = next((metadata[key] for key in _STORED_KEYS if key in metadata), None)
+    return None if text is None else int(text)
+
 
 def _no_rows() -> Int64s:
     return np.zeros(0, dtype=np.int64)

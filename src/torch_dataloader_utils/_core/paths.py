@@ -1,4 +1,11 @@
-"""Paths as messages may show them."""
+"""Paths: as messages may show them, and what their endings say."""
+
+_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
+
+
+def codec_of(path: str) -> str | None:
+    """The compression, by pyarrow's name, that the ending of a text file's path says; None for no compression."""
+    return _CODECS.get(path.rpartition(".")[2].lower())
 
 
 def redact(path: str) -> str:

@@ -5,6 +5,7 @@ from typing import assert_never
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
@@ -42,7 +43,8 @@ def format_hint(path: str, file_format: FileFormat) -> str:
 
     part-0.orc read as Parquet      pass format="orc"
     """
-    ending = path.lower().removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+    stem = path.rpartition(".")[0] if codec_of(path) else path
+    ending = stem.lower().rpartition(".")[2]
     named = {**_NAMES, "ndjson": FileFormat.JSON, "feather": FileFormat.ARROW}.get(ending, file_format)
     if named is file_format:
         return ""

@@ -39,7 +39,7 @@ def scan_orc(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         start = tail.size - len(tail.data)
         file = pa_orc.ORCFile(SparseFile([(start, len(tail.data))], [tail.data], tail.size))
         schema = file.schema
-        rows = _stripe_rows(file.reader.serialized_file_tail(), _share(schema, request.columns))
+        rows = _stripe_rows(file.reader.serialized_file_tail(), _projected_part(schema, request.columns))
         if len(rows) != file.nstripes or rows[:, 0].sum() != file.nrows:
             raise corrupt(path, f"the tail says {file.nrows} rows in {file.nstripes} stripes, which do not add up")
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema)
@@ -57,7 +57,7 @@ def _read_tail(store: Store, entry: FileEntry) -> Tail:
     return tail if need <= len(tail.data) else store.tail(entry.path, max(need, TAIL_BYTES), entry.stat)
 
 
-def _stripe_rows(file_tail: bytes, share: float) -> Int64s:
+def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
     footer = next(value for number, value in _fields(memoryview(file_tail)) if number == _TAIL_FOOTER)
     stripes = [
         dict(_fields(_message(value))) for number, value in _fields(_message(footer)) if number == _FOOTER_STRIPE
@@ -67,14 +67,14 @@ def _stripe_rows(file_tail: bytes, share: float) -> Int64s:
         parts = [_number(stripe.get(number, 0)) for number in (_STRIPE_INDEX, _STRIPE_DATA, _STRIPE_FOOTER)]
         rows[index] = (
             _number(stripe.get(_STRIPE_ROWS, 0)),
-            int(parts[1] * share),
+            int(parts[1] * part),
             _number(stripe.get(_STRIPE_OFFSET, 0)),
             sum(parts),
         )
     return rows
 
 
-def _share(schema: pa.Schema, columns: tuple[str, ...] | None) -> float:
+def _projected_part(schema: pa.Schema, columns: tuple[str, ...] | None) -> float:
     if columns is None or not schema.names:
         return 1.0
     return len(set(columns).intersection(schema.names)) / len(schema.names)

@@ -14,6 +14,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
+from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils._store.identity import unversioned
 from torch_dataloader_utils._store.kept_tails import kept_blocks
@@ -26,8 +27,6 @@ _PIECE_BYTES = 8 << 20
 _SMALLEST_KEPT_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
-
-_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 
 def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
@@ -72,7 +71,7 @@ def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
     counter = LineCounter(start=0, block_bytes=request.text.block_bytes, blank=b" \t\r")
     blocks = count_lines(_pieces(store, entry, 0), counter).blocks()
-    return _whole(entry, int(blocks[:, 0].sum())) if _codec(entry.path) else _as_groups(blocks)
+    return _whole(entry, int(blocks[:, 0].sum())) if codec_of(entry.path) else _as_groups(blocks)
 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
@@ -84,7 +83,7 @@ def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, reques
     if may_hold_line_ends and not request.text.csv_has_no_quoted_newlines:
         return _whole(entry, _parsed_csv_rows(store, entry, column))
     blocks = counter.blocks()
-    return _whole(entry, int(blocks[:, 0].sum())) if _codec(entry.path) else _as_groups(blocks)
+    return _whole(entry, int(blocks[:, 0].sum())) if codec_of(entry.path) else _as_groups(blocks)
 
 
 def _as_groups(blocks: Int64s) -> Int64s:
@@ -164,17 +163,13 @@ def _pieces(store: Store, entry: FileEntry, start: int) -> Iterator[bytes]:
 
 def _stream(store: Store, entry: FileEntry, start: int) -> pa.NativeFile:
     """The text from `start` on, decompressed."""
-    codec = _codec(entry.path)
+    codec = codec_of(entry.path)
     if codec is None:
         return pa.PythonFile(_SequentialFile(store, entry, start), mode="r")
     stream = pa.CompressedInputStream(pa.PythonFile(_SequentialFile(store, entry, 0), mode="r"), codec)
     if start:
         stream.read(start)
     return stream
-
-
-def _codec(path: str) -> str | None:
-    return _CODECS.get(path.rpartition(".")[2].lower())
 
 
 class _SequentialFile:

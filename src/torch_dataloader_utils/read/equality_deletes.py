@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile
+from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import field_id, identify, innermost, project_columns
+from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
 from torch_dataloader_utils.read.footers import FooterCache
 
 # Key sets of one process; those of a few million keys fit.

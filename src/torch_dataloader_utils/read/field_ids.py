@@ -15,13 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields, field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.conform import constant, is_harmless, is_list
 
-FIELD_ID = b"PARQUET:field_id"
-_ID_KEYS = (FIELD_ID, b"iceberg.id")  # Parquet, ORC
 _ELEMENT, _KEY, _VALUE = "element", "key", "value"
 
 
@@ -43,13 +41,8 @@ def identify(schema: Any, table: TableFields) -> dict[int, FileColumn]:
 
     Ids come with the file's fields or, where no column has any, from the table's names.
     """
-    names = None if any(_own_id(each) is not None for each in _walk(schema)) else _names_of(table)
+    names = None if any(stored_field_id(each) is not None for each in _walk(schema)) else _names_of(table)
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
-
-
-def field_id(each: Any) -> int:
-    """The id of a field of the table's schema."""
-    return int(each.metadata[FIELD_ID])
 
 
 def project_columns(
@@ -179,7 +172,7 @@ def _struct_children(
     children: dict[Any, FileColumn] = {}
     for index, each in enumerate(fields):
         path = (*above, each.name)
-        own = _own_id(each) if names is None else names.get(path)
+        own = stored_field_id(each) if names is None else names.get(path)
         if own is not None:
             children[own] = FileColumn(
                 name=each.name, index=index, type=each.type, children=_children(each.type, names, path)
@@ -210,12 +203,6 @@ def _walk(fields: Any) -> Iterator[Any]:
         yield each
         if pa.types.is_struct(each.type):
             yield from _walk(each.type)
-
-
-def _own_id(each: Any) -> int | None:
-    metadata = each.metadata or {}
-    text = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
-    return None if text is None else int(text)
 
 
 @lru_cache(maxsize=64)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
-from torch_dataloader_utils.read.field_ids import FileColumn, field_id, identify, project_columns
+from torch_dataloader_utils.read.field_ids import FileColumn, identify, project_columns
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet import parquet_schema

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
+from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_decoded_size, check_unique
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
@@ -25,7 +26,6 @@ from torch_dataloader_utils.read.source import TaskSource
 _HEADER_BYTES = 64 << 10
 _MAX_HEADER_BYTES = 32 << 20
 _PIECE_BYTES = 8 << 20
-_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 _headers: FooterCache[tuple[str, ...]] = FooterCache()
 
@@ -92,7 +92,7 @@ def _block(source: TaskSource) -> Any:
     task, budget = source.task, source.max_row_group_bytes
     check_decoded_size(task, task.byte_length, budget)
     data = source.span((task.byte_offset, task.byte_length))
-    codec = _CODECS.get(task.path.rpartition(".")[2].lower())
+    codec = codec_of(task.path)
     if codec is None:
         return data
     pieces, size = [], 0

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, unless_bad
 from torch_dataloader_utils.discover.faults import decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
 from torch_dataloader_utils.discover.footers import check_counts, check_total, group_rows, projected_leaves, read_footer
-from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
@@ -104,7 +104,7 @@ def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files
     match format_of(file.entry):
         case FileFormat.ORC:
             scan = scan_orc(store, item, ScanRequest(file_format=FileFormat.ORC))
-            return _weighed(scan, _share(request, len(scan.schema)))
+            return _weighed(scan, _projected_part(request, len(scan.schema)))
         case _:
             return _scan_parquet(file, item, request, files)
 
@@ -116,7 +116,7 @@ def _has_one_group(entry: ManifestEntry) -> bool:
 
 def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanRequest, verdict: Verdict | None) -> FileScan:
     start = min(max(entry.split_offsets[0], 0), stat.size)
-    weight = int((stat.size - start) * _share(request, len(request.fields)))
+    weight = int((stat.size - start) * _projected_part(request, len(request.fields)))
     groups = np.array([[entry.record_count, weight, start, stat.size - start]], dtype=np.int64)
     judged = None if verdict is None else np.full(1, verdict, dtype=np.int64)
     return FileScan(groups=groups, size=stat.size, identity=stat.identity, schema=request.fields, verdict=judged)
@@ -151,12 +151,12 @@ def _judged_columns(
     known = []
     for name in request.filter_columns:
         field = request.fields.field(name)
-        field_id = _id_of(field)
-        if field_id in ids:
-            if ids[field_id] != name or schema.field(name).type != field.type:
+        number = field_id(field)
+        if number in ids:
+            if ids[number] != name or schema.field(name).type != field.type:
                 return None
-        elif field_id in file.partition_values and name not in schema.names:
-            known.append((field, file.partition_values[field_id]))
+        elif number in file.partition_values and name not in schema.names:
+            known.append((field, file.partition_values[number]))
         else:
             return None
     return tuple(known)
@@ -165,23 +165,20 @@ def _judged_columns(
 def _names_in_file(request: DataScanRequest, ids: Mapping[int, str]) -> tuple[str, ...] | None:
     if request.projected is None:
         return None
-    wanted = [_id_of(request.fields.field(name)) for name in request.projected]
-    return tuple(ids[field_id] for field_id in wanted if field_id in ids)
+    wanted = [field_id(request.fields.field(name)) for name in request.projected]
+    return tuple(ids[number] for number in wanted if number in ids)
 
 
 def _field_ids(schema: pa.Schema) -> dict[int, str]:
-    return {_id_of(field): field.name for field in schema if FIELD_ID in (field.metadata or {})}
+    found = ((stored_field_id(field), field.name) for field in schema)
+    return {number: name for number, name in found if number is not None}
 
 
-def _id_of(field: pa.Field) -> int:
-    return int(field.metadata[FIELD_ID])
-
-
-def _share(request: DataScanRequest, num_columns: int) -> float:
+def _projected_part(request: DataScanRequest, num_columns: int) -> float:
     return 1.0 if request.projected is None else min(1.0, len(request.projected) / max(1, num_columns))
 
 
-def _weighed(scan: FileScan, share: float) -> FileScan:
+def _weighed(scan: FileScan, part: float) -> FileScan:
     groups = scan.groups.copy()
-    groups[:, 1] = (groups[:, 1] * share).astype(np.int64)
+    groups[:, 1] = (groups[:, 1] * part).astype(np.int64)
     return FileScan(groups=groups, size=scan.size, identity=scan.identity, schema=scan.schema)

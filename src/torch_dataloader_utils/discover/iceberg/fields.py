@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from torch_dataloader_utils._core.iceberg import FIELD_ID
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import IcebergType, NestedField
 
-FIELD_ID = b"PARQUET:field_id"
 NAME_MAPPING = "schema.name-mapping.default"
 NamePath = tuple[str, ...]
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from torch_dataloader_utils._core.iceberg import field_id
 from torch_dataloader_utils.discover.file_scan import Verdict
-from torch_dataloader_utils.discover.iceberg.fields import FIELD_ID
 from torch_dataloader_utils.discover.iceberg.manifests import ManifestEntry
 from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.prune import has_exact_statistics
@@ -26,7 +26,7 @@ class ManifestJudge:
     def __init__(
         self, metadata: "TableMetadata", schema: "Schema", negation: "BooleanExpression", used: Sequence[pa.Field]
     ) -> None:
-        self._used = tuple(int(field.metadata[FIELD_ID]) for field in used)
+        self._used = tuple(field_id(field) for field in used)
         # As for footers: bounds of text may be shortened, and no statistics count NaN.
         self._can_prove = all(has_exact_statistics(field.type) for field in used)
         self._negation = FilePruner(metadata, schema, negation)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.iceberg import stored_field_id
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
@@ -25,8 +26,7 @@ from torch_dataloader_utils.discover.iceberg.paths import PathIndex
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 # Reserved field ids (Iceberg spec, "Reserved Field IDs").
-_PATH_ID, _POSITION_ID = "2147483546", "2147483545"
-_ID_KEYS = (b"PARQUET:field_id", b"iceberg.id")
+_PATH_ID, _POSITION_ID = 2147483546, 2147483545
 
 PUFFIN = "puffin"
 
@@ -152,12 +152,8 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
 
 def _names(path: str, schema: pa.Schema) -> tuple[str, str]:
     found = []
-    for field_id, name in ((_PATH_ID, "file_path"), (_POSITION_ID, "pos")):
-        by_id = [
-            field.name
-            for field in schema
-            if any((field.metadata or {}).get(key) == field_id.encode() for key in _ID_KEYS)
-        ]
+    for number, name in ((_PATH_ID, "file_path"), (_POSITION_ID, "pos")):
+        by_id = [field.name for field in schema if stored_field_id(field) == number]
         found += by_id[:1] or [each for each in schema.names if each == name]
     if len(found) != 2:
         raise corrupt(path, f"a position delete file has the columns file_path and pos, this one {schema.names}")
