@@ -28,7 +28,6 @@ class LineCounter:
         self._position = self._block_start = start
         self._block_rows = 0
         self._open_line = b""  # the first byte that is not blank of the unfinished line, if it has one
-        self._open_bytes = 0
         self._blocks: list[tuple[int, int, int]] = []
 
     def feed(self, piece: bytes | memoryview) -> None:
@@ -41,7 +40,7 @@ class LineCounter:
         else:
             is_row = self._rows(piece, text, stops)
             self._close_blocks(stops + self._position, np.cumsum(is_row))
-            self._open_line, self._open_bytes = b"", 0
+            self._open_line = b""
             self._extend_open_line(piece[int(stops[-1]) :])
         self._position += len(text)
 
@@ -63,7 +62,6 @@ class LineCounter:
         return is_row
 
     def _extend_open_line(self, rest: bytes | memoryview) -> None:
-        self._open_bytes += len(rest)
         if not self._open_line:
             self._open_line = bytes(rest).strip(self._blank)[:1]
 
