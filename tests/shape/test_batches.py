@@ -252,3 +252,22 @@ def _has_null_items(models: dict[str, Model]) -> bool:
     except RefusedError:
         return True
     return False
+
+
+def test_bools_of_a_byte_are_true_for_anything_but_zero() -> None:
+    stored = pa.array([0, 1, 2, None, -1, 0], pa.int8())
+    flags = pa.ExtensionArray.from_storage(pa.bool8(), stored)
+    pairs = pa.FixedSizeListArray.from_arrays(pa.ExtensionArray.from_storage(pa.bool8(), stored.fill_null(0)), 2)
+    batch = pa.record_batch({"flag": flags[1:5], "pair": pairs[1:3].take(pa.array([0, 1, 1, 0]))})
+    shaped = make_shaper("torch", batch.schema, nulls={"flag": "mask"}).block(batch).to_batch()
+    assert shaped["flag"].tolist() == [True, True, False, True]
+    assert shaped["flag_mask"].tolist() == [True, True, False, True]
+    assert shaped["pair"].tolist() == [[True, False], [True, False], [True, False], [True, False]]
+    assert all(shaped[name].dtype == torch.bool for name in shaped)
+
+
+def test_bools_of_a_byte_are_not_copied() -> None:
+    stored = pa.array(np.array([0, 1, 1], np.int8))
+    batch = pa.record_batch({"flag": pa.ExtensionArray.from_storage(pa.bool8(), stored)})
+    shaped = make_shaper("torch", batch.schema).block(batch).to_batch()
+    assert shaped["flag"].data_ptr() == stored.buffers()[1].address

@@ -36,6 +36,13 @@ def test_rows_slices_and_index_tensors_select_as_lists_do(rows: list[list[int]],
         assert column[torch.tensor(keep)].to_list() == [row for row, kept in zip(rows, keep, strict=True) if kept]
 
 
+def test_a_slice_with_a_step_that_takes_nothing_is_empty() -> None:
+    column = ragged([[1], [2, 3], []])
+    assert column[1:0:2].to_list() == []
+    assert column[0:2:-1].to_list() == []
+    assert column[2::-5].to_list() == [[]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS, padding=st.integers(-3, 3), max_length=st.one_of(st.none(), st.integers(0, 6)), data=st.data())
 def test_padding_fills_every_row_to_one_length(rows: Any, padding: int, max_length: int | None, data: Any) -> None:

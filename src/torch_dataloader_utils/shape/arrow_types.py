@@ -12,7 +12,7 @@ import pyarrow.types as pt
 class NumberType:
     """Every row is an array of `shape` numbers; shape () is one number.
 
-    element: the logical Arrow type (timestamp[us], bool, float, ...).
+    element: the logical Arrow type (timestamp[us], bool, float, ...); bool for bool8.
     permutation: the axes of `shape` in the order handed out, () for as stored (tensor columns only).
     """
 
@@ -103,8 +103,9 @@ def decoded_type(arrow: pa.DataType) -> pa.DataType:
     """The type without dictionary or run-end encoding, and bool8 as bool."""
     while pt.is_dictionary(arrow) or pt.is_run_end_encoded(arrow):
         arrow = arrow.value_type
-    return pa.bool_() if _is_bool8(arrow) else arrow
+    return pa.bool_() if is_bool8(arrow) else arrow
 
 
-def _is_bool8(arrow: pa.DataType) -> bool:
+def is_bool8(arrow: pa.DataType) -> bool:
+    """Whether it is Arrow's canonical extension type of bools that are a byte each."""
     return isinstance(arrow, pa.BaseExtensionType) and arrow.extension_name == "arrow.bool8"

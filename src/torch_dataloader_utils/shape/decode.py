@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from torch_dataloader_utils.shape.arrow_types import decoded_type, numpy_dtype, raw_type
+from torch_dataloader_utils.shape.arrow_types import is_bool8, numpy_dtype, raw_type
 
 Bools = npt.NDArray[np.bool_]
 
@@ -55,17 +55,12 @@ class RawLists:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array without dictionary or run-end encoding and without an extension type that is only a layout."""
+    """The array without dictionary or run-end encoding, and a tensor column as its lists."""
     if pt.is_dictionary(array.type):
         return plain(array.dictionary_decode())
     if pt.is_run_end_encoded(array.type):
         return plain(pc.run_end_decode(array))
-    if isinstance(array.type, pa.BaseExtensionType):
-        if isinstance(array.type, pa.FixedShapeTensorType):
-            return array.storage
-        if pt.is_boolean(decoded_type(array.type)):
-            return array.storage.cast(pa.bool_())
-    return array
+    return array.storage if isinstance(array.type, pa.FixedShapeTensorType) else array
 
 
 def validity(array: pa.Array) -> Bools | None:
@@ -98,11 +93,19 @@ def raw_numbers(array: pa.Array) -> RawNumbers:
         of_numbers = np.repeat(valid, len(child.values) // rows)
         return RawNumbers(values=child.values, valid=of_numbers if child.valid is None else of_numbers & child.valid)
     raw = raw_type(array.type)
-    if pt.is_boolean(array.type):
+    if is_bool8(array.type):
+        values = pa.array(_zeros_and_ones(array.storage))
+    elif pt.is_boolean(array.type):
         values = pa.array(unpack_bits(array))
     else:
         values = array if raw == array.type else array.view(raw)
     return RawNumbers(values=values, valid=validity(array))
+
+
+def _zeros_and_ones(array: pa.Int8Array) -> npt.NDArray[np.uint8]:
+    """The bytes of bools, of which anything but 0 is true; as they are, where none is anything but 0 or 1."""
+    values = np.frombuffer(array.buffers()[1], np.uint8)[array.offset : array.offset + len(array)]
+    return values if values.max(initial=0) <= 1 else (values != 0).view(np.uint8)
 
 
 def raw_lists(array: pa.Array) -> RawLists:

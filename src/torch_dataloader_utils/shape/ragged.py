@@ -43,7 +43,8 @@ class Ragged:
             start, stop, step = rows.indices(len(self))
             if step != 1:
                 longest = len(self) + 1  # a longer step gives the same rows, and need not fit into int64
-                return self[torch.arange(start, stop, max(-longest, min(step, longest)))]
+                count = len(range(start, stop, step))
+                return self[start + torch.arange(count) * max(-longest, min(step, longest))]
             return self.narrow(start, max(start, stop))
         if not -len(self) <= rows < len(self):
             raise IndexError(f"row {rows} of {len(self)}")

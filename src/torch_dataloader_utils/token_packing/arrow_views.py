@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.shape.recycled import RECYCLED
 
 Array = npt.NDArray[Any]
 
@@ -23,18 +24,19 @@ _MERGED_ITEMS = (1 << 28) - 1
 
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array; of Arrow's pool, because touching fresh pages costs as much as a copy."""
-    memory = pa.allocate_buffer(prod(shape) * dtype.itemsize)
+    """An uninitialised array in recycled memory, because touching fresh pages costs as much as a copy."""
+    num_bytes = prod(shape) * dtype.itemsize
+    # Everything made of an array over a memoryview keeps it, and the loan with it.
+    memory = RECYCLED.take(num_bytes).data[:num_bytes]
     array: Array = np.frombuffer(memory, dtype=dtype).reshape(shape)
     return array
 
 
 def fixed_lists(rows: Array) -> pa.FixedSizeListArray:
-    """A matrix [rows, width] of numbers or bools as one list of `width` values a row."""
+    """A matrix [rows, width] of numbers or bools (as bool8, without a copy) as one list of `width` values a row."""
     flat = rows.reshape(-1)
     if rows.dtype == np.bool_:
-        bits = np.packbits(flat, bitorder="little")
-        values = pa.Array.from_buffers(pa.bool_(), len(flat), [None, pa.py_buffer(bits)])
+        values = pa.ExtensionArray.from_storage(pa.bool8(), pa.array(flat.view(np.int8)))
     else:
         values = pa.array(flat)
     return pa.FixedSizeListArray.from_arrays(values, rows.shape[1])

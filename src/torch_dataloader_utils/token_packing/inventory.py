@@ -79,7 +79,7 @@ def packed_schema(stored: pa.Schema, stored_bytes: bytes, packing: TokenPacking)
         [
             pa.field("tokens", pa.list_(token, packing.sample_tokens)),
             pa.field("positions", pa.list_(pa.int32(), length)),
-            pa.field("loss_mask", pa.list_(pa.bool_(), length)),
+            pa.field("loss_mask", pa.list_(pa.bool8(), length)),
             pa.field("cu_seqlens", pa.list_(pa.int32())),
         ],
         metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored_bytes},

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.token_packing.arrow_views import new_array
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.tokens.fill import Pieces, count_greedy_samples, fill_best_fit, fill_greedily
 
@@ -99,7 +100,8 @@ def segment_sizes(segments: Segments, length: int) -> Int64s:
 
 def prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:
     """Whether the next token is in the sample and of the same document, bool [samples, length]."""
-    mask = np.ones((len(segments.filled), length), dtype=np.bool_)
+    mask = new_array((len(segments.filled), length), np.dtype(np.bool_))
+    mask.fill(True)
     mask.reshape(-1)[segments.unpredicted] = False
     padded = np.flatnonzero(segments.filled < length)
     mask[padded] &= np.arange(length) < segments.filled[padded, None]
