@@ -14,10 +14,11 @@ from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.iceberg.tables import TableWriter
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_tokens
+from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, StoreError
 from torch_dataloader_utils.tokens import IndexedDataset, build_corpus
-from torch_dataloader_utils.tokens.corpus_store import RemoteParts
-from torch_dataloader_utils.tokens.corpus_table import plan_table_parts
+from torch_dataloader_utils.tokens.corpus_sources import plan_parts
+from torch_dataloader_utils.tokens.corpus_store import JoinedFile
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 
@@ -64,9 +65,9 @@ def test_an_iceberg_table_without_its_deleted_rows(tmp_path: Path) -> None:
 
 def test_parts_of_a_data_set_are_bound_to_its_fingerprint(folder: Path) -> None:
     dataset = StructuredDataset(str(folder))
-    parts = plan_table_parts(dataset, "tokens", part_bytes=1)
+    parts = plan_parts(dataset, "tokens", 1, None, StoreAccess())
     fingerprint = dataset.plan().inventory.fingerprint()
-    assert all(part.describe()["table"].startswith(f"{fingerprint} ") for part in parts)
+    assert all(part.describe()["version"].startswith(f"{fingerprint} ") for part in parts)
 
 
 def test_a_data_set_gives_the_rows_of_its_filter_for_all_ranks(folder: Path, tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_remote_build_goes_on_with_the_parts_that_are_done(
         raise StoreError("the store is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(RemoteParts, "_copy", fail)
+        patched.setattr(JoinedFile, "read", fail)
         with pytest.raises(StoreError, match="gone"):
             build_corpus(folder, "memory://corpora/out", overwrites=True, **options)
     # Neither the old corpus nor half of the new one.

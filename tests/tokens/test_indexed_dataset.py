@@ -1,6 +1,5 @@
 import gc
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
@@ -15,24 +14,10 @@ from torch_dataloader_utils.errors import (
     CorruptFileError,
     FileChangedError,
     NoDataError,
-    StoreError,
     UnsupportedFeatureError,
 )
 from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, describe_corpus
 from torch_dataloader_utils.tokens.dtypes import DTYPES
-from torch_dataloader_utils.tokens.ranges import FileIdentity, FsspecStore
-
-
-class CountingStore(FsspecStore):
-    """Notes the ranges that are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[tuple[str, list[tuple[int, int]]]] = []
-
-    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        self.reads.append((path.rsplit(".", 1)[1], list(ranges)))
-        return super().read_ranges(path, ranges)
 
 
 @pytest.fixture
@@ -100,15 +85,6 @@ def test_views_outlive_the_data_set(example: str) -> None:
     assert not view.flags.writeable
 
 
-def test_remote_corpus_opens_with_its_header_only(remote_example: str) -> None:
-    store = CountingStore()
-    dataset = IndexedDataset(remote_example, store=store)
-    assert (len(dataset), dataset.dtype.name, dataset.token_count) == (3, "uint16", 9)
-    assert store.reads == [("idx", [(0, 34)])]
-    dataset.get_parts([(0, 1, 1), (2, 0, 2)])
-    assert store.reads[1:] == [("idx", [(34, 46), (46, 70), (70, 94)]), ("bin", [(2, 4), (10, 14)])]
-
-
 def test_remote_index_is_checked_when_it_is_first_used(remote_example: str) -> None:
     filesystem = fsspec.filesystem("memory")
     path = remote_example.removeprefix("memory:/") + ".bin"
@@ -116,15 +92,6 @@ def test_remote_index_is_checked_when_it_is_first_used(remote_example: str) -> N
     dataset = IndexedDataset(remote_example)
     with pytest.raises(CorruptFileError, match=r"describes at least 18 bytes of tokens, its \.bin has 16"):
         dataset[0]
-
-
-def test_remote_read_that_is_too_short_is_an_error(remote_example: str) -> None:
-    class ShortStore(FsspecStore):
-        def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-            return [part[:-1] if path.endswith(".bin") else part for part in super().read_ranges(path, ranges)]
-
-    with pytest.raises(CorruptFileError, match="gave 5 bytes"):
-        IndexedDataset(remote_example, store=ShortStore())[0]
 
 
 def test_plain_file_that_shrinks_is_an_error(example: str) -> None:
@@ -144,23 +111,6 @@ def test_missing_files_are_named(tmp_path: Path, example: str) -> None:
     assert IndexedDataset.exists(example)
     Path(f"{example}.bin").unlink()
     assert not IndexedDataset.exists(example)
-
-
-def test_failing_store_is_a_store_error(remote_example: str) -> None:
-    class FailingStore(FsspecStore):
-        def _open(self, path: str) -> tuple[object, str]:
-            filesystem, key = super()._open(path)
-
-            class Failing:
-                info = filesystem.info
-
-                def cat_ranges(self, *args: object, **kwargs: object) -> list[bytes]:
-                    raise ConnectionResetError("reset by peer")
-
-            return Failing(), key
-
-    with pytest.raises(StoreError, match="reset by peer"):
-        IndexedDataset(remote_example, store=FailingStore())
 
 
 def test_pickle_opens_the_same_files_again_or_refuses(dataset: IndexedDataset) -> None:
@@ -185,11 +135,6 @@ def test_known_counts_open_nothing_and_are_held_to(tmp_path: Path, example: str)
     write_corpus(tmp_path / "example", [[[7]]])
     with pytest.raises(FileChangedError, match="sequences file"):
         _ = IndexedDataset(example, facts=facts)[0]
-
-
-def test_store_options_are_never_shown() -> None:
-    assert "canary" not in repr(FsspecStore({"secret": "canary"}))
-    assert FileIdentity(size_bytes=1, tag="a") != FileIdentity(size_bytes=1, tag="b")
 
 
 _DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_size=4), max_size=6)

@@ -31,6 +31,6 @@ def test_what_is_no_sequences_file_is_refused(tmp_path: Path, content: str) -> N
 
 
 def test_a_newer_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.json").write_text('{"torch_dataloader_utils": {"version": 2, "corpora": {}}}')
-    with pytest.raises(ConfigError, match="version 2"):
+    (tmp_path / "s.json").write_text('{"torch_dataloader_utils": {"version": 3, "corpora": {}}}')
+    with pytest.raises(ConfigError, match="version 3"):
         read_sequences(tmp_path / "s.json")

@@ -3,7 +3,8 @@
 In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and identities. Sync, thread-safe and
 picklable; clients are opened lazily in each process and never inherited or pickled. Neighbouring ranges are
 coalesced here, before any backend sees them. Failed requests are sent again where they deserve it, and expired
-credentials renewed. Foreign exceptions leave as errors of ours. Not for writing, and no cache of data.
+credentials renewed. Foreign exceptions leave as errors of ours. Objects are written whole (`FsspecStore.write`), local
+files published whole (`publish`). No cache of data.
 """
 
 from torch_dataloader_utils._core.paths import has_credentials, redact
@@ -19,7 +20,7 @@ from torch_dataloader_utils._store.interface import (
     Store,
     Tail,
 )
-from torch_dataloader_utils._store.local import LocalStore
+from torch_dataloader_utils._store.local import LocalStore, file_stat
 from torch_dataloader_utils._store.open import open_store
 from torch_dataloader_utils._store.publish import publish
 from torch_dataloader_utils._store.remote import FsspecStore
@@ -46,6 +47,7 @@ __all__ = [
     "StoreAccess",
     "Tail",
     "coalesce",
+    "file_stat",
     "has_credentials",
     "open_store",
     "publish",

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
+from torch_dataloader_utils._store.identity import short_read
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -60,49 +61,64 @@ def store_error(
     `identity` is the one the plan pinned, if any: a planned file that is gone has changed; one that was never
     planned is just not there. diagnosis, attempts: of a remote request that failed for good.
     """
-    where = redact(path)
     cause = failure_text(error, path, diagnosis, attempts)
-    if diagnosis is not None and diagnosis.kind is Kind.CHANGED:
-        planned = f", planned {identity}" if identity else ""
-        return FileChangedError(
-            f"{where} is not the file that was planned ({cause}{planned}). It was replaced or cut short; plan the data "
-            "set again."
-        )
+    kind = None if diagnosis is None else diagnosis.kind
     match error:
+        case _ if kind is Kind.CHANGED:
+            return _replaced(path, cause, identity)
         case ShortReplyError():
-            return FileChangedError(
-                f"{where}: {cause}. The file is shorter than when it was planned, or the server ignores ranges. Plan "
-                "the data set again."
-            )
-        case FileNotFoundError() if identity is not None:
-            return FileChangedError(f"{where} is gone; it was there when the plan was made. Plan the data set again.")
+            return short_read(path, cause)
         case FileNotFoundError():
-            return NoDataError(f"{where} does not exist. Check the spelling, or list its parent directory.")
-        case _ if diagnosis is not None and diagnosis.kind is Kind.EXPIRED:
-            return StoreError(
-                f"{where}: cannot {action}, the credentials have expired ({cause}). Pass credentials=, a function that "
-                "gives new ones; if you did, it gave expired ones."
-            )
-        case _ if diagnosis is not None and diagnosis.kind is Kind.MAYBE_EXPIRED:
-            return StoreError(
-                f"{where}: no permission to {action}, or the credentials have expired ({cause}). Check storage_options "
-                "and the rights of the account that runs this job; credentials= takes a function that gives new ones."
-            )
+            return _missing(path, was_planned=identity is not None)
+        case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
+            return _expired(path, action, cause, is_sure=kind is Kind.EXPIRED)
         case PermissionError():
             return StoreError(
-                f"{where}: no permission to {action} ({cause}). Check storage_options and the rights of the account "
-                "that runs this job."
+                f"{redact(path)}: no permission to {action} ({cause}). Check storage_options and the rights of the "
+                "account that runs this job."
             )
         case ImportError():
-            scheme = path.rsplit("::", 1)[-1].split("://", 1)[0]
-            extra = _EXTRAS.get(scheme)
-            install = f'pip install "torch-dataloader-utils[{extra}]"' if extra else f"install it: {cause}"
-            return MissingDependencyError(f"{where}: the client for {scheme}:// is not installed. Run: {install}")
+            return _no_client(path, cause)
         case _:
             return StoreError(
-                f"{where}: cannot {action} ({cause}). The storage refused or failed; check that it can be reached with "
-                "these storage_options, then try again."
+                f"{redact(path)}: cannot {action} ({cause}). The storage refused or failed; check that it can be "
+                "reached with these storage_options, then try again."
             )
+
+
+def _replaced(path: str, cause: str, identity: str | None) -> FileChangedError:
+    planned = f", planned {identity}" if identity else ""
+    return FileChangedError(
+        f"{redact(path)} is not the file that was planned ({cause}{planned}). It was replaced or cut short; plan the "
+        "data set again."
+    )
+
+
+def _missing(path: str, *, was_planned: bool) -> FileChangedError | NoDataError:
+    where = redact(path)
+    if was_planned:
+        return FileChangedError(f"{where} is gone; it was there when the plan was made. Plan the data set again.")
+    return NoDataError(f"{where} does not exist. Check the spelling, or list its parent directory.")
+
+
+def _expired(path: str, action: str, cause: str, *, is_sure: bool) -> StoreError:
+    where = redact(path)
+    if is_sure:
+        return StoreError(
+            f"{where}: cannot {action}, the credentials have expired ({cause}). Pass credentials=, a function that "
+            "gives new ones; if you did, it gave expired ones."
+        )
+    return StoreError(
+        f"{where}: no permission to {action}, or the credentials have expired ({cause}). Check storage_options "
+        "and the rights of the account that runs this job; credentials= takes a function that gives new ones."
+    )
+
+
+def _no_client(path: str, cause: str) -> MissingDependencyError:
+    scheme = path.rsplit("::", 1)[-1].split("://", 1)[0]
+    extra = _EXTRAS.get(scheme)
+    install = f'pip install "torch-dataloader-utils[{extra}]"' if extra else f"install it: {cause}"
+    return MissingDependencyError(f"{redact(path)}: the client for {scheme}:// is not installed. Run: {install}")
 
 
 def failure_text(

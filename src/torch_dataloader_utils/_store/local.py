@@ -40,13 +40,13 @@ class LocalStore:
     def stat(self, path: str) -> FileStat:
         """Size and "size-mtime_ns"."""
         with translated(path, "read"):
-            return _file_stat(os.stat(self.local_path(path)))  # noqa: PTH116 - a hot call on many small files
+            return file_stat(os.stat(self.local_path(path)))  # noqa: PTH116 - a hot call on many small files
 
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """The last `length` bytes; `stat` is not needed here, the open file knows."""
         del stat
         with translated(path, "read"), _opened(self.local_path(path)) as file:
-            now = _file_stat(os.fstat(file))
+            now = file_stat(os.fstat(file))
             start = max(0, now.size - length)
             data = _pread(file, (start, now.size - start))
         if len(data) != now.size - start:
@@ -58,7 +58,7 @@ class LocalStore:
         plan = coalesce(spans, self.limits)
         with translated(path, "read", identity), _opened(self.local_path(path)) as file:
             data = [_pread(file, span) for span in plan.reads]
-            now = _file_stat(os.fstat(file))
+            now = file_stat(os.fstat(file))
         check_identity(path, identity, now)
         for span, buffer in zip(plan.reads, data, strict=True):
             if len(buffer) != span[1]:
@@ -88,7 +88,7 @@ class LocalStore:
 
 def _walk(path: str) -> list[tuple[str, FileStat]]:
     if not Path(path).is_dir():
-        return [(path, _file_stat(os.stat(path)))]  # noqa: PTH116
+        return [(path, file_stat(os.stat(path)))]  # noqa: PTH116
     found: list[tuple[str, FileStat]] = []
     pending, visited = [path.rstrip("/") or "/"], set()
     while pending:
@@ -102,7 +102,7 @@ def _walk(path: str) -> list[tuple[str, FileStat]]:
                 if entry.is_dir():
                     pending.append(entry.path)
                 elif entry.is_file():
-                    found.append((entry.path, _file_stat(entry.stat())))
+                    found.append((entry.path, file_stat(entry.stat())))
     return found
 
 
@@ -116,7 +116,8 @@ def _opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _file_stat(status: os.stat_result) -> FileStat:
+def file_stat(status: os.stat_result) -> FileStat:
+    """Size and "size-mtime_ns" of a local file, from what the operating system says of it."""
     return FileStat(size=status.st_size, identity=f"{status.st_size}-{status.st_mtime_ns}")
 
 

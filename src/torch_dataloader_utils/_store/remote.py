@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import redact
@@ -21,6 +22,7 @@ from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
+from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
 T = TypeVar("T")
@@ -111,6 +113,25 @@ class FsspecStore:
             return Listing(entries=listed)
         directory = self._url(before_wildcard(key) if is_pattern(key) else key)
         return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
+
+    def write(self, path: str, size: int, read: Read) -> None:
+        """Make an object of `size` bytes, which `read(offset, length)` gives, in place of what is there.
+
+        Raises:
+            StoreError: the storage failed for good, or keeps another number of bytes than it was sent.
+        """
+        write_object(partial(self._request, path, "write", None), size, read)
+        seen = self.stat(path).size
+        if seen != size:
+            raise StoreError(f"{redact(path)} has {seen} bytes after {size} were written. Write it again.")
+
+    def delete(self, path: str) -> None:
+        """Delete the object, if it is there."""
+        self._request(path, "delete", None, delete_object)
+
+    def make_directory(self, path: str) -> None:
+        """Make the directory and those above it, where the store has any."""
+        self._request(path, "make", None, make_directory)
 
     def _read(self, path: str, spans: Sequence[Span], identity: str | None) -> PendingReads:
         reads = PendingReads(spans, identity, self.access.remote.retry)

@@ -1,12 +1,12 @@
 """`tdu tokens`: token corpora from the shell."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,11 @@ from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import DataSource, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.tokens import CorpusReport
+
+_SOURCE_OPTIONS = ("file_format", "filter_text", "catalog", "catalog_options", "snapshot_id", "storage")
 
 _EXAMPLES = """\b
 Examples:
@@ -60,12 +65,6 @@ def build(
     output_prefix: str,
     tokenizer: str | None,
     workers: int,
-    file_format: str | None,
-    filter_text: str | None,
-    catalog: str | None,
-    catalog_options: tuple[str, ...],
-    snapshot_id: int | None,
-    storage: tuple[str, ...],
     output_storage: tuple[str, ...],
     as_json: bool,
     **options: Any,
@@ -73,25 +72,15 @@ def build(
     """A column of token lists, or of text, to OUTPUT_PREFIX.bin and .idx."""
     from torch_dataloader_utils.tokens import TokenizerFile, build_corpus
 
-    properties = parse_pairs(catalog_options, "--catalog-option")
-    source = DataSource(
-        paths=sources,
-        format=file_format or "parquet",
-        filter_text=filter_text,
-        storage=parse_pairs(storage, "--option"),
-        catalog=(properties if catalog is None else {**properties, "name": catalog}) or None,
-        snapshot_id=snapshot_id,
-    )
-    if not source.is_table and (filter_text is not None or snapshot_id is not None):
-        raise ConfigError("--filter and --snapshot are for Iceberg tables here; name one, or leave them out.")
+    file_format = options["file_format"]
+    source = _source(sources, {name: options.pop(name) for name in _SOURCE_OPTIONS})
     with ExitStack() as stack:
-        executor = stack.enter_context(_pool(workers)) if workers > 1 else None
         report = build_corpus(
             source.dataset() if source.is_table else list(sources),
             output_prefix,
             tokenizer=None if tokenizer is None else TokenizerFile(tokenizer),
-            executor=executor,
-            file_format=None if source.is_table else cast("Any", file_format),
+            executor=stack.enter_context(_pool(workers)) if workers > 1 else None,
+            file_format=None if source.is_table else file_format,
             storage_options=dict(source.storage) or None,
             output_options=parse_pairs(output_storage, "--output-option") or None,
             on_progress=_progress(),
@@ -99,7 +88,31 @@ def build(
         )
     if as_json:
         emit_json(asdict(report))
-        return
+    else:
+        _print(report)
+
+
+def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
+    """What the options of `_SOURCE_OPTIONS` say.
+
+    Raises:
+        ConfigError: a filter or a snapshot of files.
+    """
+    catalog, properties = options["catalog"], parse_pairs(options["catalog_options"], "--catalog-option")
+    source = DataSource(
+        paths=sources,
+        format=options["file_format"] or "parquet",
+        filter_text=options["filter_text"],
+        storage=parse_pairs(options["storage"], "--option"),
+        catalog=(properties if catalog is None else {**properties, "name": catalog}) or None,
+        snapshot_id=options["snapshot_id"],
+    )
+    if not source.is_table and (source.filter_text is not None or source.snapshot_id is not None):
+        raise ConfigError("--filter and --snapshot are for Iceberg tables here; name one, or leave them out.")
+    return source
+
+
+def _print(report: "CorpusReport") -> None:
     print_facts(
         [
             ("wrote", ", ".join(report.prefixes)),
@@ -133,9 +146,8 @@ def merge(prefixes: tuple[str, ...], output_prefix: str, overwrites: bool) -> No
 def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...]) -> None:
     """The counts of all corpora in one JSON file, so that jobs open none before its first sample."""
     from torch_dataloader_utils.tokens import write_sequences
-    from torch_dataloader_utils.tokens.ranges import FsspecStore
 
-    write_sequences(prefixes, output, store=FsspecStore(parse_pairs(storage, "--option")))
+    write_sequences(prefixes, output, storage_options=parse_pairs(storage, "--option"))
     print_facts([("wrote", output), ("corpora", f"{len(set(prefixes)):,}")])
 
 

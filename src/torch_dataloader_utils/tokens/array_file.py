@@ -69,7 +69,7 @@ def read_arrays(path: Path, description: Mapping[str, Any], *, checks_content: b
         CorruptFileError: truncated, damaged, or made for another description.
     """
     file = MappedFile(str(path))
-    size_bytes = file.identity.size_bytes
+    size_bytes = file.stat.size
     content, start = _read_header(file, size_bytes)
     try:
         if content["description"] != json.loads(json.dumps(dict(description))):

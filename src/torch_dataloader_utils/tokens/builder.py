@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, SchemaError
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code
 from torch_dataloader_utils.tokens.index_format import encode_index
-from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, bin_path, index_path
+from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 from torch_dataloader_utils.tokens.publish import PendingFile, sync_directory
-from torch_dataloader_utils.tokens.ranges import local_path
 
 _MAX_SEQUENCE_TOKENS = 2**31 - 1
 
@@ -37,7 +38,7 @@ class IndexedDatasetBuilder:
         self.multimodal = multimodal
         # Arrays of machine integers: a list of Python ints would cost eight times as much for a billion sequences.
         self._lengths, self._documents, self._modes = array("i"), array("q", [0]), array("b")
-        self._bin = PendingFile(local_path(str(bin_path)))
+        self._bin = PendingFile(_local_path(bin_path))
 
     @property
     def sequence_count(self) -> int:
@@ -115,8 +116,8 @@ class IndexedDatasetBuilder:
         self._documents.frombytes((other.document_indices[1:] + first).tobytes())
         if other.sequence_modes is not None:
             self._modes.frombytes(other.sequence_modes.tobytes())
-        expected = self._bin.file.tell() + other.identities[1].size_bytes
-        with local_path(bin_path(path_prefix)).open("rb") as source:
+        expected = self._bin.file.tell() + other.identities[1].size
+        with _local_path(bin_path(path_prefix)).open("rb") as source:
             shutil.copyfileobj(source, self._bin.file, length=1 << 22)
         if self._bin.file.tell() != expected:
             raise CorruptFileError(f"{bin_path(path_prefix)} changed its size while it was copied. Merge again.")
@@ -131,7 +132,7 @@ class IndexedDatasetBuilder:
         """
         if self._documents[-1] != len(self._lengths):
             raise ConfigError(f"{self._bin.path}: the last document was not ended. Call end_document().")
-        index = PendingFile(local_path(str(idx_path)))
+        index = PendingFile(_local_path(idx_path))
         try:
             for piece in self._encode():
                 index.file.write(piece)
@@ -197,6 +198,11 @@ class IndexedDatasetBuilder:
         self._lengths.frombytes(counts.astype(np.int32).tobytes())
         if self.multimodal:
             self._modes.extend(modes)
+
+
+def _local_path(path: str | Path) -> Path:
+    """ConfigError for a URL of a store: a corpus is written to, and merged from, a local disk."""
+    return Path(open_store(str(path)).local_path(str(path)))
 
 
 def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimodal: bool = False) -> None:

@@ -1,13 +1,13 @@
 """Configuration of the data sets over token corpora; names and defaults are Megatron-Core's, unknown ones are ours."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
-from torch_dataloader_utils.tokens.ranges import RangeStore
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
 
 # Prefixes, and their weights (None: their lengths).
@@ -49,7 +49,10 @@ class BlendedMegatronDatasetConfig:
         fast_cache_load: take the cache as it is: full, and right. Needs `path_to_cache`; excludes `blend`.
         defer_npy_index_mmap: map indices on first access. Needs a full cache in `path_to_cache`.
         sequences_per_dataset: counts of the corpora, from `read_sequences`: none is opened before its first access.
-        store: reads remote corpora; fsspec without options by default.
+        storage_options: for the storage client of remote corpora; kept as a `Secret`, which no print of the
+            configuration shows.
+        credentials: a function that returns storage options with credentials, called again when they expire.
+        remote: how remote corpora are read: RemoteOptions(backend, retry, coalesce, connections).
         index_builder: "lock", "job" or "node"; see `IndexBuilder`.
         cache_lock_timeout_seconds: how long to wait for another process that builds.
     """
@@ -70,11 +73,18 @@ class BlendedMegatronDatasetConfig:
     fast_cache_load: bool = False
     defer_npy_index_mmap: bool = False
     sequences_per_dataset: Mapping[str, CorpusFacts] | None = None
-    store: RangeStore | None = None
+    storage_options: Mapping[str, Any] | Secret | None = None
+    credentials: Credentials | None = None
+    remote: RemoteOptions | None = None
     index_builder: IndexBuilder = "lock"
     cache_lock_timeout_seconds: float = 3600.0
+    # Made once, so that all corpora of a job share a client.
+    access: StoreAccess = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        access = StoreAccess.of(self.storage_options, self.credentials, self.remote)
+        object.__setattr__(self, "access", access)
+        object.__setattr__(self, "storage_options", access.options)
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length must be at least 1; {self.sequence_length} was given.")
         if self.index_builder not in ("lock", "job", "node"):

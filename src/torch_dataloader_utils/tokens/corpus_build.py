@@ -1,29 +1,21 @@
 """Corpora from columns: a plan of parts, parts built by any executor, parts joined in order."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
-from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
-from torch_dataloader_utils.tokens.corpus_plan import (
-    CorpusOptions,
-    CorpusPart,
-    digest_part,
-    divide_parts,
-    list_sources,
-    plan_parts,
-)
+from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions, CorpusPart, digest_part, divide_parts
+from torch_dataloader_utils.tokens.corpus_sources import FileFormat, Sources, plan_parts
 from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, open_parts
-from torch_dataloader_utils.tokens.corpus_table import plan_table_parts
-from torch_dataloader_utils.tokens.documents import DocumentBatch, FileFormat, Tokenizer, split_documents
+from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
-from torch_dataloader_utils.tokens.indexed_dataset import bin_path, index_path
+from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 
 _DEFAULT_PART_BYTES = 256 << 20
 
@@ -57,8 +49,6 @@ class CorpusReport:
     reused_parts: int
 
 
-Sources = str | Path | Sequence[str | Path] | TableDataset
-
 # Parts done, parts in all, tokens so far.
 Progress = Callable[[int, int, int], None]
 
@@ -78,8 +68,10 @@ def build_corpus(
     executor: Executor | None = None,
     on_progress: Progress | None = None,
     file_format: FileFormat | None = None,
-    storage_options: dict[str, Any] | None = None,
-    output_options: dict[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
+    output_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
     overwrites: bool = False,
 ) -> CorpusReport:
     """Turn a column of token lists, or of text, into one corpus or several.
@@ -89,8 +81,9 @@ def build_corpus(
     a failure the same call goes on with what is there. Corpora appear under their names when they are complete.
 
     Args:
-        sources: Parquet and ORC files, globs or directories, local or remote; or a data set, such as
-            IcebergDataset(table, catalog), whose rows of all ranks are taken: deletes and its `filters` apply.
+        sources: Parquet and ORC files, patterns or directories, local or remote, each of one format and one schema; or
+            a data set, such as IcebergDataset(table, catalog), whose rows of all ranks are taken: deletes and its
+            `filters` apply.
         output_prefix: path or URL of the corpus, without an ending. A remote one is uploaded part by part, and is
             there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
@@ -105,36 +98,56 @@ def build_corpus(
         executor: runs the tasks; None runs them here, one by one.
         on_progress: called with (parts done, parts in all, tokens so far).
         file_format: "parquet" or "orc" for files whose ending says nothing.
-        storage_options: for fsspec; a data set has its own.
-        output_options: for a remote output, if they are others.
+        storage_options: for the storage client, of the sources (a data set has its own) and of a remote output.
+        credentials: a function that returns storage options with credentials, called again when they expire. It
+            travels to the executor's workers, what it returned does not.
+        remote: how remote files are read and written: RemoteOptions(backend, retry, coalesce, connections).
+        output_options: for a remote output, in place of `storage_options` and `credentials`.
         overwrites: replace corpora that are there.
 
     Raises:
         NoDataError: no file, or no row in any.
-        ConfigError: corpora that exist, more outputs than parts, or a data set that gives no stored rows.
-        SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and group.
-        FileChangedError: a source changed after it was planned. StoreError: a store failed.
+        ConfigError: corpora that exist, more outputs than parts, no such column, or a data set that gives no stored
+            rows.
+        SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
+        FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
     """
-    prefix = str(output_prefix)
-    store = open_parts(prefix, storage_options if output_options is None else output_options)
-    chosen = DTYPES[dtype_code(select_dtype(vocabulary_size) if dtype is None else dtype)]
+    access = StoreAccess.of(storage_options, credentials, remote)
+    store = open_parts(
+        str(output_prefix), access if output_options is None else StoreAccess.of(output_options, remote=remote)
+    )
     options = CorpusOptions(
         column=column,
-        dtype=chosen.name,
+        dtype=DTYPES[dtype_code(select_dtype(vocabulary_size) if dtype is None else dtype)].name,
         tokenizer=tokenizer,
         eod=eod,
         vocabulary_size=vocabulary_size,
         skips_nulls=skips_nulls,
     )
-    outputs = _name_outputs(prefix, output_count, store, overwrites=overwrites)
-    parts = _plan(sources, column, part_bytes, file_format, storage_options)
+    outputs = _name_outputs(str(output_prefix), output_count, store, overwrites=overwrites)
+    parts = plan_parts(sources, column, part_bytes, file_format, access)
+    _check_parts(parts, outputs)
+    return _build(parts, outputs, options, store, executor, on_progress)
+
+
+def _check_parts(parts: Sequence[CorpusPart], outputs: Sequence[str]) -> None:
     if not parts:
-        raise NoDataError(f"The sources of {prefix} have no rows.")
-    if len(parts) < output_count:
-        raise ConfigError(f"{len(parts)} parts do not make {output_count} corpora. Ask for fewer, or lower part_bytes.")
+        raise NoDataError(f"The sources of {redact(outputs[0])} have no rows.")
+    if len(parts) < len(outputs):
+        raise ConfigError(f"{len(parts)} parts do not make {len(outputs)} corpora. Ask for fewer, or lower part_bytes.")
+
+
+def _build(
+    parts: Sequence[CorpusPart],
+    outputs: Sequence[str],
+    options: CorpusOptions,
+    store: PartStore,
+    executor: Executor | None,
+    on_progress: Progress | None,
+) -> CorpusReport:
     store.prepare()
-    receipts, reused_parts = _build_parts(parts, options, store, executor, on_progress, storage_options)
-    for output, own_parts in zip(outputs, divide_parts(parts, output_count), strict=True):
+    receipts, reused_parts = _build_parts(parts, options, store, executor, on_progress)
+    for output, own_parts in zip(outputs, divide_parts(parts, len(outputs)), strict=True):
         store.join([digest_part(part, options) for part in own_parts], output)
     store.remove()
     return CorpusReport(
@@ -147,18 +160,6 @@ def build_corpus(
     )
 
 
-def _plan(
-    sources: Sources,
-    column: str,
-    part_bytes: int,
-    file_format: FileFormat | None,
-    storage_options: dict[str, Any] | None,
-) -> list[CorpusPart]:
-    if isinstance(sources, TableDataset):
-        return [*plan_table_parts(sources, column, part_bytes)]
-    return [*plan_parts(list_sources(sources, file_format, storage_options), part_bytes, storage_options)]
-
-
 def _name_outputs(prefix: str, output_count: int, store: PartStore, *, overwrites: bool) -> list[str]:
     if output_count < 1:
         raise ConfigError(f"output_count must be at least 1; {output_count} was given.")
@@ -166,7 +167,7 @@ def _name_outputs(prefix: str, output_count: int, store: PartStore, *, overwrite
     outputs = names if output_count > 1 else [prefix]
     for output in outputs:
         if not overwrites and store.exists(output):
-            raise ConfigError(f"The corpus {output} exists. Pass overwrites=True to replace it.")
+            raise ConfigError(f"The corpus {redact(output)} exists. Pass overwrites=True to replace it.")
     return outputs
 
 
@@ -176,45 +177,38 @@ def _build_parts(
     store: PartStore,
     executor: Executor | None,
     on_progress: Progress | None,
-    storage_options: dict[str, Any] | None,
 ) -> tuple[list[PartReceipt], int]:
     """The receipts of all parts, and how many were there before."""
-    found = [store.find(digest_part(part, options)) for part in parts]
-    known = {number: receipt for number, receipt in enumerate(found) if receipt is not None}
-    missing = [number for number in range(len(parts)) if number not in known]
-    tokens = sum(receipt.token_count for receipt in known.values())
-    reused_parts = len(known)
-    arguments = [(parts[number], options, store, storage_options) for number in missing]
-    futures = [] if executor is None else [executor.submit(build_part, *each) for each in arguments]
+    keys = [digest_part(part, options) for part in parts]
+    receipts = store.find(keys)
+    reused_parts = len(receipts)
+    tokens = sum(receipt.token_count for receipt in receipts.values())
+    missing = [(key, part) for key, part in zip(keys, parts, strict=True) if key not in receipts]
+    futures = [] if executor is None else [executor.submit(build_part, part, options, store) for _, part in missing]
     try:
-        for place, number in enumerate(missing):
-            known[number] = futures[place].result() if futures else build_part(*arguments[place])
-            tokens += known[number].token_count
+        for place, (key, part) in enumerate(missing):
+            receipts[key] = futures[place].result() if futures else build_part(part, options, store)
+            tokens += receipts[key].token_count
             if on_progress is not None:
-                on_progress(len(known), len(parts), tokens)
+                on_progress(len(receipts), len(parts), tokens)
     finally:
         for future in futures:
             future.cancel()
-    return [known[number] for number in range(len(parts))], reused_parts
+    return [receipts[key] for key in keys], reused_parts
 
 
-def build_part(
-    part: CorpusPart, options: CorpusOptions, store: PartStore, storage_options: dict[str, Any] | None
-) -> PartReceipt:
+def build_part(part: CorpusPart, options: CorpusOptions, store: PartStore) -> PartReceipt:
     """Write one part as a corpus, then its receipt; the function that executors run."""
-    return store.write(digest_part(part, options), lambda prefix: _write_part(prefix, part, options, storage_options))
+    return store.write(digest_part(part, options), lambda prefix: _write_part(prefix, part, options))
 
 
-def _write_part(
-    prefix: str, part: CorpusPart, options: CorpusOptions, storage_options: dict[str, Any] | None
-) -> PartReceipt:
+def _write_part(prefix: str, part: CorpusPart, options: CorpusOptions) -> PartReceipt:
     null_documents = empty_documents = 0
     with IndexedDatasetBuilder(bin_path(prefix), dtype=options.dtype) as builder:
-        with closing(part.read(options.column, storage_options)) as columns:
-            for where, column in columns:
-                batch = split_documents(column, options.tokenizer, skips_nulls=options.skips_nulls, where=where)
-                null_documents += batch.null_count
-                empty_documents += _add_batch(builder, batch, options, where)
+        for where, column in part.read():
+            batch = split_documents(column, options.tokenizer, skips_nulls=options.skips_nulls, where=where)
+            null_documents += batch.null_count
+            empty_documents += _add_batch(builder, batch, options, where)
         document_count, token_count = builder.document_count, builder.token_count
         builder.finalize(index_path(prefix))
     return PartReceipt(

@@ -1,34 +1,23 @@
-"""Which row groups of which files become which part of a corpus: decided from footers, before a token is read."""
+"""Which row groups become which part of a corpus: decided from an inventory, before a token is read."""
 
 import hashlib
 import itertools
 import json
-import posixpath
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError
-from torch_dataloader_utils.tokens.documents import DataFile, FileFormat, Tokenizer
-from torch_dataloader_utils.tokens.ranges import FileIdentity, FsspecStore, identify_local, is_remote
-
-_FORMATS: dict[str, FileFormat] = {".parquet": "parquet", ".pq": "parquet", ".orc": "orc"}
-
-# Footers are small and far away: reading them is waiting.
-_FOOTER_THREADS = 16
+from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
+from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.tokens.documents import Tokenizer
 
 # Part of every part's key: raise it when the same input gives other files.
-_PART_VERSION = 1
+_PART_VERSION = 2
 
 PART_KEY_LETTERS = 32
-
-AnyPart = TypeVar("AnyPart", bound="CorpusPart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,141 +46,68 @@ class CorpusOptions:
         }
 
 
-class CorpusPart(Protocol):
-    """What one task writes as a small corpus of its own; picklable."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CorpusPart:
+    """Neighbouring row groups of one data file, which one task writes as a small corpus of its own; picklable.
 
-    @property
-    def size_bytes(self) -> int:
-        """About how many bytes it unpacks to."""
+    reader: delivers the column alone; it applies deletes and the row filter, and checks identities. version: what the
+    rows depend on besides their file: the fingerprint of a data set's inventory and its filter; "" for plain files.
+    size_bytes: about how many bytes it unpacks to.
+    """
+
+    reader: Reader
+    tasks: tuple[RowGroupTask, ...]
+    version: str
+    size_bytes: int
 
     def describe(self) -> dict[str, Any]:
         """Everything that its rows depend on, as JSON values."""
+        first = self.tasks[0]
+        return {
+            "version": self.version,
+            "path": first.path,
+            "identity": first.identity,
+            "format": first.file_format.name,
+            "groups": [task.ordinal for task in self.tasks],
+        }
 
-    def read(self, column: str, storage_options: dict[str, Any] | None) -> Generator[tuple[str, pa.Array]]:
-        """The column group by group, in order, each with words for messages that say where it is from."""
+    def read(self) -> Iterator[tuple[str, pa.Array]]:
+        """The column, row group by row group in order, each with words for messages that say where it is from."""
+        for task in self.tasks:
+            batch = self.reader.read(task)
+            yield f"{task.where} column {batch.schema.names[0]!r}", batch.column(0)
 
 
 def digest_part(part: CorpusPart, options: CorpusOptions) -> str:
     """A name for everything the part's bytes depend on."""
-    content = {"version": _PART_VERSION, "options": options.describe(), **part.describe()}
+    content = {"part_version": _PART_VERSION, "options": options.describe(), **part.describe()}
     encoded = json.dumps(content, sort_keys=True).encode()
     return hashlib.blake2b(encoded, digest_size=PART_KEY_LETTERS // 2).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
-    """A data file as it was planned."""
+def cut_parts(
+    inventory: Inventory, groups: Iterable[int], reader: Reader, version: str, part_bytes: int
+) -> list[CorpusPart]:
+    """Parts of about `part_bytes` unpacked bytes of these row groups, in their order; none crosses a file.
 
-    path: str
-    format: FileFormat
-    identity: FileIdentity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Neighbouring groups [start, stop) of one file: a `CorpusPart`."""
-
-    file: SourceFile
-    start_group: int
-    stop_group: int
-    size_bytes: int
-
-    def describe(self) -> dict[str, Any]:
-        """See `CorpusPart`."""
-        return {
-            "path": self.file.path,
-            "format": self.file.format,
-            "identity": [self.file.identity.size_bytes, self.file.identity.tag],
-            "groups": [self.start_group, self.stop_group],
-        }
-
-    def read(self, column: str, storage_options: dict[str, Any] | None) -> Generator[tuple[str, pa.Array]]:
-        """See `CorpusPart`."""
-        if identify_source(self.file.path, storage_options) != self.file.identity:
-            raise FileChangedError(f"{self.file.path} changed while the corpus was built. Start again.")
-        source = DataFile(self.file.path, self.file.format, storage_options)
-        try:
-            for group in range(self.start_group, self.stop_group):
-                yield f"{self.file.path} group {group} column {column!r}", source.read_column(group, column)
-        finally:
-            source.close()
-
-
-def identify_source(path: str, storage_options: dict[str, Any] | None) -> FileIdentity:
-    """Identity of a data file now."""
-    return FsspecStore(storage_options).identify(path) if is_remote(path) else identify_local(path)
-
-
-def list_sources(
-    sources: str | Path | Sequence[str | Path], file_format: FileFormat | None, storage_options: dict[str, Any] | None
-) -> list[SourceFile]:
-    """The data files behind paths, globs and directories: given order, sorted inside a glob or directory.
-
-    Names that begin with "_" or "." are no data. A file without a known ending needs `file_format`.
-
-    Raises:
-        NoDataError: a path, glob or directory gives no file.
-        ConfigError: the format of a file is unknown.
+    100 bytes a row group, files of 3 and 2, part_bytes=150      parts of 2, 1 and 2 row groups
     """
-    given = [sources] if isinstance(sources, str | Path) else list(sources)
-    paths = [path for source in given for path in _expand(str(source), storage_options)]
-    if not paths:
-        raise NoDataError("There is no source to read.")
-    return [
-        SourceFile(path=path, format=_select_format(path, file_format), identity=identify_source(path, storage_options))
-        for path in paths
-    ]
-
-
-def _expand(source: str, storage_options: dict[str, Any] | None) -> list[str]:
-    filesystem, key = fsspec.core.url_to_fs(source, **(storage_options or {}))
-    if fsspec.core.has_magic(key):
-        found = filesystem.glob(key)
-    elif filesystem.isdir(key):
-        found = filesystem.find(key)
-    else:
-        return [source]
-    visible = [path for path in sorted(found) if not posixpath.basename(path).startswith(("_", "."))]
-    if not visible:
-        raise NoDataError(f"{source} holds no data files.")
-    return [filesystem.unstrip_protocol(path) if is_remote(source) else path for path in visible]
-
-
-def _select_format(path: str, file_format: FileFormat | None) -> FileFormat:
-    known = file_format or _FORMATS.get(posixpath.splitext(path)[1].lower())
-    if known is None:
-        raise ConfigError(f"{path} ends in none of {sorted(_FORMATS)}. Give file_format='parquet' or 'orc'.")
-    return known
-
-
-def plan_parts(files: Sequence[SourceFile], part_bytes: int, storage_options: dict[str, Any] | None) -> list[Part]:
-    """Parts of about `part_bytes` unpacked bytes, in the order of files and groups; none crosses a file.
-
-    Raises:
-        CorruptFileError: a footer cannot be read.
-    """
-    with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), thread_name_prefix="tdu-footers") as pool:
-        sizes = list(pool.map(lambda file: _read_group_bytes(file, storage_options), files))
-    parts: list[Part] = []
-    for file, group_bytes in zip(files, sizes, strict=True):
-        start = held_bytes = 0
-        for stop, size_bytes in enumerate(group_bytes, start=1):
-            held_bytes += size_bytes
-            if held_bytes >= part_bytes or stop == len(group_bytes):
-                parts.append(Part(file=file, start_group=start, stop_group=stop, size_bytes=held_bytes))
-                start, held_bytes = stop, 0
+    parts: list[CorpusPart] = []
+    tasks: list[RowGroupTask] = []
+    held_bytes = 0
+    for group in groups:
+        task = inventory.task(group)
+        if tasks and (held_bytes >= part_bytes or task.path != tasks[0].path):
+            parts.append(CorpusPart(reader=reader, tasks=tuple(tasks), version=version, size_bytes=held_bytes))
+            tasks, held_bytes = [], 0
+        tasks.append(task)
+        held_bytes += int(inventory.groups.projected_bytes[group])
+    if tasks:
+        parts.append(CorpusPart(reader=reader, tasks=tuple(tasks), version=version, size_bytes=held_bytes))
     return parts
 
 
-def _read_group_bytes(file: SourceFile, storage_options: dict[str, Any] | None) -> list[int]:
-    data = DataFile(file.path, file.format, storage_options)
-    try:
-        return data.group_bytes
-    finally:
-        data.close()
-
-
-def divide_parts(parts: Sequence[AnyPart], output_count: int) -> list[list[AnyPart]]:
+def divide_parts(parts: Sequence[CorpusPart], output_count: int) -> list[list[CorpusPart]]:
     """Neighbouring parts for each output, about equal in bytes; each output has one at least."""
     ends = np.cumsum([part.size_bytes for part in parts], dtype=np.float64)
     targets = ends[-1] * np.arange(1, output_count) / output_count

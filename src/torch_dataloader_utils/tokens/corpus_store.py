@@ -9,26 +9,29 @@ older one loses its own first, and a .bin without .idx is no corpus.
 
 import contextlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PurePosixPath
+from typing import Protocol
 
-import fsspec
 import numpy as np
 
-from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
+from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store
+from torch_dataloader_utils.errors import NoDataError, StoreError
 from torch_dataloader_utils.tokens.builder import merge_corpora
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
 from torch_dataloader_utils.tokens.index_format import encode_index
-from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, bin_path, index_path
+from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 from torch_dataloader_utils.tokens.publish import write_atomically
-from torch_dataloader_utils.tokens.ranges import FsspecStore, is_remote
+from torch_dataloader_utils.tokens.ranges import ByteSource, PlainFile, open_source
 
-_COPY_BYTES = 8 << 20
 _PART_ENDINGS = (".bin", ".idx", ".json")
+
+# Requests at once, for objects so small that a request is all they cost.
+_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,8 @@ class PartStore(Protocol):
     def prepare(self) -> None:
         """Make the place of the parts."""
 
-    def find(self, key: str) -> PartReceipt | None:
-        """The receipt of a part that is whole."""
+    def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
+        """The receipts of those of these parts that are whole."""
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
         """Keep the part that `build` writes under the local prefix it is called with."""
@@ -63,11 +66,12 @@ class PartStore(Protocol):
         """Remove what builds of this corpus have written, and nothing else."""
 
 
-def open_parts(prefix: str, storage_options: dict[str, Any] | None) -> PartStore:
+def open_parts(prefix: str, access: StoreAccess) -> PartStore:
     """The store of the parts of the corpus `prefix`."""
-    if is_remote(prefix):
-        return RemoteParts(url=f"{prefix}.parts", storage_options=storage_options)
-    return LocalParts(directory=Path(f"{prefix}.parts"))
+    store = open_store(prefix, access)
+    if isinstance(store, FsspecStore):
+        return RemoteParts(url=f"{prefix}.parts", store=store)
+    return LocalParts(directory=Path(f"{store.local_path(prefix)}.parts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,23 +87,23 @@ class LocalParts:
     def prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
 
-    def find(self, key: str) -> PartReceipt | None:
-        path = self._receipt(key)
-        return PartReceipt(**json.loads(path.read_bytes())) if path.exists() else None
+    def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
+        paths = {key: self._receipt(key) for key in keys}
+        return {key: _decode(path.read_bytes()) for key, path in paths.items() if path.exists()}
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
         receipt = build(str(self.directory / key))
         with write_atomically(self._receipt(key)) as file:
-            file.write(json.dumps(asdict(receipt)).encode())
+            file.write(_encode(receipt))
         return receipt
 
     def join(self, keys: Sequence[str], output: str) -> None:
         merge_corpora([str(self.directory / key) for key in keys], output)
 
     def remove(self) -> None:
-        for path in self.directory.iterdir():
-            if len(path.stem) == PART_KEY_LETTERS and path.suffix in _PART_ENDINGS:
-                path.unlink()
+        ours = [path for path in self.directory.iterdir() if _is_part(path.name)]
+        for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # receipts first: what has one is whole
+            path.unlink()
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
@@ -109,90 +113,130 @@ class LocalParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteParts:
-    """A `PartStore` under a URL: a part is built in a temporary directory of its worker, and uploaded when whole."""
+    """A `PartStore` under a URL: a part is built in a temporary directory of its worker, and uploaded when whole.
+
+    Every request is sent again where that helps, a block of tokens at a time.
+    """
 
     url: str
-    # May hold credentials.
-    storage_options: dict[str, Any] | None = None
+    store: FsspecStore
 
     def exists(self, output: str) -> bool:
         """See `PartStore`, as for all methods."""
-        return IndexedDataset.exists(output, FsspecStore(self.storage_options))
+        return IndexedDataset.exists(output, storage_options=self.store.access)
 
     def prepare(self) -> None:
-        filesystem, directory = self._open(self.url)
-        with _store_errors(self.url):
-            filesystem.makedirs(directory, exist_ok=True)
+        self.store.make_directory(self.url)
 
-    def find(self, key: str) -> PartReceipt | None:
-        filesystem, path = self._open(f"{self.url}/{key}.json")
-        try:
-            with _store_errors(self.url):
-                return PartReceipt(**json.loads(filesystem.cat_file(path)))
-        except NoDataError:
-            return None
+    def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
+        wanted = set(keys)
+        entries = {_key(entry): entry for entry in self._list() if entry.path.endswith(".json")}
+        found = {key: entry for key, entry in entries.items() if key in wanted}
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
+            return dict(zip(found, pool.map(self._read_receipt, found.values()), strict=True))
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
-        filesystem, path = self._open(f"{self.url}/{key}")
         with tempfile.TemporaryDirectory(prefix="tdu-part-") as directory:
             local = str(Path(directory) / key)
             receipt = build(local)
-            with _store_errors(self.url):
-                filesystem.put_file(bin_path(local), bin_path(path))
-                filesystem.put_file(index_path(local), index_path(path))
-                filesystem.pipe_file(f"{path}.json", json.dumps(asdict(receipt)).encode())
+            with _told_to_go_on():
+                self._upload(PlainFile(bin_path(local)), f"{self.url}/{key}.bin")
+                self._upload(PlainFile(index_path(local)), f"{self.url}/{key}.idx")
+                self._put(f"{self.url}/{key}.json", _encode(receipt))
         return receipt
 
     def join(self, keys: Sequence[str], output: str) -> None:
-        """Streams the tokens through this process; needs no local disk, and memory for the joined index alone."""
-        store = FsspecStore(self.storage_options)
-        parts = [IndexedDataset(f"{self.url}/{key}", store=store) for key in keys]
-        filesystem, path = self._open(output)
-        with _store_errors(output):
-            with contextlib.suppress(FileNotFoundError):
-                filesystem.rm_file(index_path(path))
-            with filesystem.open(bin_path(path), "wb") as sink:
-                for part in parts:
-                    self._copy(bin_path(part.path_prefix), sink)
-            written_bytes = filesystem.info(bin_path(path))["size"]
-        wanted_bytes = sum(part.identities[1].size_bytes for part in parts)
-        if written_bytes != wanted_bytes:
-            raise CorruptFileError(
-                f"{bin_path(output)} has {written_bytes} bytes, its parts {wanted_bytes}. Build it again."
+        """Passes the tokens through this process, some blocks at a time; needs memory for the joined index alone."""
+        with _told_to_go_on(), ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
+            parts = list(pool.map(self._open_part, keys))
+            self.store.delete(index_path(output))
+            joined = JoinedFile(
+                [open_source(bin_path(part.path_prefix), self.store.access, stat=part.identities[1]) for part in parts]
             )
-        with _store_errors(output):
-            filesystem.pipe_file(index_path(path), b"".join(_join_indexes(parts)))
+            self.store.write(bin_path(output), joined.size, joined.read)
+            self._put(index_path(output), b"".join(_join_indexes(parts)))
 
     def remove(self) -> None:
-        filesystem, directory = self._open(self.url)
-        with _store_errors(self.url):
-            for path in filesystem.find(directory):
-                name = Path(path)
-                if len(name.stem) == PART_KEY_LETTERS and name.suffix in _PART_ENDINGS:
-                    filesystem.rm_file(path)
+        paths = [entry.path for entry in self._list() if _is_part(PurePosixPath(entry.path).name)]
+        receipts = [path for path in paths if path.endswith(".json")]
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
+            # Receipts first: what has one is whole.
+            for some in (receipts, sorted(set(paths).difference(receipts))):
+                list(pool.map(self.store.delete, some))
 
-    def _copy(self, url: str, sink: Any) -> None:
-        filesystem, path = self._open(url)
-        with filesystem.open(path, "rb", block_size=_COPY_BYTES) as source:
-            shutil.copyfileobj(source, sink, length=_COPY_BYTES)
+    def _list(self) -> tuple[FileEntry, ...]:
+        try:
+            return self.store.list_files(self.url).entries
+        except NoDataError:
+            return ()
 
-    def _open(self, url: str) -> tuple[Any, str]:
-        filesystem, path = fsspec.core.url_to_fs(url, **(self.storage_options or {}))
-        return filesystem, path
+    def _read_receipt(self, entry: FileEntry) -> PartReceipt:
+        return _decode(bytes(self.store.tail(entry.path, entry.stat.size, entry.stat).data))
 
-    def __repr__(self) -> str:
-        return f"RemoteParts(url={self.url!r})"
+    def _open_part(self, key: str) -> IndexedDataset:
+        part = IndexedDataset(f"{self.url}/{key}", storage_options=self.store.access)
+        _ = part.index  # fetched here, with those of other parts
+        return part
+
+    def _upload(self, source: ByteSource, url: str) -> None:
+        self.store.write(url, source.stat.size, lambda start, length: source.read([(start, start + length)])[0])
+
+    def _put(self, url: str, data: bytes) -> None:
+        self.store.write(url, len(data), lambda start, length: data[start : start + length])
+
+
+class JoinedFile:
+    """Several files one after the other, read by ranges."""
+
+    def __init__(self, files: Sequence[ByteSource]) -> None:
+        self._files = files
+        self._starts = np.cumsum([0, *(file.stat.size for file in files)], dtype=np.int64)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return int(self._starts[-1])
+
+    def read(self, start: int, length: int) -> bytes:
+        """The bytes [start, start + length), which may lie in several files.
+
+        files of 4, 0 and 3 bytes, start 3, length 2      [3, 4) of the first and [0, 1) of the last
+        """
+        pieces: list[Buffer] = []
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        for file, begin in zip(self._files[first:], self._starts[first:-1].tolist(), strict=True):
+            if begin >= start + length:
+                break
+            low, high = max(0, start - begin), min(file.stat.size, start + length - begin)
+            pieces += file.read([(low, high)]) if low < high else ()
+        return b"".join(pieces)
+
+
+def _encode(receipt: PartReceipt) -> bytes:
+    return json.dumps(asdict(receipt)).encode()
+
+
+def _decode(data: bytes) -> PartReceipt:
+    return PartReceipt(**json.loads(data))
+
+
+def _key(entry: FileEntry) -> str:
+    return PurePosixPath(entry.path).stem
+
+
+def _is_part(name: str) -> bool:
+    """Whether a file of this name is ours to remove."""
+    path = PurePosixPath(name)
+    return len(path.stem) == PART_KEY_LETTERS and path.suffix in _PART_ENDINGS
 
 
 @contextlib.contextmanager
-def _store_errors(url: str) -> Iterator[None]:
-    """Errors of a file system as ours."""
+def _told_to_go_on() -> Iterator[None]:
+    """Failures of the store say what is left of the work."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise NoDataError(f"There is no {error.filename or error} under {url}.") from error
-    except OSError as error:
-        raise StoreError(f"{url}: {error}. The parts that are done stay; run the same call again.") from error
+    except StoreError as error:
+        raise StoreError(f"{error} The parts that are done stay; run the same call again.") from error
 
 
 def _join_indexes(parts: Sequence[IndexedDataset]) -> list[bytes]:

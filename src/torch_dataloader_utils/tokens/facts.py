@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from torch_dataloader_utils._store import FileStat, redact
 from torch_dataloader_utils.errors import FileChangedError
 from torch_dataloader_utils.tokens.index_format import IndexHeader
-from torch_dataloader_utils.tokens.ranges import FileIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,15 +12,15 @@ class CorpusFacts:
     """What is known of a corpus before it is opened.
 
     `document_count` counts entries of the document array (documents + 1), as the format does. `token_count` and
-    `identities` (of .idx and .bin) are None when the file that told us did not know them.
+    `identities` (size and identity of .idx and .bin) are None when the file that told us did not know them.
     """
 
     sequence_count: int
     document_count: int
     token_count: int | None = None
-    identities: tuple[FileIdentity, FileIdentity] | None = None
+    identities: tuple[FileStat, FileStat] | None = None
 
-    def check(self, header: IndexHeader, identities: tuple[FileIdentity, FileIdentity], *, path_prefix: str) -> None:
+    def check(self, header: IndexHeader, identities: tuple[FileStat, FileStat], *, path_prefix: str) -> None:
         """Compare with the files as they are now opened.
 
         Raises:
@@ -30,6 +30,6 @@ class CorpusFacts:
         known = (self.sequence_count, self.document_count)
         if seen != known or (self.identities is not None and self.identities != identities):
             raise FileChangedError(
-                f"{path_prefix} is not the corpus that the sequences file describes: {seen} sequences and document "
-                f"entries, {identities}; the file says {known}, {self.identities}. Write the sequences file again."
+                f"{redact(path_prefix)} is not the corpus that the sequences file describes: {seen} sequences and "
+                f"document entries, {identities}; the file says {known}, {self.identities}. Write the file again."
             )

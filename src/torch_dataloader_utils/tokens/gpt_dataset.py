@@ -67,7 +67,7 @@ class GPTDataset(MegatronDataset):
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
         """The corpus, unopened when its counts are known."""
         facts = select_facts(config.sequences_per_dataset, dataset_path)
-        return IndexedDataset(dataset_path, mmap=config.mmap_bin_files, store=config.store, facts=facts)
+        return IndexedDataset(dataset_path, mmap=config.mmap_bin_files, storage_options=config.access, facts=facts)
 
     @property
     def document_index(self) -> npt.NDArray[np.integer]:

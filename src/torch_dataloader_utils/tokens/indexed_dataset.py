@@ -1,50 +1,29 @@
 """A token corpus on disk: sequences of tokens in `<prefix>.bin`, described by `<prefix>.idx`."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils.errors import ConfigError, FileChangedError, UnsupportedFeatureError
+from torch_dataloader_utils._store import (
+    Credentials,
+    RemoteOptions,
+    Secret,
+    StoreAccess,
+    open_store,
+    redact,
+)
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, UnsupportedFeatureError
 from torch_dataloader_utils.tokens.dtypes import TokenDtype
 from torch_dataloader_utils.tokens.facts import CorpusFacts
-from torch_dataloader_utils.tokens.index_format import (
-    HEADER_BYTES,
-    IndexHeader,
-    TokenIndex,
-    check_arrays,
-    check_index_size,
-    decode_arrays,
-    decode_header,
-)
-from torch_dataloader_utils.tokens.ranges import (
-    ByteSource,
-    FileIdentity,
-    FsspecStore,
-    MappedFile,
-    PlainFile,
-    RangeStore,
-    StoredFile,
-    is_remote,
-    local_path,
-)
+from torch_dataloader_utils.tokens.index_format import IndexHeader, TokenIndex
+from torch_dataloader_utils.tokens.open_corpus import Identities, OpenCorpus, Tokens, bin_path, index_path
 
-Tokens = npt.NDArray[Any]
 Part = tuple[int, int, int | None]
 _Item = TypeVar("_Item")
-
-
-def index_path(path_prefix: str) -> str:
-    """The path of the index of a corpus."""
-    return f"{path_prefix}.idx"
-
-
-def bin_path(path_prefix: str) -> str:
-    """The path of the tokens of a corpus."""
-    return f"{path_prefix}.bin"
 
 
 class IndexedDataset(Dataset[Any]):
@@ -52,23 +31,29 @@ class IndexedDataset(Dataset[Any]):
 
     Item i is sequence i, or (sequence, mode) when `multimodal`. A local corpus is mapped (`mmap=True`) or read in
     place, and its index is checked in full when it is opened. A remote one costs two look-ups and 34 bytes to open;
-    its index is fetched and checked when it is first needed, and its tokens are read by ranges. With `facts` nothing
-    is opened before the first access.
+    its index is fetched and checked when it is first needed, and its tokens are read by ranges. Every range is of the
+    version that was opened. With `facts` nothing is opened before the first access.
 
     Views of a mapped corpus are read-only and stay valid when the data set is gone. Pickling keeps the path and the
-    identity of the files, and opens them again on the other side.
+    identity of the files: a local corpus that was open is opened and compared on the other side, a remote one at its
+    first access there, without looking it up again.
 
     Args:
         path_prefix: path or URL without ".idx" and ".bin".
         multimodal: give the mode of each sequence as well.
         mmap: map a local .bin; otherwise read it in place. Remote corpora are never mapped.
-        store: where ranges of remote files come from; fsspec without options by default.
+        storage_options: for the storage client; never shown.
+        credentials: a function that returns storage options with credentials, called again when they expire. It
+            travels to worker processes, what it returned does not.
+        remote: how remote files are read: RemoteOptions(backend, retry, coalesce, connections).
         facts: counts and identity known from elsewhere, see `read_sequences`.
         trust_index: skip the full check of the arrays. Each access is still checked.
 
     Raises:
         NoDataError: a file is missing.
         CorruptFileError: the index is truncated or does not describe the .bin.
+        FileChangedError: a file is not the one that was opened before (on every read of a remote corpus).
+        StoreError: the storage failed.
     """
 
     def __init__(
@@ -77,38 +62,73 @@ class IndexedDataset(Dataset[Any]):
         multimodal: bool = False,
         mmap: bool = True,
         *,
-        store: RangeStore | None = None,
+        storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
         facts: CorpusFacts | None = None,
         trust_index: bool = False,
     ) -> None:
         self.path_prefix = str(path_prefix)
         self.multimodal = multimodal
         self.mmap = mmap
-        self._store = store
+        self._access = StoreAccess.of(storage_options, credentials, remote)
         self._facts = facts
+        # What the files are known to be, so that no others are ever read.
+        self._known: Identities | None = None if facts is None else facts.identities
         self._trusts_index = trust_index
-        self._opened: _OpenCorpus | None = None
+        self._opened: OpenCorpus | None = None
         if facts is None:
             self._open()
 
     @staticmethod
-    def exists(path_prefix: str, store: RangeStore | None = None) -> bool:
-        """Whether both files of the corpus are there."""
+    def exists(
+        path_prefix: str,
+        *,
+        storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+        credentials: Credentials | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> bool:
+        """Whether both files of the corpus are there.
+
+        Raises:
+            StoreError: the storage does not say.
+        """
+        access = StoreAccess.of(storage_options, credentials, remote)
         paths = (index_path(str(path_prefix)), bin_path(str(path_prefix)))
-        if not is_remote(str(path_prefix)):
-            return all(local_path(path).is_file() for path in paths)
         try:
-            return all((store or FsspecStore()).identify(path) for path in paths)
-        except FileNotFoundError:
+            return all(open_store(path, access).stat(path) is not None for path in paths)
+        except NoDataError:
             return False
 
-    def _open(self) -> "_OpenCorpus":
+    def _open(self) -> "OpenCorpus":
         if self._opened is None:
-            opened = _OpenCorpus(self.path_prefix, self.multimodal, self.mmap, self._store, self._trusts_index)
+            opened = self._open_files()
             if self._facts is not None:
                 self._facts.check(opened.header, opened.identities, path_prefix=self.path_prefix)
-            self._opened = opened
+            if self._known not in (None, opened.identities):
+                raise FileChangedError(
+                    f"{redact(self.path_prefix)} changed since the data set was made: {self._known} then, "
+                    f"{opened.identities} now. Make the data set again."
+                )
+            self._opened, self._known = opened, opened.identities
         return self._opened
+
+    def _open_files(self) -> OpenCorpus:
+        try:
+            return OpenCorpus(
+                self.path_prefix,
+                self._access,
+                multimodal=self.multimodal,
+                maps_bin=self.mmap,
+                trusts_index=self._trusts_index,
+                known=self._known,
+            )
+        except FileChangedError as error:
+            if self._facts is None:
+                raise
+            raise FileChangedError(
+                f"{error} It is the sequences file that knows another one: write it again."
+            ) from error
 
     @property
     def index(self) -> TokenIndex:
@@ -126,11 +146,9 @@ class IndexedDataset(Dataset[Any]):
         return self.header.dtype
 
     @property
-    def identities(self) -> tuple[FileIdentity, FileIdentity]:
-        """Identity of .idx and .bin, as they were when the corpus was opened (or as `facts` says)."""
-        if self._facts is not None and self._facts.identities is not None:
-            return self._facts.identities
-        return self._open().identities
+    def identities(self) -> Identities:
+        """Size and identity of .idx and .bin, as they were when the corpus was opened (or as `facts` says)."""
+        return self._open().identities if self._known is None else self._known
 
     @property
     def token_count(self) -> int:
@@ -138,7 +156,7 @@ class IndexedDataset(Dataset[Any]):
         if self._facts is not None and self._facts.token_count is not None:
             return self._facts.token_count
         opened = self._open()
-        return opened.identities[1].size_bytes // opened.header.dtype.itemsize
+        return opened.identities[1].size // opened.header.dtype.itemsize
 
     @property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
@@ -215,7 +233,8 @@ class IndexedDataset(Dataset[Any]):
             stop = total if length is None else offset + length
             if not 0 <= offset <= stop <= total:
                 raise ConfigError(
-                    f"{self.path_prefix}: sequence {sequence} has {total} tokens; [{offset}, {stop}) were asked for."
+                    f"{redact(self.path_prefix)}: sequence {sequence} has {total} tokens; "
+                    f"[{offset}, {stop}) were asked for."
                 )
             pointer = int(index.sequence_pointers[sequence])
             spans.append((pointer + offset * itemsize, pointer + stop * itemsize))
@@ -224,7 +243,7 @@ class IndexedDataset(Dataset[Any]):
     def _check_index(self, index: int) -> int:
         count = len(self)
         if not -count <= index < count:
-            raise IndexError(f"{self.path_prefix} has {count} sequences; {index} was asked for.")
+            raise IndexError(f"{redact(self.path_prefix)} has {count} sequences; {index} was asked for.")
         return int(index) + count if index < 0 else int(index)
 
     def _with_modes(self, tokens: _Item, where: int | slice) -> _Item | tuple[_Item, Any]:
@@ -232,59 +251,14 @@ class IndexedDataset(Dataset[Any]):
         return tokens if modes is None else (tokens, modes[where])
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state["_opened"] = None
-        state["identities"] = self._opened.identities if self._opened is not None else None
-        return state
+        return {**self.__dict__, "_opened": None, "was_open": self._opened is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        seen = state.pop("identities")
+        was_open = state.pop("was_open")
         self.__dict__.update(state)
-        if seen is not None and self._open().identities != seen:
-            raise FileChangedError(
-                f"{self.path_prefix} changed since the data set was made: {seen} then, {self._open().identities} now. "
-                f"Make the data set again."
-            )
+        # Thousands of remote corpora would be thousands of requests before a worker gives its first sample.
+        if was_open and open_store(self.path_prefix).is_local:
+            self._open()
 
-
-class _OpenCorpus:
-    """The open files of one corpus in one process."""
-
-    def __init__(
-        self, path_prefix: str, multimodal: bool, mmap: bool, store: RangeStore | None, trusts_index: bool
-    ) -> None:
-        self._index_file = _open_source(index_path(path_prefix), store, mmap=True)
-        self._bin_file = _open_source(bin_path(path_prefix), store, mmap=mmap)
-        self.identities = (self._index_file.identity, self._bin_file.identity)
-        index_bytes = self.identities[0].size_bytes
-        path = self._index_file.path
-        start = self._index_file.read([(0, min(HEADER_BYTES, index_bytes))])[0]
-        self.header: IndexHeader = decode_header(start, path=path)
-        has_modes = check_index_size(self.header, index_bytes=index_bytes, multimodal=multimodal, path=path)
-        self._array_count = 4 if has_modes and multimodal else 3
-        self._trusts_index = trusts_index
-        self._index: TokenIndex | None = None
-        if isinstance(self._index_file, MappedFile):
-            self._index = self._load_index()
-
-    @property
-    def index(self) -> TokenIndex:
-        if self._index is None:
-            self._index = self._load_index()
-        return self._index
-
-    def _load_index(self) -> TokenIndex:
-        buffers = self._index_file.read(self.header.spans[: self._array_count])
-        index = decode_arrays(self.header, buffers, with_modes=self._array_count == 4)
-        if not self._trusts_index:
-            check_arrays(index, bin_bytes=self.identities[1].size_bytes, path=self._index_file.path)
-        return index
-
-    def read(self, spans: Sequence[tuple[int, int]]) -> list[Tokens]:
-        return [np.frombuffer(buffer, dtype=self.header.dtype) for buffer in self._bin_file.read(spans)]
-
-
-def _open_source(path: str, store: RangeStore | None, *, mmap: bool) -> ByteSource:
-    if is_remote(path):
-        return StoredFile(path, store or FsspecStore())
-    return MappedFile(path) if mmap else PlainFile(path)
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {redact(self.path_prefix)}>"

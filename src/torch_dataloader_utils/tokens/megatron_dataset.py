@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.tokens.cache import IndexCache
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.ranges import is_remote
 from torch_dataloader_utils.tokens.split import Split
 
 Sample = dict[str, Any]
@@ -74,7 +74,7 @@ class MegatronDataset(Dataset[Sample], ABC):
         return {
             "class": type(self).__name__,
             "dataset_path": self.dataset_path,
-            "files": [[identity.size_bytes, identity.tag] for identity in self.dataset.identities],
+            "files": [[stat.size, stat.identity] for stat in self.dataset.identities],
             "sequence_ids": describe_ids(self.indices),
             "num_samples": self.num_samples,
             "index_split": self.index_split.name,
@@ -96,10 +96,10 @@ def describe_ids(ids: SequenceIds) -> Mapping[str, Any]:
 def select_cache(config: BlendedMegatronDatasetConfig, default: str | None) -> IndexCache | None:
     """Where indices are kept: `path_to_cache`, else the local directory `default`, else nowhere (None)."""
     directory = default if config.path_to_cache is None else str(config.path_to_cache)
-    if directory is None or is_remote(directory):
+    if directory is None or not (store := open_store(directory)).is_local:
         return None
     return IndexCache(
-        directory=Path(directory),
+        directory=Path(store.local_path(directory)),
         trusts_cache=config.fast_cache_load or config.defer_npy_index_mmap,
         lock_timeout_seconds=config.cache_lock_timeout_seconds,
     )

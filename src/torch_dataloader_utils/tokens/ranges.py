@@ -8,88 +8,55 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import fsspec
+from torch_dataloader_utils._store import Buffer, FileStat, Store, StoreAccess, file_stat, open_store, redact
+from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
 
-from torch_dataloader_utils.errors import CorruptFileError, MissingDependencyError, NoDataError, StoreError
-
-Buffer = bytes | memoryview
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileIdentity:
-    """Which bytes a path holds: the size and a tag that changes when they do (mtime, or the store's etag)."""
-
-    size_bytes: int
-    tag: str
-
-
-class RangeStore(Protocol):
-    """A store that reads ranges; everything remote goes through these two calls."""
-
-    def identify(self, path: str) -> FileIdentity:
-        """Size and tag of the object at `path`; NoDataError when there is none."""
-
-    def read_ranges(self, path: str, ranges: Sequence[Span]) -> list[bytes]:
-        """The bytes of each range [start, stop), in order, fetched together."""
+ByteRange = tuple[int, int]
+"""[start, stop), in bytes."""
 
 
 class ByteSource(Protocol):
     """One file that gives ranges of its bytes."""
 
     path: str
-    identity: FileIdentity
+    stat: FileStat
 
-    def read(self, ranges: Sequence[Span]) -> list[Buffer]:
+    def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
         """One buffer per range [start, stop), each of exactly stop − start bytes."""
 
 
-def is_remote(path: str) -> bool:
-    """Whether `path` is a URL of a store other than the local disk."""
-    return "://" in path and not path.startswith(("file://", "local://"))
+def open_source(
+    path: str, access: StoreAccess | None = None, *, maps: bool = True, stat: FileStat | None = None
+) -> ByteSource:
+    """The file at a path or URL; a local one is opened, of a remote one size and identity are looked up.
 
-
-def local_path(path: str) -> Path:
-    """The local path behind a plain path or a file:// URL."""
-    return Path(path.removeprefix("file://").removeprefix("local://"))
-
-
-def identify_local(path: str) -> FileIdentity:
-    """Size and modification time (ns) of a local file.
+    maps: map a local file; otherwise read it in place. stat: of a remote file, if it is known: then nothing is asked
+    here, and every read is held to it.
 
     Raises:
-        NoDataError: there is no such file.
-        StoreError: the file cannot be looked at.
+        NoDataError: there is no such file. StoreError: it cannot be looked at.
     """
-    descriptor = _open_local(path)
-    try:
-        return _identify(descriptor)
-    finally:
-        os.close(descriptor)
+    store = open_store(path, access)
+    if not store.is_local:
+        return StoredFile(path, store, stat)
+    return MappedFile(store.local_path(path)) if maps else PlainFile(store.local_path(path))
 
 
 def _open_local(path: str) -> int:
     try:
-        return os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoDataError(f"There is no file {path}. A corpus is named by its prefix, without .bin or .idx.") from error
+        raise NoDataError(f"There is no file {path}. Check the spelling.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error}.") from error
 
 
-def _identify(descriptor: int) -> FileIdentity:
-    status = os.fstat(descriptor)
-    return FileIdentity(size_bytes=status.st_size, tag=str(status.st_mtime_ns))
-
-
-def _check_ranges(path: str, size_bytes: int, ranges: Sequence[Span]) -> None:
+def _check_ranges(path: str, size_bytes: int, ranges: Sequence[ByteRange]) -> None:
     for start, stop in ranges:
         if not 0 <= start <= stop <= size_bytes:
-            raise CorruptFileError(f"{path} has {size_bytes} bytes; bytes [{start}, {stop}) were asked for.")
+            raise CorruptFileError(f"{redact(path)} has {size_bytes} bytes; bytes [{start}, {stop}) were asked for.")
 
 
 class MappedFile:
@@ -99,16 +66,15 @@ class MappedFile:
         self.path = path
         descriptor = _open_local(path)
         try:
-            self.identity = _identify(descriptor)
+            self.stat = file_stat(os.fstat(descriptor))
             # An empty file cannot be mapped. The map outlives the descriptor, and the views outlive this object:
             # nobody closes the map by hand, it goes when the last view goes.
-            size_bytes = self.identity.size_bytes
-            content = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b""
+            content = mmap.mmap(descriptor, self.stat.size, access=mmap.ACCESS_READ) if self.stat.size else b""
         finally:
             os.close(descriptor)
         self._view = memoryview(content)
 
-    def read(self, ranges: Sequence[Span]) -> list[Buffer]:
+    def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
         """Views of the mapping."""
         _check_ranges(self.path, len(self._view), ranges)
         return [self._view[start:stop] for start, stop in ranges]
@@ -120,12 +86,12 @@ class PlainFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self._descriptor = _open_local(path)
-        self.identity = _identify(self._descriptor)
+        self.stat = file_stat(os.fstat(self._descriptor))
         weakref.finalize(self, os.close, self._descriptor)
 
-    def read(self, ranges: Sequence[Span]) -> list[Buffer]:
+    def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
         """Copies of the ranges; a file that became shorter raises instead of giving fewer bytes."""
-        _check_ranges(self.path, self.identity.size_bytes, ranges)
+        _check_ranges(self.path, self.stat.size, ranges)
         return [self._read_exactly(start, stop) for start, stop in ranges]
 
     def _read_exactly(self, start: int, stop: int) -> bytes:
@@ -143,62 +109,19 @@ class PlainFile:
 
 
 class StoredFile:
-    """A remote object read by ranges; nothing is copied to local disk."""
+    """A remote object read by ranges, all of the version that was opened; nothing is copied to local disk."""
 
-    def __init__(self, path: str, store: RangeStore) -> None:
+    def __init__(self, path: str, store: Store, stat: FileStat | None = None) -> None:
         self.path = path
-        self.identity = store.identify(path)
+        self.stat = store.stat(path) if stat is None else stat
         self._store = store
 
-    def read(self, ranges: Sequence[Span]) -> list[Buffer]:
-        """The ranges in one request to the store, each checked for its size."""
-        _check_ranges(self.path, self.identity.size_bytes, ranges)
-        wanted = [span for span in ranges if span[0] < span[1]]
-        fetched = iter(self._store.read_ranges(self.path, wanted) if wanted else ())
-        buffers: list[Buffer] = [next(fetched) if start < stop else b"" for start, stop in ranges]
-        for (start, stop), buffer in zip(ranges, buffers, strict=True):
-            if len(buffer) != stop - start:
-                raise CorruptFileError(f"{self.path} gave {len(buffer)} bytes for the range [{start}, {stop}).")
-        return buffers
+    def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
+        """The ranges, fetched together; neighbouring ones share a request.
 
-
-class FsspecStore:
-    """A `RangeStore` over any fsspec file system; pickles as its options and connects again in each process."""
-
-    def __init__(self, storage_options: dict[str, Any] | None = None) -> None:
-        self._storage_options = dict(storage_options or {})
-
-    def identify(self, path: str) -> FileIdentity:
-        """Size and etag (or version, or modification time) as the file system reports them."""
-        filesystem, key = self._open(path)
-        try:
-            info = filesystem.info(key)
-        except FileNotFoundError as error:
-            raise NoDataError(f"There is no object {path}. Give the prefix without .bin or .idx.") from error
-        except OSError as error:
-            raise StoreError(f"{path} cannot be looked at: {error}.") from error
-        tags = (
-            info.get(name) for name in ("ETag", "etag", "generation", "version_id", "LastModified", "mtime", "created")
-        )
-        return FileIdentity(size_bytes=int(info["size"]), tag=str(next((tag for tag in tags if tag is not None), "")))
-
-    def read_ranges(self, path: str, ranges: Sequence[Span]) -> list[bytes]:
-        """All ranges through one `cat_ranges`, which fetches them concurrently where the store can."""
-        filesystem, key = self._open(path)
-        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        try:
-            return [bytes(part) for part in filesystem.cat_ranges([key] * len(ranges), starts, stops, on_error="raise")]
-        except OSError as error:
-            raise StoreError(f"{path}: reading {len(ranges)} ranges failed: {error}.") from error
-
-    def _open(self, path: str) -> tuple[Any, str]:
-        # fsspec keeps instances per process and drops them after a fork, so asking each time is cheap and safe.
-        try:
-            filesystem, key = fsspec.core.url_to_fs(path, **self._storage_options)
-        except ImportError as error:
-            raise MissingDependencyError(f"{path} needs a file system that is not installed: {error}.") from error
-        return filesystem, key
-
-    def __repr__(self) -> str:
-        # Options may hold credentials: only their names are shown.
-        return f"FsspecStore(options={sorted(self._storage_options)})"
+        Raises:
+            FileChangedError: the object was replaced since it was opened. StoreError: the storage failed.
+        """
+        _check_ranges(self.path, self.stat.size, ranges)
+        spans = [(start, stop - start) for start, stop in ranges]
+        return self._store.ranges(self.path, spans, self.stat.identity)

@@ -6,22 +6,36 @@ know (token count, identity of the files) sits beside it under one key of our ow
 
 import json
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.publish import write_atomically
-from torch_dataloader_utils.tokens.ranges import FileIdentity, RangeStore
 
 _EXTRAS = "torch_dataloader_utils"
-_VERSION = 1
+_VERSION = 2
+
+# Opening a remote corpus is three requests and no work.
+_THREADS = 16
 
 
-def describe_corpus(path_prefix: str, *, store: RangeStore | None = None) -> CorpusFacts:
-    """The facts of one corpus, from its header and the sizes of its files; the arrays are not checked."""
-    dataset = IndexedDataset(path_prefix, store=store, trust_index=True)
+def describe_corpus(
+    path_prefix: str,
+    *,
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
+) -> CorpusFacts:
+    """The facts of one corpus, from its header and the sizes of its files; the arrays are not checked.
+
+    Args: see `IndexedDataset`.
+    """
+    access = StoreAccess.of(storage_options, credentials, remote)
+    dataset = IndexedDataset(path_prefix, storage_options=access, trust_index=True)
     return CorpusFacts(
         sequence_count=len(dataset),
         document_count=dataset.header.document_count,
@@ -30,12 +44,24 @@ def describe_corpus(path_prefix: str, *, store: RangeStore | None = None) -> Cor
     )
 
 
-def write_sequences(path_prefixes: Iterable[str], path: str | Path, *, store: RangeStore | None = None) -> None:
+def write_sequences(
+    path_prefixes: Iterable[str],
+    path: str | Path,
+    *,
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
+) -> None:
     """Write the sequences file of these corpora, sorted by prefix, atomically.
 
-    The prefixes are kept as they are given: a job looks them up letter by letter.
+    The prefixes are kept as they are given: a job looks them up letter by letter. The other arguments say how remote
+    corpora are read, see `IndexedDataset`.
     """
-    corpora = {path_prefix: describe_corpus(path_prefix, store=store) for path_prefix in sorted(path_prefixes)}
+    access = StoreAccess.of(storage_options, credentials, remote)
+    prefixes = sorted(set(path_prefixes))
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-tokens") as pool:
+        described = pool.map(lambda prefix: describe_corpus(prefix, storage_options=access), prefixes)
+        corpora = dict(zip(prefixes, described, strict=True))
     content: dict[str, Any] = {
         prefix: [facts.sequence_count, facts.document_count] for prefix, facts in corpora.items()
     }
@@ -47,7 +73,7 @@ def write_sequences(path_prefixes: Iterable[str], path: str | Path, *, store: Ra
 
 def _encode_extras(facts: CorpusFacts) -> dict[str, Any]:
     identities = facts.identities or ()
-    return {"tokens": facts.token_count, "files": [[identity.size_bytes, identity.tag] for identity in identities]}
+    return {"tokens": facts.token_count, "files": [[stat.size, stat.identity] for stat in identities]}
 
 
 def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
@@ -69,7 +95,7 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CorruptFileError(f"{path} is not a sequences file ({error!r}). Write it again.") from error
     if version != _VERSION:
-        raise ConfigError(f"{path} has version {version}; this release reads version {_VERSION}.")
+        raise ConfigError(f"{path} has version {version}; this release reads version {_VERSION}. Write it again.")
     return corpora
 
 
@@ -93,7 +119,7 @@ def _decode(counts: Any, extras: Any) -> CorpusFacts:
     if not all(isinstance(count, int) and count >= 0 for count in (sequence_count, document_count)):
         raise TypeError(f"counts {counts!r}")
     files: Iterable[Any] = extras["files"] if extras else ()
-    identities = tuple(FileIdentity(size_bytes=int(size), tag=str(tag)) for size, tag in files)
+    identities = tuple(FileStat(size=int(size), identity=str(identity)) for size, identity in files)
     return CorpusFacts(
         sequence_count=sequence_count,
         document_count=document_count,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import MissingDependencyError
-from torch_dataloader_utils.tokens.ranges import identify_local
 
 
 class TokenizerFile:
@@ -22,8 +22,7 @@ class TokenizerFile:
     @property
     def fingerprint(self) -> str:
         """Changes when the file does."""
-        identity = identify_local(self.path)
-        return f"{self.path} {identity.size_bytes} {identity.tag} {self.adds_special_tokens}"
+        return f"{self.path} {LocalStore().stat(self.path).identity} {self.adds_special_tokens}"
 
     def __call__(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """The token ids of each text."""

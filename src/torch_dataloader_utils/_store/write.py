@@ -1,0 +1,126 @@
+"""Writing an object: in blocks, each sent again by itself where that helps, so that hours of work hang on no request.
+
+    content  ──►  one block:     one request
+             ──►  more, on S3:   a multipart upload; its parts go out in parallel, and survive renewed credentials
+             ──►  more, others:  the client's own stream, which is begun again as a whole
+
+A store gives an object whole or not at all, so nothing is ever renamed. Source: S3 API, "Uploading and copying objects
+using multipart upload".
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._store.client import is_s3
+from torch_dataloader_utils._store.ending import run_on_loop
+from torch_dataloader_utils._store.interface import Buffer, Span
+from torch_dataloader_utils.errors import LoaderError
+
+T = TypeVar("T")
+
+# A part of S3 has 5 MiB at least; more of them cost requests, larger ones memory and time when one is sent again.
+BLOCK_BYTES = 16 << 20
+_MOST_BLOCKS = 10_000
+_THREADS = 4
+
+Read = Callable[[int, int], Buffer]
+"""Gives (offset, length) of the content; called again for the same bytes, and from several threads."""
+
+
+class Request(Protocol):
+    """Runs `call(filesystem, key)` until it succeeds, or its failure is final (see FsspecStore)."""
+
+    def __call__(self, call: Callable[[Any, str], T]) -> T:
+        """What `call` gives."""
+
+
+def write_object(request: Request, size: int, read: Read) -> None:
+    """Make an object of `size` bytes, in place of what is there.
+
+    Raises:
+        StoreError: the storage failed for good; nothing is there then, or what was there before, or (with clients
+        that stream, of a store without whole uploads) a part of it.
+    """
+    blocks = cut_blocks(size)
+    if len(blocks) <= 1:
+        data = bytes(read(0, size))
+        request(lambda filesystem, key: _put(filesystem, key, data))
+    elif request(lambda filesystem, _: is_s3(filesystem)):
+        _write_parts(request, blocks, read)
+    else:
+        request(lambda filesystem, key: _stream(filesystem, key, blocks, read))
+
+
+def cut_blocks(size: int) -> list[Span]:
+    """Spans of equal length (the last one shorter), of `BLOCK_BYTES` or as many as make 10,000 of them.
+
+    40 MiB      (0, 16 MiB) (16 MiB, 16 MiB) (32 MiB, 8 MiB)
+    """
+    block_bytes = max(BLOCK_BYTES, -(-size // _MOST_BLOCKS))
+    return [(start, min(block_bytes, size - start)) for start in range(0, size, block_bytes)]
+
+
+def delete_object(filesystem: Any, key: str) -> None:
+    """Delete what is there; nothing there is as good."""
+    thread_requests().requests += 1
+    with suppress(FileNotFoundError):
+        filesystem.rm_file(key)
+
+
+def make_directory(filesystem: Any, key: str) -> None:
+    """Make a directory where there are any: in buckets they come with their objects, and asking would make buckets."""
+    if type(filesystem).__module__.partition(".")[0] not in ("s3fs", "gcsfs", "adlfs", "obstore"):
+        filesystem.makedirs(key, exist_ok=True)
+
+
+def _put(filesystem: Any, key: str, data: bytes) -> None:
+    thread_requests().requests += 1
+    filesystem.pipe_file(key, data)
+
+
+def _stream(filesystem: Any, key: str, blocks: list[Span], read: Read) -> None:
+    sink = filesystem.open(key, "wb")
+    try:
+        for block in blocks:
+            sink.write(read(*block))
+    except BaseException:
+        # Closing it would publish what is there so far.
+        discard = getattr(sink, "discard", None)
+        if discard is not None:
+            discard()
+        raise
+    sink.close()
+
+
+def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
+    upload = request(lambda filesystem, key: _call(filesystem, "create_multipart_upload", key))["UploadId"]
+
+    def put(number: int, block: Span) -> dict[str, Any]:
+        data = bytes(read(*block))
+        answer = request(
+            lambda filesystem, key: _call(filesystem, "upload_part", key, UploadId=upload, PartNumber=number, Body=data)
+        )
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+    try:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-upload") as pool:
+            parts = list(pool.map(put, range(1, len(blocks) + 1), blocks))
+        request(
+            lambda filesystem, key: _call(
+                filesystem, "complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts}
+            )
+        )
+    except BaseException:
+        # Parts that nobody completes are paid for until somebody aborts them.
+        with suppress(LoaderError):
+            request(lambda filesystem, key: _call(filesystem, "abort_multipart_upload", key, UploadId=upload))
+        raise
+
+
+def _call(filesystem: Any, method: str, key: str, **arguments: Any) -> Any:
+    thread_requests().requests += 1
+    bucket, name, _ = filesystem.split_path(key)
+    return run_on_loop(filesystem.loop, filesystem._call_s3(method, Bucket=bucket, Key=name, **arguments))

@@ -1,0 +1,137 @@
+"""Parts of a corpus from what a user names: files by their paths, or a data set with its deletes and its filter."""
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._store import StoreAccess, redact
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover.parallel import map_in_order
+from torch_dataloader_utils.discover.paths import PathLike, find_files
+from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.tokens.corpus_plan import CorpusPart, cut_parts
+
+_log = logging.getLogger(__name__)
+
+FileFormat = Literal["parquet", "orc"]
+Sources = PathLike | Sequence[PathLike] | TableDataset
+
+_FORMATS: dict[str, FileFormat] = {".parquet": "parquet", ".pq": "parquet", ".orc": "orc"}
+
+# Sources scanned at once; each has threads of its own for the footers of its files.
+_SCAN_THREADS = 16
+
+
+def plan_parts(
+    sources: Sources, column: str, part_bytes: int, file_format: FileFormat | None, access: StoreAccess
+) -> list[CorpusPart]:
+    """Parts of about `part_bytes` unpacked bytes, in the order of documents; none crosses a file.
+
+    Of a data set: its rows of all ranks, in stored order. Of paths: in the given order, sorted inside a directory or
+    pattern; a file that is named twice is read once.
+
+    Raises:
+        NoDataError: a path that names no file. ConfigError: a data set that gives no stored rows, no such column, or
+        a file whose format nobody says. DataError, StoreError: see `scan_files`.
+    """
+    if isinstance(sources, TableDataset):
+        return _plan_data_set(sources, column, part_bytes)
+    return _plan_paths(sources, column, part_bytes, file_format, access)
+
+
+def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[CorpusPart]:
+    pipeline = dataset.pipeline
+    if not isinstance(pipeline.reader, Reader) or pipeline.functions:
+        raise ConfigError(
+            "A corpus is built from stored rows: give a data set without pack, transform and collate_fn; what is to "
+            "be done to documents, the tokenizer does."
+        )
+    spec = replace(pipeline.reader.spec, columns=(column,))
+    inventory: Inventory = dataset.plan().inventory
+    groups = np.flatnonzero(inventory.groups.live_rows != 0).tolist()
+    # Two versions of a table share files.
+    version = f"{inventory.fingerprint()} {spec.row_filter}"
+    return cut_parts(inventory, groups, make_reader(spec), version, part_bytes)
+
+
+def _plan_paths(
+    sources: PathLike | Sequence[PathLike],
+    column: str,
+    part_bytes: int,
+    file_format: FileFormat | None,
+    access: StoreAccess,
+) -> list[CorpusPart]:
+    named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    if not named:
+        raise NoDataError("There is no source to read: the list of paths is empty.")
+    scan = partial(_scan, column=column, file_format=file_format, access=access)
+    parts: list[CorpusPart] = []
+    seen: set[str] = set()
+    with ThreadPoolExecutor(min(_SCAN_THREADS, len(named)), thread_name_prefix="tdu-sources") as pool:
+        for inventory in map_in_order(scan, named, pool, 4 * _SCAN_THREADS):
+            groups = _unseen_groups(inventory, seen)
+            parts += cut_parts(inventory, groups, _column_reader(inventory, column, access), "", part_bytes)
+    return parts
+
+
+def _scan(source: PathLike, column: str, file_format: FileFormat | None, access: StoreAccess) -> Inventory:
+    """One inventory for each source keeps the given order, and lets each have a format and a schema of its own."""
+    found = _find_format(source, access) if file_format is None else file_format
+    try:
+        return scan_files(source, found, columns=(column,), storage_options=access)
+    except NoDataError:
+        raise
+    except ConfigError as error:
+        # Which of thousands of sources has no such column.
+        raise ConfigError(f"{redact(os.fspath(source))}: {error}") from error
+
+
+def _find_format(source: PathLike, access: StoreAccess) -> FileFormat:
+    """The format that the ending of a source says, or those of the files in it."""
+    named = _FORMATS.get(_ending(os.fspath(source)))
+    if named is not None:
+        return named
+    examples: dict[FileFormat | None, str] = {}
+    for entry in find_files(source, access)[1].entries:
+        examples.setdefault(_FORMATS.get(_ending(entry.path)), redact(entry.path))
+    if None in examples:
+        raise ConfigError(f"{examples[None]} ends in none of {sorted(_FORMATS)}. Give file_format='parquet' or 'orc'.")
+    first, *others = (each for each in examples if each is not None)
+    if others:
+        raise ConfigError(
+            f"{redact(os.fspath(source))} holds files of two formats ({', '.join(examples.values())}). Name those of "
+            "each by a pattern of their own, such as '*.parquet'."
+        )
+    return first
+
+
+def _ending(path: str) -> str:
+    return os.path.splitext(redact(path).rstrip("/"))[1].lower()  # noqa: PTH122 - URLs too
+
+
+def _unseen_groups(inventory: Inventory, seen: set[str]) -> list[int]:
+    """The row groups of files that are not in `seen` yet, where the others are put."""
+    paths = [inventory.files.paths[file] for file in range(inventory.num_files)]
+    is_new = np.array([path not in seen for path in paths], dtype=bool)
+    for file in np.flatnonzero(~is_new).tolist():
+        _log.warning("%s is named more than once; it is read once", redact(paths[file]))
+    seen.update(paths)
+    return np.flatnonzero(is_new[inventory.groups.file]).tolist()
+
+
+def _column_reader(inventory: Inventory, column: str, access: StoreAccess) -> Reader:
+    """A reader that knows of this column alone: each part carries it to its worker, and schemas may be wide."""
+    field = pa.ipc.read_schema(pa.BufferReader(inventory.schema)).field(column)
+    schema = pa.schema([field]).serialize().to_pybytes()
+    return make_reader(ReadSpec(schema=schema, columns=(column,), storage_options=access))

@@ -1,0 +1,92 @@
+"""The two files of a corpus, open in one process: what is read of them, and when."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._store import FileStat, StoreAccess, redact
+from torch_dataloader_utils.errors import NoDataError
+from torch_dataloader_utils.tokens.index_format import (
+    HEADER_BYTES,
+    IndexHeader,
+    TokenIndex,
+    check_arrays,
+    check_index_size,
+    decode_arrays,
+    decode_header,
+)
+from torch_dataloader_utils.tokens.ranges import ByteRange, ByteSource, StoredFile, open_source
+
+Tokens = npt.NDArray[Any]
+
+# Of .idx and .bin.
+Identities = tuple[FileStat, FileStat]
+
+
+def index_path(path_prefix: str) -> str:
+    """The path of the index of a corpus."""
+    return f"{path_prefix}.idx"
+
+
+def bin_path(path_prefix: str) -> str:
+    """The path of the tokens of a corpus."""
+    return f"{path_prefix}.bin"
+
+
+class OpenCorpus:
+    """The open files of one corpus in one process: a header at once, the index and tokens when they are asked for.
+
+    The index of a local corpus is loaded at once too. trusts_index: skip the check of its arrays. known: of the files,
+    if it is known; then remote ones are not looked up, and every read is held to it.
+
+    Raises:
+        NoDataError: a file is missing. CorruptFileError: the index is truncated, or is none.
+    """
+
+    def __init__(
+        self,
+        path_prefix: str,
+        access: StoreAccess,
+        *,
+        multimodal: bool,
+        maps_bin: bool,
+        trusts_index: bool,
+        known: Identities | None,
+    ) -> None:
+        index_stat, bin_stat = (None, None) if known is None else known
+        try:
+            self._index_file: ByteSource = open_source(index_path(path_prefix), access, stat=index_stat)
+            self._bin_file: ByteSource = open_source(bin_path(path_prefix), access, maps=maps_bin, stat=bin_stat)
+        except NoDataError as error:
+            raise NoDataError(f"{error} A corpus is named by its prefix, without .bin or .idx.") from error
+        self.identities = (self._index_file.stat, self._bin_file.stat)
+        index_bytes = self.identities[0].size
+        self._path = redact(self._index_file.path)
+        start = self._index_file.read([(0, min(HEADER_BYTES, index_bytes))])[0]
+        self.header: IndexHeader = decode_header(start, path=self._path)
+        has_modes = check_index_size(self.header, index_bytes=index_bytes, multimodal=multimodal, path=self._path)
+        self._array_count = 4 if has_modes and multimodal else 3
+        self._trusts_index = trusts_index
+        self._index: TokenIndex | None = None
+        if not isinstance(self._index_file, StoredFile):
+            self._index = self._load_index()
+
+    @property
+    def index(self) -> TokenIndex:
+        """The arrays of the .idx file."""
+        if self._index is None:
+            self._index = self._load_index()
+        return self._index
+
+    def _load_index(self) -> TokenIndex:
+        buffers = self._index_file.read(self.header.spans[: self._array_count])
+        index = decode_arrays(self.header, buffers, with_modes=self._array_count == 4)
+        if not self._trusts_index:
+            check_arrays(index, bin_bytes=self.identities[1].size, path=self._path)
+        return index
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[Tokens]:
+        """The tokens in each byte range of .bin, fetched together."""
+        return [np.frombuffer(buffer, dtype=self.header.dtype) for buffer in self._bin_file.read(ranges)]

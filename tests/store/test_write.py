@@ -1,0 +1,107 @@
+"""Objects that are written: whole, in blocks that are sent again, and nothing left of those that failed."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.store.moto_server import BUCKET, Failure, MotoS3
+from torch_dataloader_utils._store import FsspecStore, StoreAccess, write
+from torch_dataloader_utils.errors import StoreError
+
+MIB = 1 << 20
+DATA = random.Random(0).randbytes(11 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "BLOCK_BYTES", 5 * MIB)  # the least that S3 takes
+
+
+def read(start: int, length: int) -> bytes:
+    return DATA[start : start + length]
+
+
+def uploads(s3: MotoS3) -> list[Any]:
+    found: list[Any] = s3.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 * MIB, 5 * MIB + 1, len(DATA)])
+def test_an_object_of_any_size_is_what_was_written(s3: MotoS3, s3_access: StoreAccess, size: int) -> None:
+    url = s3.put("a", b"old")
+    FsspecStore.of(url, s3_access).write(url, size, read)
+    assert s3.get("a") == DATA[:size]
+
+
+def test_blocks_that_fail_are_sent_again_by_themselves(s3: MotoS3, s3_access: StoreAccess) -> None:
+    url = f"s3://{BUCKET}/a"
+    s3.failures.append(Failure("PUT", r"partNumber=2", count=2))
+    s3.failures.append(Failure("POST", r"uploads", count=1))
+    s3.failures.append(Failure("POST", r"uploadId", count=1))
+    FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    assert s3.get("a") == DATA
+    parts = [path.partition("partNumber=")[2][:1] for method, path, _ in s3.requests if method == "PUT"]
+    assert sorted(parts) == ["1", "2", "2", "2", "3"]
+
+
+def test_a_write_that_fails_for_good_leaves_the_old_object_and_no_parts(s3: MotoS3, s3_access: StoreAccess) -> None:
+    url = s3.put("a", b"old")
+    s3.failures.append(Failure("PUT", r"partNumber=3", status="403 Forbidden", code="AccessDenied"))
+    with pytest.raises(StoreError, match=r"s3://bucket/a: no permission to write .*AccessDenied"):
+        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    assert s3.get("a") == b"old"
+    assert uploads(s3) == []
+
+
+def test_an_upload_goes_on_with_renewed_credentials(s3: MotoS3, s3_access: StoreAccess) -> None:
+    url, asked = f"s3://{BUCKET}/a", []
+
+    def credentials() -> dict[str, Any]:
+        asked.append(1)
+        return {"key": f"key-{len(asked)}"}
+
+    s3.failures.append(Failure("PUT", r"partNumber=2", count=1, status="400 Bad Request", code="ExpiredToken"))
+    access = replace(s3_access, credentials=credentials, token="renewed")
+    FsspecStore.of(url, access).write(url, len(DATA), read)
+    assert s3.get("a") == DATA
+    assert len(asked) == 2
+
+
+def test_deleting_twice_is_no_error(s3: MotoS3, s3_access: StoreAccess) -> None:
+    url = s3.put("a", b"old")
+    store = FsspecStore.of(url, s3_access)
+    store.delete(url)
+    store.delete(url)
+    store.make_directory(f"s3://{BUCKET}/b")
+    assert s3.keys() == []
+
+
+def test_a_stream_that_fails_is_begun_again_as_a_whole() -> None:
+    url = "memory://test_write/a"
+    store = FsspecStore.of(url, StoreAccess())
+    failing = [True]
+
+    def read_once_broken(start: int, length: int) -> bytes:
+        if start and failing:
+            failing.pop()
+            raise ConnectionResetError("reset by peer")
+        return read(start, length)
+
+    store.make_directory("memory://test_write")
+    store.write(url, len(DATA), read_once_broken)
+    filesystem = fsspec.filesystem("memory")
+    assert filesystem.cat_file("/test_write/a") == DATA
+    store.delete(url)
+    store.delete(url)
+    assert not filesystem.exists("/test_write/a")
+
+
+def test_blocks_are_no_more_than_a_store_takes() -> None:
+    assert write.cut_blocks(0) == []
+    assert write.cut_blocks(11 * MIB) == [(0, 5 * MIB), (5 * MIB, 5 * MIB), (10 * MIB, MIB)]
+    blocks = write.cut_blocks(1 << 40)
+    assert len(blocks) == 10_000
+    assert sum(length for _, length in blocks) == 1 << 40
