@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
-from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Int64s, Inventory
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, report_bad_files
-from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files
+from torch_dataloader_utils.discover.iceberg.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
 from torch_dataloader_utils.discover.iceberg.fields import arrow_schema, initial_defaults, key_schema, name_ids
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
@@ -28,7 +28,6 @@ from torch_dataloader_utils.discover.iceberg.position_deletes import DataFiles, 
 from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.translate import translate
-from torch_dataloader_utils.discover.live_rows import with_live_rows
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import ConfigTypeError, NoDataError
 from torch_dataloader_utils.row_filter import filter_columns
@@ -76,16 +75,36 @@ def scan_table(
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
     schema = arrow_schema(target.schema)
     check_columns(options.columns or (), schema, "columns")
-    used = () if options.filters is None else filter_columns(options.filters, schema)
-    pruner = FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
-    listed = list_snapshot(table, target, pruner)
-    read = np.flatnonzero(listed.is_read)
-    if len(read) == 0 and not options.allow_empty:
+    request = _scan_request(table, target, options, schema)
+    listed = list_snapshot(
+        table, target, FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
+    )
+    if not listed.is_read.any() and not options.allow_empty:
         raise _nothing_to_read(table, target, listed)
-    data = [listed.data[number] for number in read.tolist()]
-    for file in data:
-        format_of(file.entry)  # what cannot be read is refused here, before anything is
-    request = DataScanRequest(
+    scanned = _scan_files(table, listed, request, on_progress)
+    deleted = _deleted_positions(table, listed, options)
+    positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
+    check_positions(scanned.files, scanned.scans, positions)
+    extras = _extras(table, target, schema, scanned.files, positions, _equality_index(table, listed))
+    inventory = Inventory(
+        files=_file_table(scanned.files, scanned.scans, extras),
+        groups=_groups(scanned.scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
+        schema=schema.serialize().to_pybytes(),
+        source=f"{table.name}, {_described(target)}",
+        row_filter="" if options.filters is None else str(options.filters),
+        projection=options.columns,
+        snapshot=_snapshot_identity(table, options, target),
+        notes=(*target.notes, *_delete_notes(listed, deleted), *scanned.notes),
+    )
+    _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
+    return without_deleted_rows(inventory)
+
+
+def _scan_request(
+    table: OpenTable, target: ScanTarget, options: IcebergScanOptions, schema: pa.Schema
+) -> DataScanRequest:
+    used = () if options.filters is None else filter_columns(options.filters, schema)
+    return DataScanRequest(
         fields=schema,
         projected=options.columns,
         row_filter=options.filters,
@@ -93,29 +112,41 @@ def scan_table(
         on_error=options.on_error,
         judge=_judge(table, target, options, schema, used),
     )
-    found = scan_data_files(data, request, table.files, on_progress)
-    bad = [(file, scan) for file, scan in zip(data, found, strict=True) if isinstance(scan, BadFile)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scanned:
+    """The data files that are to be read and can be.
+
+    numbers: their places among the snapshot's. scans: one a file. notes: what is said of the bad ones.
+    """
+
+    numbers: list[int]
+    files: list[DataFile]
+    scans: list[FileScan]
+    notes: tuple[str, ...]
+
+
+def _scan_files(
+    table: OpenTable,
+    listed: SnapshotFiles,
+    request: DataScanRequest,
+    on_progress: Callable[[int, int], None] | None,
+) -> _Scanned:
+    numbers = np.flatnonzero(listed.is_read).tolist()
+    data = [listed.data[number] for number in numbers]
+    for file in data:
+        format_of(file.entry)  # what cannot be read is refused here, before anything is
+    found = list(zip(numbers, data, scan_data_files(data, request, table.files, on_progress), strict=True))
+    bad = [(file, scan) for _, file, scan in found if isinstance(scan, BadFile)]
+    good = [(number, file, scan) for number, file, scan in found if isinstance(scan, FileScan)]
     lost_rows = sum(file.entry.record_count for file, _ in bad)
-    notes = report_bad_files([(file.path, scan) for file, scan in bad], len(data), table.name, lost_rows)
-    good = [place for place, scan in enumerate(found) if isinstance(scan, FileScan)]
-    read, data = read[good], [data[place] for place in good]
-    scans = [scan for scan in found if isinstance(scan, FileScan)]
-    deleted = _deleted_positions(table, listed, options)
-    positions = [deleted.positions.get(number, _NO_ROWS) for number in read.tolist()]
-    _check_positions(data, scans, positions)
-    extras = _extras(table, target, schema, data, positions, _equality_index(table, listed))
-    inventory = Inventory(
-        files=_file_table(data, scans, extras),
-        groups=_groups(scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
-        schema=schema.serialize().to_pybytes(),
-        source=f"{table.name}, {_described(target)}",
-        row_filter="" if options.filters is None else str(options.filters),
-        projection=options.columns,
-        snapshot=_snapshot_identity(table, options, target),
-        notes=(*target.notes, *_delete_notes(listed, deleted), *notes),
+    return _Scanned(
+        numbers=[number for number, _, _ in good],
+        files=[file for _, file, _ in good],
+        scans=[scan for _, _, scan in good],
+        notes=report_bad_files([(file.path, scan) for file, scan in bad], len(data), table.name, lost_rows),
     )
-    _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
-    return _without_deleted_rows(inventory)
 
 
 def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "BooleanExpression":
@@ -216,37 +247,6 @@ def _groups(scans: Sequence[FileScan], unjudged: Verdict) -> GroupTable:
         np.concatenate([np.zeros((0, 4), dtype=np.int64), *(scan.groups for scan in scans)]),
         np.concatenate([np.zeros(0, dtype=np.int64), *verdicts]),
     )
-
-
-def _without_deleted_rows(inventory: Inventory) -> Inventory:
-    """The inventory with live rows counted from the deletes themselves; UNKNOWN where equality deletes apply.
-
-    Raises:
-        CorruptFileError: a delete of a row that its file does not have.
-    """
-    groups, extras = inventory.groups, inventory.files.extras
-    counts = np.full(len(groups), UNKNOWN, dtype=np.int64)
-    starts = np.searchsorted(groups.file, np.arange(inventory.num_files + 1))
-    live = groups.live_rows.copy()
-    for file, extra in enumerate(extras):
-        span = slice(int(starts[file]), int(starts[file + 1]))
-        if extra.equality_deletes:
-            live[span] = UNKNOWN
-        if len(extra.positions):
-            first, rows = groups.first_row[span], groups.physical_rows[span]
-            deleted = np.searchsorted(extra.positions, first + rows) - np.searchsorted(extra.positions, first)
-            # A group with nothing left needs no count by anyone.
-            known = (live[span] != UNKNOWN) | (deleted == rows)
-            counts[span] = np.where(known, rows - deleted, UNKNOWN)
-    return with_live_rows(replace(inventory, groups=replace(groups, live_rows=live)), counts)
-
-
-def _check_positions(data: Sequence[DataFile], scans: Sequence[FileScan], positions: Sequence[Int64s]) -> None:
-    for file, scan, deleted in zip(data, scans, positions, strict=True):
-        rows = int(scan.groups[:, 0].sum())
-        if len(deleted) and not (deleted[0] >= 0 and deleted[-1] < rows):
-            wrong = int(deleted[0] if deleted[0] < 0 else deleted[-1])
-            raise corrupt(file.path, f"row {wrong} is deleted, and the file has {rows} rows")
 
 
 def _described(target: ScanTarget) -> str:
