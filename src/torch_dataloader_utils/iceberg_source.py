@@ -55,7 +55,9 @@ class TableSource:
         given, credentials = options.get("storage_options"), options.get("credentials")
         roots = options.get("allowed_roots")
         if isinstance(roots, str):
-            raise ConfigTypeError(f"allowed_roots is a list of prefixes; got the one string {roots!r}.")
+            raise ConfigTypeError(
+                f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."
+            )
         return cls(
             place=TablePlace(
                 table=table,

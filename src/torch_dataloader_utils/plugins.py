@@ -17,7 +17,8 @@ def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
     found = _load(strategy) if isinstance(strategy, str) else strategy
     if found is not None and not callable(getattr(found, "generate", None)):
         raise ConfigError(
-            f"split_strategy={found!r} has no generate(files, num_workers, epoch, num_ranks, rank) method."
+            f"split_strategy={found!r} has no generate(files, num_workers, epoch, num_ranks, rank) method. "
+            "Write one, or use a built-in strategy."
         )
     return found
 

@@ -137,7 +137,7 @@ def test_a_state_that_does_not_fit_is_refused(other):
     [
         (([1], 0, 0, "chunked", False), "Shard 0 of 0"),
         (([1], 2, 2, "chunked", False), "Shard 2 of 2"),
-        (([1], 2, 0, "random", False), "there are sequential, chunked"),
+        (([1], 2, 0, "random", False), "use one of sequential, chunked"),
     ],
 )
 def test_impossible_shards_are_refused(arguments, message):

@@ -21,7 +21,9 @@ def check_seal(state: Mapping[str, Any], version: int) -> None:
             "release that wrote it, or start the epoch afresh."
         )
     if state["checksum"] != _checksum({key: state[key] for key in state if key != "checksum"}):
-        raise CheckpointMismatchError("The state does not match its checksum: it was changed after it was saved.")
+        raise CheckpointMismatchError(
+            "The state does not match its checksum: it was changed after it was saved. Load an unchanged copy."
+        )
 
 
 def _checksum(state: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ConfigError: not one state a rank.
     """
     if not states:
-        raise ConfigError("merge_states needs the states of all ranks; got none.")
+        raise ConfigError("merge_states got no state: pass those of all ranks.")
     for state in states:
         check_intact(state)
         for key in ("fingerprint", "options", "epoch"):
@@ -111,7 +111,7 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
     *earlier, present = longest
     topology, num_ranks = present.topology, present.topology.num_ranks
     if len(logs) != num_ranks:
-        raise ConfigError(f"merge_states needs one state a rank: got {len(logs)} of num_ranks={num_ranks}.")
+        raise ConfigError(f"merge_states got {len(logs)} states of num_ranks={num_ranks}: pass one of each rank.")
     last = [log[-1] if len(log) == len(longest) else Segment(topology=topology) for log in logs]
     for log, segment in zip(logs, last, strict=True):
         _compare("log of earlier topologies", log[: len(earlier)], tuple(earlier))
@@ -148,7 +148,9 @@ def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
 
 def _decode_log(log: Mapping[str, Any]) -> tuple[Segment, ...]:
     if set(log) != _LOG_KEYS:
-        raise CheckpointMismatchError(f"The state's log has keys {sorted(log)}, wanted {sorted(_LOG_KEYS)}.")
+        raise CheckpointMismatchError(
+            f"The state's log has keys {sorted(log)}, wanted {sorted(_LOG_KEYS)}. Load a state of this version."
+        )
     cursors = log["cursors"] or [[]] * len(log["steps"])
     columns = (log["num_ranks"], log["num_workers"], log["batch_size"], log["drop_last"], log["steps"], cursors)
     return tuple(_decode_segment(*entry) for entry in zip(*columns, strict=True))

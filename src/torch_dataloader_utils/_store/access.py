@@ -37,7 +37,7 @@ class RemoteOptions:
         if self.backend not in ("fsspec", "obstore"):
             raise ConfigError(f'backend={self.backend!r}: choose "fsspec" or "obstore".')
         if self.connections < 1:
-            raise ConfigError(f"connections={self.connections}: at least one is needed.")
+            raise ConfigError(f"connections={self.connections}: pass at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

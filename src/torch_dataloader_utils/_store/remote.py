@@ -70,7 +70,7 @@ class FsspecStore:
 
     def local_path(self, path: str) -> str:
         """ConfigError: the files are not on this machine."""
-        raise ConfigError(f"{redact(path)} is remote and has no local path")
+        raise ConfigError(f"{redact(path)} is remote and has no local path. Read it through its store.")
 
     def stat(self, path: str) -> FileStat:
         """One metadata request, past the listing cache."""

@@ -89,5 +89,7 @@ class SparseFile:
         inside = start - self._starts[index] if index >= 0 else 0
         part = self._views[index][inside : inside + length] if index >= 0 else memoryview(b"")
         if not part:
-            raise InternalError(f"bytes {start} to {start + length} of {self._size} were not fetched")
+            raise InternalError(
+                f"bytes {start} to {start + length} of {self._size} were not fetched; please report this."
+            )
         return part

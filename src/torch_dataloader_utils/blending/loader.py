@@ -51,7 +51,9 @@ def blend(
     if len({id(loader.dataset) for loader in loaders}) < len(loaders):
         raise ConfigError("blend got the same data set twice. Make a loader for each use: a loader has one position.")
     if per == "batch" and batch_size is not None:
-        raise ConfigError('batch_size is for per="sample"; with per="batch" batches are those of the sources.')
+        raise ConfigError(
+            'batch_size is for per="sample"; with per="batch" batches are those of the sources. Leave it out.'
+        )
     first_rows = _data_of(loaders[0]).topology.batch_size
     options = BlendOptions(
         weights=tuple(float(weight) for weight in weights),
@@ -75,7 +77,10 @@ class BlendedLoader:
         self.sources = tuple(Source(loader, options.per, index) for index, loader in enumerate(loaders))
         places = {(source.topology.num_ranks, source.rank) for source in self.sources}
         if len(places) > 1:
-            raise ConfigError(f"The sources of a blend are of different (num_ranks, rank): {sorted(places)}.")
+            raise ConfigError(
+                f"The sources of a blend are of different (num_ranks, rank): {sorted(places)}. Make all of them "
+                "for this rank."
+            )
         self.progress = BlendProgress(options, self.sources)
 
     @property

@@ -108,5 +108,5 @@ def _column(node: ast.expr, text: str) -> Any:
 
 def _refused(text: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"--filter {text!r}: {reason}. Write comparisons such as: x > 3 and label in ['a', 'b'] and y is not None"
+        f"--filter {text!r}: {reason}. Write comparisons such as: x > 3 and label in ['a', 'b'] and y is not None."
     )

@@ -29,7 +29,10 @@ def decoding(path: str, what: str) -> Iterator[None]:
     except LoaderError:
         raise
     except NotImplementedError as error:
-        raise UnsupportedFeatureError(f"{redact(path)}: the {what} uses what Arrow cannot read: {error}") from error
+        raise UnsupportedFeatureError(
+            f"{redact(path)}: the {what} uses what Arrow cannot read ({error}). Write the file again without it, or "
+            "leave it out."
+        ) from error
     except _DECODING_ERRORS as error:
         raise corrupt(path, f"the {what} does not decode ({type(error).__name__}: {error})") from error
 

@@ -66,7 +66,9 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
         raise corrupt(entry.path, f"{tail.size} bytes are too few for a Parquet file")
     magic = bytes(data[-4:])
     if magic == b"PARE":
-        raise UnsupportedFeatureError(f"{redact(entry.path)}: the footer is encrypted, which is not supported")
+        raise UnsupportedFeatureError(
+            f"{redact(entry.path)}: the footer is encrypted, which is not supported. Write the file again unencrypted."
+        )
     if magic != b"PAR1":
         raise corrupt(entry.path, "this is no Parquet file (it does not end with PAR1)")
     need = _footer_bytes(data) + 8

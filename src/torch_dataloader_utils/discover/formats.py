@@ -35,7 +35,7 @@ def file_format_of(name: str) -> FileFormat:
     try:
         return _NAMES[name]
     except (KeyError, TypeError):
-        raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}") from None
+        raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}.") from None
 
 
 def format_hint(path: str, file_format: FileFormat) -> str:

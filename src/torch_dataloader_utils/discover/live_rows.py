@@ -23,14 +23,14 @@ def with_live_rows(inventory: Inventory, counts: Int64s) -> Inventory:
     groups = inventory.groups
     counts = np.asarray(counts, dtype=np.int64)
     if counts.shape != groups.live_rows.shape:
-        raise ConfigError(f"{len(counts)} live row counts for {len(groups)} row groups; give one for each")
+        raise ConfigError(f"{len(counts)} live row counts for {len(groups)} row groups; give one for each.")
     live_rows = np.where(counts == UNKNOWN, groups.live_rows, counts)
     impossible = (live_rows < UNKNOWN) | ((groups.physical_rows != UNKNOWN) & (live_rows > groups.physical_rows))
     if impossible.any():
         index = int(np.flatnonzero(impossible)[0])
         raise ConfigError(
             f"{live_rows[index]} live rows of {groups.physical_rows[index]} in row group {groups.ordinal[index]} of "
-            f"{redact(inventory.files.paths[int(groups.file[index])])}; count them with the filter of this inventory"
+            f"{redact(inventory.files.paths[int(groups.file[index])])}; count them with the filter of this inventory."
         )
     counted = replace(groups, live_rows=live_rows)
     return replace(inventory, groups=counted.take(np.flatnonzero(live_rows != 0)))

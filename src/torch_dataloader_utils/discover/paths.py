@@ -76,13 +76,13 @@ def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:
 def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
     many = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not many:
-        raise NoDataError("the list of paths is empty; name at least one file, directory or pattern")
+        raise NoDataError("the list of paths is empty; name at least one file, directory or pattern.")
     texts = [os.fspath(each) if isinstance(each, (str, os.PathLike)) else each for each in many]
     for text in texts:
         if not isinstance(text, str):
-            raise ConfigTypeError(f"a path is a str or os.PathLike, or a list of those; got {type(text).__name__}")
+            raise ConfigTypeError(f"a path is a str or os.PathLike, or a list of those; got {type(text).__name__}.")
         if not text:
-            raise ConfigError("a path is empty; name a file, directory or pattern")
+            raise ConfigError("a path is empty; name a file, directory or pattern.")
     return [os.path.expanduser(text) if text.startswith("~") else text for text in texts]  # noqa: PTH111 - URLs too
 
 

@@ -270,6 +270,6 @@ def _check_options(columns: Sequence[str] | None, partitioning: str | None, coun
             f"columns is a list of names; got the one string {columns!r}. Write columns=[{columns!r}]."
         )
     if partitioning not in (None, "hive"):
-        raise ConfigError(f'partitioning={partitioning!r} is unknown; use "hive" or None')
+        raise ConfigError(f'partitioning={partitioning!r} is unknown; use "hive" or None.')
     if count_rows not in ("auto", True, False):
-        raise ConfigError(f'count_rows={count_rows!r} is unknown; use "auto", True or False')
+        raise ConfigError(f'count_rows={count_rows!r} is unknown; use "auto", True or False.')

@@ -91,7 +91,7 @@ def get_batch_on_this_rank_for_sequence_packing(
     if is_source != (data_iterator is not None):
         raise ConfigError(
             f"tensor-parallel rank {group_rank(groups.tp)} has {'no' if data_iterator is None else 'a'} data iterator; "
-            "rank 0 has one and the others None. Pass what wrap_data_iterator gave on this rank"
+            "rank 0 has one and the others None. Pass what wrap_data_iterator gave on this rank."
         )
     part = None if data_iterator is None else _own_part(next(data_iterator), keys, groups)
     shared = _share(part, keys, groups)
@@ -116,7 +116,7 @@ def _own_part(microbatch: Microbatch, keys: list[str], groups: PackingGroups) ->
     if missing:
         raise ConfigError(
             f"the microbatch of pipeline rank {group_rank(groups.pp)} misses {missing}. Give the first and the last "
-            "stage a data iterator, and pass vpp_size and vp_stage as they are"
+            "stage a data iterator, and pass vpp_size and vp_stage as they are."
         )
     local_cp_size = int(microbatch.get("local_cp_size", 0))
     group = context_group(groups, local_cp_size) if local_cp_size else groups.cp

@@ -93,10 +93,10 @@ def run_global_batch(
     if worst == _DIFFERENT:
         raise DataError(
             "first and last pipeline stage have read sequences of different lengths. "
-            "Give both the same data in the same order"
+            "Give both the same data in the same order."
         )
     if worst == _FAILED:
-        raise DataError("another process could not schedule this global batch; its own error says why")
+        raise DataError("another process could not schedule this global batch; its own error says why.")
     return _share(own, groups, virtual_pipeline_size)
 
 
@@ -118,14 +118,14 @@ def _own_iterator(
         if len(data_iterator) != (virtual_pipeline_size or 1):
             raise ConfigError(
                 f"{len(data_iterator)} data iterators for {virtual_pipeline_size or 1} virtual pipeline stages; "
-                "pass a list with one entry per stage, or one iterator"
+                "pass a list with one entry per stage, or one iterator."
             )
         data_iterator = next((each for each in data_iterator if each is not None), None)
     if (data_iterator is not None) != stage_has_data(groups):
         raise ConfigError(
             f"tensor rank {group_rank(groups.tp)} of pipeline stage {group_rank(groups.pp)} has "
             f"{'no' if data_iterator is None else 'a'} data iterator; tensor rank 0 of the first and last stage "
-            "have one, all others None"
+            "have one, all others None. Pass what wrap_data_iterator gave on this rank."
         )
     return data_iterator
 

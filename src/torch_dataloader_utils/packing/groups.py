@@ -52,7 +52,7 @@ def create_packing_groups(
     if torch.tensor(sizes).prod() != world_size:
         raise ConfigError(
             f"dp {dp_size} × cp {cp_size} × tp {tp_size} × pp {pp_size} is not the number of processes, {world_size}. "
-            "Choose sizes that multiply to it, and initialize torch.distributed first"
+            "Choose sizes that multiply to it, and initialize torch.distributed first."
         )
     grid = grid.reshape(sizes)
     dp_cp_rows = grid.permute(0, 3, 1, 2).reshape(-1, dp_size * cp_size)
@@ -97,7 +97,7 @@ def known_groups(groups: PackingGroups | None) -> PackingGroups:
     """
     if groups is None and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
-            f"{dist.get_world_size()} processes and no groups; pass create_packing_groups(dp_size=…, cp_size=…, …)"
+            f"{dist.get_world_size()} processes and no groups; pass create_packing_groups(dp_size=…, cp_size=…, …)."
         )
     return groups or PackingGroups()
 
@@ -112,13 +112,13 @@ def check_groups(groups: PackingGroups, *, shape: PackingShape) -> None:
     if sizes != (shape.dp_size, shape.cp_size, shape.num_ranks):
         raise ConfigError(
             f"the dp, cp and dp_cp groups have {sizes} ranks, the scheduler is for "
-            f"{(shape.dp_size, shape.cp_size, shape.num_ranks)}. Make the scheduler with the sizes of the groups"
+            f"{(shape.dp_size, shape.cp_size, shape.num_ranks)}. Make the scheduler with the sizes of the groups."
         )
     position = group_rank(groups.dp) * shape.cp_size + group_rank(groups.cp)
     if group_rank(groups.dp_cp) != position:
         raise ConfigError(
             f"this process is rank {group_rank(groups.dp_cp)} of the dp_cp group where its dp and cp ranks give "
-            f"{position}. Order dp_cp with the context-parallel rank running fastest (create_packing_groups does)"
+            f"{position}. Order dp_cp with the context-parallel rank running fastest (create_packing_groups does)."
         )
 
 
@@ -135,7 +135,7 @@ def context_group(groups: PackingGroups, size: int) -> Group:
     if size not in hybrid:
         raise ConfigError(
             f"no context-parallel group of {size} ranks (there are {sorted(hybrid)}). "
-            "Make the groups with create_packing_groups(..., is_hybrid=True)"
+            "Make the groups with create_packing_groups(..., is_hybrid=True)."
         )
     return hybrid[size]
 

@@ -80,14 +80,14 @@ def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:
     if count != _FAILED and (table[:, 0] == _FAILED).any():
         raise DataError(
             f"rank {int(table[:, 0].argmin())} of the data × context parallel group could not read its part of the "
-            "global batch; its own error says why"
+            "global batch; its own error says why."
         )
     by_dp_rank = table.reshape(group_size(groups.dp), -1, 2)
     differs = (by_dp_rank != by_dp_rank[:, :1]).any(axis=(1, 2))
     if count != _FAILED and differs.any():
         raise DataError(
             f"the context-parallel ranks of data-parallel rank {int(differs.argmax())} have read sequences of "
-            "different lengths. Give all of them the same data iterator: shard by data-parallel rank only"
+            "different lengths. Give all of them the same data iterator: shard by data-parallel rank only."
         )
     counts: Ints = by_dp_rank[:, 0, 0]
     return counts

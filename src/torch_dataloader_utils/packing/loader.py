@@ -69,7 +69,7 @@ class PackedLoader:
             raise CheckpointMismatchError(
                 f"the state has version {state.get('version')!r} and {'no' if state.get('loader') is None else 'a'} "
                 f"loader, this process version {_STATE_VERSION} and {'no' if self._loader is None else 'a'} loader. "
-                "Load it on a process of the same kind"
+                "Load it on a process of the same kind."
             )
         if self._loader is not None:
             self._method("load_state_dict")(state["loader"])
@@ -78,6 +78,6 @@ class PackedLoader:
         method = getattr(self._loader, name, None)
         if method is None:
             raise ConfigError(
-                f"{type(self._loader).__name__} has no {name}; wrap a loader with state (create_dataloader gives one)"
+                f"{type(self._loader).__name__} has no {name}; wrap a loader with state (create_dataloader gives one)."
             )
         return method

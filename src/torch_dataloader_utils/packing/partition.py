@@ -28,10 +28,11 @@ def get_thd_partitioned_indices(
         ConfigError: cp_rank not in [0, cp_size), or total_tokens not a multiple of 2 × cp_size.
     """
     if not 0 <= cp_rank < cp_size:
-        raise ConfigError(f"cp_rank is {cp_rank}; it must be in [0, {cp_size})")
+        raise ConfigError(f"cp_rank is {cp_rank}; it must be in [0, {cp_size}).")
     if total_tokens % (2 * cp_size):
         raise ConfigError(
-            f"{total_tokens} packed tokens are not a multiple of {2 * cp_size} (2 × cp_size); pad every sequence to one"
+            f"{total_tokens} packed tokens are not a multiple of {2 * cp_size} (2 × cp_size); pad every "
+            "sequence to one."
         )
     starts = cu_seqlens_padded[:-1].to(torch.int64)
     chunks = cu_seqlens_padded.diff().to(torch.int64) // (2 * cp_size)

@@ -76,7 +76,7 @@ class PlannedPackedLoader:
         virtual_pipeline_size: int | None = None,
     ) -> None:
         if global_batch_size < 1:
-            raise ConfigError(f"global_batch_size is {global_batch_size}; it must be at least 1")
+            raise ConfigError(f"global_batch_size is {global_batch_size}; it must be at least 1.")
         self._source = source
         self._lengths = checked_lengths(lengths)
         self._scheduler = scheduler
@@ -130,7 +130,7 @@ class PlannedPackedLoader:
             if state.get(key) != own[key]:
                 raise CheckpointMismatchError(
                     f"the state has {key} {state.get(key)!r}, this loader {own[key]!r}. Load it into a loader with "
-                    "the same lengths, global_batch_size, shuffle, drop_last and seed"
+                    "the same lengths, global_batch_size, shuffle, drop_last and seed."
                 )
         self._epoch, self._num_given = int(state["epoch"]), int(state["global_batches"])
 
@@ -142,7 +142,7 @@ class PlannedPackedLoader:
         if 0 < rest < packs and not self._drop_last and self._scheduler.policy.missing_packs == "error":
             raise ConfigError(
                 f"the last global batch of an epoch has {rest} of {self._global_batch_size} sequences, the ranks need "
-                f'{packs} packs. Set drop_last=True, missing_packs="fill", or another global_batch_size'
+                f'{packs} packs. Set drop_last=True, missing_packs="fill", or another global_batch_size.'
             )
 
     def _order(self) -> Ints:
@@ -194,7 +194,7 @@ class PlannedPackedLoader:
             if set(sizes.values()) != {int(self._lengths[index])}:
                 raise DataError(
                     f"sequence {index} has {sizes} values where {int(self._lengths[index])} tokens were planned. "
-                    "The lengths do not belong to this source; compute them again"
+                    "The lengths do not belong to this source; compute them again."
                 )
             sequences.append({key: sequence[key].reshape(-1).to(dtype) for key, dtype in TOKEN_FIELDS.items()})
         return sequences

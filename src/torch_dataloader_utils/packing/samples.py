@@ -96,7 +96,7 @@ def _checked(sample: Tensors, where: str) -> dict[str, torch.Tensor]:
     if missing or unknown:
         raise ConfigError(
             f"{where} misses {missing} and has unknown keys {unknown}; a sample has exactly {list(REQUIRED_KEYS)}. "
-            "pad_sample adds the lengths"
+            "pad_sample adds the lengths."
         )
     return {key: _flat(sample[key], key, where, TOKEN_FIELDS.get(key, torch.int64)) for key in REQUIRED_KEYS}
 
@@ -105,11 +105,13 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
     """The sequences of a packed row, without those of length 0."""
     unknown = [key for key in row if key not in TOKEN_FIELDS and key not in _PACKED_KEYS]
     if unknown:
-        raise ConfigError(f"{where} has unknown keys {unknown}; a packed row has {[*TOKEN_FIELDS, *_PACKED_KEYS]}")
+        raise ConfigError(
+            f"{where} has unknown keys {unknown}; a packed row has {[*TOKEN_FIELDS, *_PACKED_KEYS]}. Leave them out."
+        )
     fields = {key: _flat(row[key], key, where, dtype) for key, dtype in TOKEN_FIELDS.items() if key in row}
     missing = [key for key in TOKEN_FIELDS if key not in fields]
     if missing:
-        raise ConfigError(f"{where} misses {missing}; a packed row has {list(TOKEN_FIELDS)} and cu_seqlens")
+        raise ConfigError(f"{where} misses {missing}; give {list(TOKEN_FIELDS)} and cu_seqlens.")
     bounds = row.get("cu_seqlens_padded", row["cu_seqlens"]).reshape(-1).tolist()
     originals = row["cu_seqlens"].reshape(-1).diff().tolist()
     return [
@@ -125,11 +127,11 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
 
 def _flat(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise ConfigTypeError(f"{key} of {where} is a {type(value).__name__}; use a torch.Tensor")
+        raise ConfigTypeError(f"{key} of {where} is a {type(value).__name__}; use a torch.Tensor.")
     if value.is_floating_point() and not dtype.is_floating_point:
-        raise ConfigTypeError(f"{key} of {where} has dtype {value.dtype}; use whole numbers, best {dtype}")
+        raise ConfigTypeError(f"{key} of {where} has dtype {value.dtype}; use whole numbers, best {dtype}.")
     if value.numel() != max(value.shape, default=1):
-        raise ConfigError(f"{key} of {where} has shape {list(value.shape)}; use [tokens] or [1, tokens]")
+        raise ConfigError(f"{key} of {where} has shape {list(value.shape)}; use [tokens] or [1, tokens].")
     return value.reshape(-1).to(dtype)
 
 
@@ -138,5 +140,5 @@ def _check_field_lengths(sample: dict[str, torch.Tensor], padded: int) -> None:
         if sample[key].numel() != padded:
             raise ConfigError(
                 f"{key} has {sample[key].numel()} values in a sample with padded_seq_len {padded}; "
-                "all fields of a sample are as long as padded_seq_len"
+                "all fields of a sample are as long as padded_seq_len. pad_sample pads them."
             )

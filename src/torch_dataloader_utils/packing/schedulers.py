@@ -156,7 +156,7 @@ class HybridContextParallelScheduler(BasePackingScheduler):
         super().__post_init__()
         if not self.widen_above >= 1:
             raise ConfigError(
-                f"widen_above is {self.widen_above}; it must be at least 1: no rank can do less than the mean"
+                f"widen_above is {self.widen_above}; it must be at least 1: no rank can do less than the mean."
             )
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:

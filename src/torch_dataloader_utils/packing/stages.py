@@ -32,7 +32,7 @@ def broadcast_to_pp_group(own: StageBatch | None, groups: PackingGroups) -> Stag
     """
     is_source = group_rank(groups.pp) == 0
     if is_source and own is None:
-        raise ConfigError("the first pipeline stage has no batch to share; give it a data iterator")
+        raise ConfigError("the first pipeline stage has no batch to share; give it a data iterator.")
     if own is not None and group_size(groups.pp) <= 2:
         return own
     device = communication_device(groups)

@@ -80,11 +80,12 @@ def create_scheduler(config: PackingOptions, groups: PackingGroups) -> BasePacki
     """
     name = config.sequence_packing_scheduler
     if name not in scheduler_map:
-        raise ConfigError(f"no packing scheduler {name!r}; use one of {', '.join(map(repr, scheduler_map))}")
+        raise ConfigError(f"no packing scheduler {name!r}; use one of {', '.join(map(repr, scheduler_map))}.")
     has_virtual_stages = config.virtual_pipeline_model_parallel_size is not None
     if has_virtual_stages and config.microbatch_group_size_per_vp_stage is None:
         raise ConfigError(
-            "virtual pipeline stages need microbatch_group_size_per_vp_stage; Megatron's default is the pipeline size"
+            "virtual pipeline stages need microbatch_group_size_per_vp_stage; pass it (Megatron's default is the "
+            "pipeline size)."
         )
     return scheduler_map[name](
         config.max_seqlen_per_dp_cp_rank,

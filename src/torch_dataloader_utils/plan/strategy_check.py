@@ -62,7 +62,9 @@ class StrategyCall:
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
         for shard in shards:
             if not 0 <= shard.id < num_workers:
-                raise ConfigError(f"{self._name} gave a shard for worker {shard.id} of {num_workers}.")
+                raise ConfigError(
+                    f"{self._name} gave a shard for worker {shard.id} of {num_workers}. Number shards from 0."
+                )
             for split in shard.splits:
                 position = index.get(split.file.path)
                 if position is None:

@@ -21,7 +21,7 @@ from torch_dataloader_utils.plan.token_batches import BatchDeal, join_batches
 def token_budget(options: PlanOptions, topology: Topology) -> TokenBudget:
     """The budget of an epoch that began under `topology`; whatever its batches are resumed under, windows keep it."""
     if options.max_tokens_per_batch is None:
-        raise ConfigError("There is no token budget: max_tokens_per_batch is None.")
+        raise ConfigError("There is no token budget: max_tokens_per_batch is None. Pass it.")
     return TokenBudget(
         max_tokens=options.max_tokens_per_batch,
         max_rows=topology.batch_size,

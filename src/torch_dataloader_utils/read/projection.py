@@ -66,7 +66,10 @@ def _project(schema: Any, names: tuple[str, ...], filtered: tuple[str, ...], spe
 def _unknown(name: str, schema: Any) -> ConfigError:
     seen = schema.names.count(name)
     if seen:
-        return ConfigError(f"the schema has {seen} columns named {name}; which one is meant cannot be said.")
+        return ConfigError(
+            f"the schema has {seen} columns named {name}; which one is meant cannot be said. Rename them in the files, "
+            "or do not ask for them."
+        )
     near = difflib.get_close_matches(name, schema.names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(schema.names[:50])}."
     return ConfigError(f"no column is named {name}; {hint}")

@@ -68,7 +68,10 @@ class BufferSortedDataset(Dataset[ItemT]):
             ConfigTypeError: a data set without `__len__` or `sort_key`.
         """
         if not isinstance(base_dataset, Sized) or not callable(getattr(base_dataset, "sort_key", None)):
-            raise ConfigTypeError(f"{type(base_dataset).__name__} needs __len__ and sort_key(index) to be sorted.")
+            raise ConfigTypeError(
+                f"{type(base_dataset).__name__} has no __len__ or no sort_key(index), which sorting needs. Add them, "
+                "or use a RowDataset with length_column=."
+            )
         if buffer_size < 1 or pack_size < 1:
             raise ConfigError(f"buffer_size={buffer_size} and pack_size={pack_size} must be at least 1.")
         self._base_dataset = base_dataset

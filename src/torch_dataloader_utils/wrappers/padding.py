@@ -30,14 +30,16 @@ def pad_stack_1d(
         ConfigTypeError: items of different dtypes.
     """
     if not items:
-        raise ConfigError("There are no items to pad: the shape and dtype of the result would be unknown.")
+        raise ConfigError(
+            "There are no items to pad: the shape and dtype of the result would be unknown. Pass one at least."
+        )
     if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
         raise ConfigError(f"pad_to_multiple_of={pad_to_multiple_of}: give at least 1, or None.")
     if padding_side not in ("left", "right"):
         raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
     for row, item in enumerate(items):
         if item.ndim != 1:
-            raise ConfigError(f"Item {row} has shape {tuple(item.shape)}; wanted are 1-D tensors.")
+            raise ConfigError(f"Item {row} has shape {tuple(item.shape)}; pass 1-D tensors.")
         if item.dtype != items[0].dtype:
             raise ConfigTypeError(f"Item {row} is {item.dtype}, item 0 is {items[0].dtype}. Convert them to one dtype.")
     width = max(len(item) for item in items)

@@ -72,7 +72,7 @@ class ShardedDataset(Dataset[ItemT]):
             self._indexing_mode = ShardIndexingMode(indexing_mode)
         except ValueError as error:
             modes = ", ".join(ShardIndexingMode)
-            raise ConfigError(f"Unknown indexing mode {indexing_mode!r}; there are {modes}.") from error
+            raise ConfigError(f"Unknown indexing mode {indexing_mode!r}; use one of {modes}.") from error
         self._dataset = dataset
         self._total_shards = total_shards
         self._current_shard = current_shard
@@ -115,7 +115,7 @@ class ShardedDataset(Dataset[ItemT]):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
         if rank < 0:
-            raise ConfigError("This rank is not in the process group, so it has no shard of its own.")
+            raise ConfigError("This rank is not in the process group, so it has no shard: call this on its ranks only.")
         return cls(dataset, size, rank, indexing_mode, pad_to_equal_size_across_shards)
 
     def __len__(self) -> int:
@@ -152,7 +152,7 @@ class ShardedDataset(Dataset[ItemT]):
     def sort_key(self, index: int) -> Any:
         """The sort key of one item of this shard, so that `BufferSortedDataset` can wrap a shard."""
         if not hasattr(self._dataset, "sort_key"):
-            raise ConfigTypeError(f"{type(self._dataset).__name__} has no sort_key(index).")
+            raise ConfigTypeError(f"{type(self._dataset).__name__} has no sort_key(index): shard a data set that has.")
         return self._dataset.sort_key(self._position(index))
 
     def set_epoch(self, epoch: int) -> None:

@@ -79,7 +79,9 @@ class ShardedStream(IterableDataset[ItemT]):
         try:
             total = len(self._source)
         except TypeError as error:
-            raise ConfigTypeError(f"{self._source.name} has no length, so its shards have none.") from error
+            raise ConfigTypeError(
+                f"{self._source.name} has no length, so its shards have none. Iterate instead."
+            ) from error
         return self._layout.length(total)
 
     def __iter__(self) -> Iterator[ItemT]:
@@ -139,7 +141,7 @@ class ShardedStream(IterableDataset[ItemT]):
         if state_dict.keys() != _STATE_KEYS or state_dict["version"] != _STATE_VERSION:
             raise CheckpointMismatchError(
                 f"Not a streaming_shard state of version {_STATE_VERSION}: it has the keys {sorted(state_dict)}, "
-                f"wanted are {sorted(_STATE_KEYS)}."
+                f"wanted are {sorted(_STATE_KEYS)}. Load what state_dict of such a shard gave."
             )
         if state_dict["layout"] != layout:
             raise CheckpointMismatchError(

@@ -92,7 +92,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             if value < 1:
                 raise ConfigError(f"{name}={value}: pass at least 1.")
         if not 0 <= rank < num_ranks:
-            raise ConfigError(f"rank={rank} is not in [0, num_ranks={num_ranks}).")
+            raise ConfigError(f"rank={rank} must be in [0, num_ranks={num_ranks}).")
         self._budget = TokenBudget(
             max_tokens=max_tokens_per_batch,
             max_rows=len(lengths) + 1 if max_rows_per_batch is None else max_rows_per_batch,

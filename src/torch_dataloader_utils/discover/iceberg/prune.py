@@ -35,7 +35,9 @@ class FilePruner:
         try:
             bind(schema, expression, case_sensitive=True)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"scan_filter {expression} does not fit the table's columns ({error}).") from error
+            raise ConfigError(
+                f"scan_filter {expression} does not fit the table's columns ({error}). Check names and types."
+            ) from error
         self._specs = metadata.specs()
         self._schema = schema
         self._expression = expression

@@ -80,7 +80,8 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
         if wanted is not None:
             refs = {key: ref for key, ref in metadata.refs.items() if ref.snapshot_ref_type.value == kind}
             if wanted not in refs:
-                raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {', '.join(sorted(refs)) or 'none'}.")
+                known = ", ".join(sorted(refs)) or "none"
+                raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {known}. Choose one of them.")
             return _by_id(metadata, refs[wanted].snapshot_id, name)
     snapshot: Snapshot | None = metadata.current_snapshot()
     return snapshot
@@ -91,7 +92,8 @@ def _by_id(metadata: "TableMetadata", snapshot_id: int, name: str) -> "Snapshot"
     if snapshot is None:
         known = ", ".join(str(each.snapshot_id) for each in metadata.snapshots[-10:])
         raise ConfigError(
-            f"{name} has no snapshot {snapshot_id}; its latest are {known or 'none'}. It may have been expired."
+            f"{name} has no snapshot {snapshot_id}; its latest are {known or 'none'}. It may have been expired; "
+            "choose another."
         )
     return snapshot
 
@@ -132,7 +134,8 @@ def _increment(
     if each is None:
         raise ConfigError(
             f"from_snapshot_id={from_snapshot_id} is no ancestor of snapshot "
-            f"{None if snapshot is None else snapshot.snapshot_id} of {name}, or snapshots in between have expired."
+            f"{None if snapshot is None else snapshot.snapshot_id} of {name}, or snapshots in between have "
+            "expired. Choose a later one, or read the whole snapshot."
         )
     return tuple(reversed(appends)), tuple(reversed(skipped))
 

@@ -28,7 +28,7 @@ def check_schedule(
         pack = int(counts.argmin())
         raise ConfigError(
             f"microbatch {int(schedule.microbatch[pack])} gives rank {int(schedule.first_rank[pack])} no sequence. "
-            'Use a larger global batch, or missing_packs="fill" to schedule empty packs on purpose'
+            'Use a larger global batch, or missing_packs="fill" to schedule empty packs on purpose.'
         )
     tokens = np.concatenate([[0], np.cumsum(occupied_tokens(schedule, lengths))])[schedule.offsets]
     over = np.diff(tokens) > schedule.span * shape.max_seqlen_per_dp_cp_rank
@@ -39,12 +39,12 @@ def check_schedule(
         raise ConfigError(
             f"the pack of rank {int(schedule.first_rank[pack])} in microbatch {int(schedule.microbatch[pack])} has "
             f"{int(np.diff(tokens)[pack])} tokens (padded for {int(schedule.span[pack])} ranks) where "
-            f"{int(schedule.span[pack]) * shape.max_seqlen_per_dp_cp_rank} fit. Correct the scheduler"
+            f"{int(schedule.span[pack]) * shape.max_seqlen_per_dp_cp_rank} fit. Correct the scheduler."
         )
     if schedule.num_microbatches % shape.microbatch_multiple:
         raise ConfigError(
             f"{schedule.num_microbatches} microbatches are not a multiple of microbatch_group_size_per_vp_stage="
-            f"{shape.microbatch_multiple}. Correct the scheduler"
+            f"{shape.microbatch_multiple}. Correct the scheduler."
         )
 
 
@@ -61,18 +61,18 @@ def _check_each_once(schedule: Schedule, lengths: Ints, *, longest: int, policy:
     if unknown.any():
         raise ConfigError(
             f"the schedule names sequence {int(schedule.samples[unknown][0])}; the global batch has {len(lengths)}. "
-            "Return the ids that get_groups_and_subsamples was given"
+            "Return the ids that get_groups_and_subsamples was given."
         )
     times = np.bincount(schedule.samples, minlength=len(lengths))
     wrong = times > 1 if policy.over_long == "drop" else times != 1
     if wrong.any():
         position = int(wrong.argmax())
         raise ConfigError(
-            f"the schedule has sequence {position} in {int(times[position])} packs instead of 1. Correct the scheduler"
+            f"the schedule has sequence {position} in {int(times[position])} packs instead of 1. Correct the scheduler."
         )
     lost = (times == 0) & (lengths <= longest)
     if lost.any():
-        raise ConfigError(f"the schedule leaves out sequence {int(lost.argmax())}, which fits. Correct the scheduler")
+        raise ConfigError(f"the schedule leaves out sequence {int(lost.argmax())}, which fits. Correct the scheduler.")
 
 
 def _check_spans(schedule: Schedule, *, spans: list[int]) -> None:
@@ -83,5 +83,5 @@ def _check_spans(schedule: Schedule, *, spans: list[int]) -> None:
             f"{int(schedule.span[pack])} ranks from rank {int(schedule.first_rank[pack])} of microbatch "
             f"{int(schedule.microbatch[pack])} have the same sequences; a pack has "
             f"{' or '.join(map(str, spans))} ranks and begins at a multiple of that. "
-            "Give all context-parallel ranks of a data-parallel rank equal lists"
+            "Give all context-parallel ranks of a data-parallel rank equal lists."
         )

@@ -29,7 +29,7 @@ class CostModel:
         if min(self.quadratic, self.linear) < 0 or self.quadratic + self.linear == 0:
             raise ConfigError(
                 f"cost weights quadratic={self.quadratic}, linear={self.linear}: they must be whole numbers, "
-                "not negative and not both 0"
+                "not negative and not both 0."
             )
 
     @classmethod
@@ -51,6 +51,6 @@ class CostModel:
         if len(lengths) * (self.quadratic * longest + self.linear) * longest >= 1 << 62:
             raise ConfigError(
                 f"{len(lengths)} sequences of up to {longest} tokens pass 2^62 with weights quadratic="
-                f"{self.quadratic}, linear={self.linear}; use smaller weights with the same ratio"
+                f"{self.quadratic}, linear={self.linear}; use smaller weights with the same ratio."
             )
         return self.quadratic * lengths * lengths + self.linear * lengths

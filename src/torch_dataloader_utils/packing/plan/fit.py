@@ -17,12 +17,12 @@ def checked_lengths(lengths: Sequence[int] | Ints) -> Ints:
     """
     checked = np.asarray(lengths, dtype=np.int64)
     if checked.ndim != 1 or not len(checked):
-        raise ConfigError("the global batch has no sequence; a schedule needs at least one")
+        raise ConfigError("the global batch has no sequence; a schedule needs at least one.")
     if checked.min() < 1:
         position = int(checked.argmin())
         raise ConfigError(
             f"sequence {position} has length {int(checked[position])}; lengths are at least 1 token. "
-            "Leave empty sequences out before scheduling"
+            "Leave empty sequences out before scheduling."
         )
     return checked
 
@@ -40,8 +40,11 @@ def fitting_positions(lengths: Ints, *, capacity: int, policy: SchedulePolicy) -
         raise ConfigError(
             f"{len(over)} of {len(lengths)} sequences are longer than the {capacity} tokens of a pack "
             f"(first: sequence {int(over[0])} with {int(lengths[over[0]])} tokens). Raise max_seqlen_per_dp_cp_rank "
-            'or the number of context-parallel ranks, cut the sequences, or set over_long="alone" or "drop"'
+            'or the number of context-parallel ranks, cut the sequences, or set over_long="alone" or "drop".'
         )
     if len(over) == len(lengths):
-        raise ConfigError(f"all {len(lengths)} sequences are longer than the {capacity} tokens of a pack; none is left")
+        raise ConfigError(
+            f"all {len(lengths)} sequences are longer than the {capacity} tokens of a pack; none is left. "
+            "Raise max_seqlen_per_dp_cp_rank, or cut the sequences."
+        )
     return np.flatnonzero(lengths <= capacity)

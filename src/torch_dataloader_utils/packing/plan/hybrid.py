@@ -60,7 +60,7 @@ def hybrid_schedule(
         raise ConfigError(
             f"{len(kept)} sequences leave {idle} of {idle + sum(pack_spans)} rank slots idle (sizes "
             f"{spans}, microbatches in groups of {shape.microbatch_multiple}). Use a larger global batch, or "
-            'missing_packs="fill" to give the idle ranks a padding sequence without loss'
+            'missing_packs="fill" to give the idle ranks a padding sequence without loss.'
         )
     return arrange_packs(
         placement.packs + [[] for _ in range(idle)],

@@ -66,6 +66,6 @@ def split_last_packs(packs: Packs, *, multiple: int, policy: SchedulePolicy) -> 
         raise ConfigError(
             f"{sum(map(len, packs))} sequences make at most {len(packs) + len(moved)} packs; the ranks need a multiple "
             f"of {multiple} (dp_size × microbatch_group_size_per_vp_stage). Use a larger global batch, or "
-            'missing_packs="fill" to give the idle ranks a padding sequence without loss'
+            'missing_packs="fill" to give the idle ranks a padding sequence without loss.'
         )
     return kept + moved + [[] for _ in range(missing - len(moved))]

@@ -71,7 +71,7 @@ class Schedule:
             if len(ranks) != num_ranks:
                 raise ConfigError(
                     f"microbatch {index} of the schedule has {len(ranks)} entries for {num_ranks} ranks "
-                    "(dp_size × cp_size); return one list of samples per rank"
+                    "(dp_size × cp_size); return one list of samples per rank."
                 )
             for rank, samples in enumerate(ranks):
                 is_shared = rank > 0 and (samples is ranks[rank - 1] or samples == ranks[rank - 1])
@@ -81,7 +81,9 @@ class Schedule:
                     packs.append(samples)
                     spans.append(1)
         if not packs:
-            raise ConfigError("the schedule has no microbatch; a global batch needs at least one")
+            raise ConfigError(
+                "the schedule has no microbatch; a global batch needs at least one. Correct the scheduler."
+            )
         return cls.of_packs(packs, spans, num_ranks=num_ranks)
 
     def to_groups(self, ids: Sequence[int]) -> Groups:

@@ -29,7 +29,7 @@ class PackingShape:
     def __post_init__(self) -> None:
         for name in ("max_seqlen_per_dp_cp_rank", "cp_size", "dp_size", "microbatch_multiple"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
     @property
     def num_ranks(self) -> int:
@@ -65,7 +65,7 @@ class SchedulePolicy:
     def __post_init__(self) -> None:
         for name, allowed in (("over_long", ("error", "alone", "drop")), ("missing_packs", ("error", "fill"))):
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, allowed))}")
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(map(repr, allowed))}.")
 
 
 def alignment_of(num_ranks: int) -> int:
