@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._core.splits import (
         DataFileInfo,
         IcebergDataFileInfo,
+        RowGroups,
         RowRange,
         Shard,
         Split,
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._observe.opentelemetry import export_to_opentelemetry
     from torch_dataloader_utils._observe.prometheus import export_to_prometheus
     from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, RetryPolicy
-    from torch_dataloader_utils.blending import blend
+    from torch_dataloader_utils.blending import BlendedLoader, blend
     from torch_dataloader_utils.datasets import StructuredDataset
-    from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
+    from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
     from torch_dataloader_utils.epoch_plan import EpochPlan
     from torch_dataloader_utils.errors import (
         CheckpointMismatchError,
@@ -60,10 +61,15 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.shape.padding import PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged
     from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+    from torch_dataloader_utils.stream.block_cache import CacheInfo
+    from torch_dataloader_utils.stream.dataset import TableDataset
     from torch_dataloader_utils.stream.device import DevicePrefetcher
-    from torch_dataloader_utils.token_packing import pack_tokens
+    from torch_dataloader_utils.stream.loader import TableDataLoader
+    from torch_dataloader_utils.token_packing import TokenPacking, pack_tokens
 
 _HOMES = {
+    "BlendedLoader": "blending",
+    "CacheInfo": "stream.block_cache",
     "CheckpointMismatchError": "errors",
     "CoalesceLimits": "_store",
     "ConfigError": "errors",
@@ -92,6 +98,7 @@ _HOMES = {
     "RoundRobinSplitStrategy": "plan.strategies",
     "RowCountError": "errors",
     "RowDataset": "row_dataset",
+    "RowGroups": "_core.splits",
     "RowRange": "_core.splits",
     "SchemaError": "errors",
     "Shard": "_core.splits",
@@ -100,8 +107,12 @@ _HOMES = {
     "SplitStrategy": "_core.splits",
     "StoreError": "errors",
     "StructuredDataset": "datasets",
+    "TableDataLoader": "stream.loader",
+    "TableDataset": "stream.dataset",
     "TargetSizeSplitStrategy": "plan.strategies",
     "TensorBatch": "shape.tensor_batch",
+    "TextOptions": "discover",
+    "TokenPacking": "token_packing",
     "TransformError": "errors",
     "UnsupportedFeatureError": "errors",
     "WorkerDiedError": "errors",
@@ -118,6 +129,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "BlendedLoader",
+    "CacheInfo",
     "CheckpointMismatchError",
     "CoalesceLimits",
     "ConfigError",
@@ -146,6 +159,7 @@ __all__ = [
     "RoundRobinSplitStrategy",
     "RowCountError",
     "RowDataset",
+    "RowGroups",
     "RowRange",
     "SchemaError",
     "Shard",
@@ -154,8 +168,12 @@ __all__ = [
     "SplitStrategy",
     "StoreError",
     "StructuredDataset",
+    "TableDataLoader",
+    "TableDataset",
     "TargetSizeSplitStrategy",
     "TensorBatch",
+    "TextOptions",
+    "TokenPacking",
     "TransformError",
     "UnsupportedFeatureError",
     "WorkerDiedError",
