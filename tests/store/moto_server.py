@@ -53,7 +53,7 @@ class MotoS3:
             self.client.delete_object(Bucket=BUCKET, Key=found["Key"])
         self.requests.clear()
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of all objects, sorted."""
         return sorted(found["Key"] for found in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", ()))
 

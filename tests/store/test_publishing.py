@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from torch_dataloader_utils._store import PendingFile, publish, write_atomically
 from torch_dataloader_utils._store.kept_tails import KeptTails
+from torch_dataloader_utils.errors import NoDataError
 
 ROOT = Path(__file__).parents[2]
 FOOTER = bytes(range(256)) * 8
@@ -177,3 +179,40 @@ def test_a_full_disk_leaves_the_old_inventory_and_is_told(tmp_path: Path) -> Non
     root = tmp_path / "full"
     run(SAVE + "fill_disk_everywhere(save, check, range(0, 2000, 500)); assert not any(seen)", root)
     assert [path.name for path in files(root)] == ["i"]
+
+
+def left_by(host: str, pid: int, path: Path) -> Path:
+    left = path.with_name(f".{path.name}.{host}-{pid}-0123.pending")
+    left.write_bytes(b"half")
+    return left
+
+
+def test_only_what_dead_writers_of_the_same_path_left_is_swept(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    here = publish._host()
+    dead = left_by(here, 2**22 + 1, path)  # above the largest number a process has
+    others = [
+        left_by(here, os.getpid(), path),
+        left_by("00000000", 2**22 + 1, path),
+        left_by(here, 2**22 + 1, tmp_path / "ab"),
+    ]
+    held = PendingFile(path)
+    with write_atomically(path) as file:
+        file.write(b"whole")
+    assert not dead.exists()
+    assert all(other.exists() for other in others)
+    held.discard()
+    assert path.read_bytes() == b"whole"
+
+
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError), write_atomically(path, mode=0o600) as file:
+        file.writelines([b"new", None])  # type: ignore[list-item]
+    assert [(each.name, each.read_bytes()) for each in files(tmp_path)] == [("a", b"old")]
+    with write_atomically(path, mode=0o600) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o600)
+    with pytest.raises(NoDataError, match="Make it first"):
+        PendingFile(tmp_path / "none" / "a")

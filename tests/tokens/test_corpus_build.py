@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,
@@ -242,6 +243,54 @@ def test_sources_that_are_not_there_or_not_known(tmp_path: Path) -> None:
         build_corpus(tmp_path / "x.txt", out, column="tokens")
     with pytest.raises(CorruptFileError, match="too few for a Parquet file"):
         build_corpus(tmp_path / "x.txt", out, column="tokens", file_format="parquet")
+
+
+def test_sources_keep_their_order_and_each_file_is_read_once(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write(directory / "stripes.orc", [[1], [2]])
+    sources = [directory / "stripes.orc", directory / "2.parquet", directory / "*.parquet"]
+    build_corpus(sources, tmp_path / "out", column="tokens")
+    assert _documents(str(tmp_path / "out")) == [[1], [2], *_numbers(200, 9), *_numbers(0, 7), *_numbers(100, 8)]
+    assert "2.parquet is named more than once; it is read once" in caplog.text
+    with pytest.raises(ConfigError, match="files of two formats"):
+        build_corpus(directory, tmp_path / "both", column="tokens")
+
+
+def test_many_files_each_with_a_schema_of_its_own(tmp_path: Path) -> None:
+    for number in range(60):
+        kind = pa.list_(pa.int64() if number % 2 else pa.int32())
+        _write(tmp_path / f"{number:02d}.parquet", [[number]], kind=kind)
+    build_corpus([tmp_path / f"{number:02d}.parquet" for number in range(60)], tmp_path / "out", column="tokens")
+    assert _documents(str(tmp_path / "out")) == [[number] for number in range(60)]
+    with pytest.raises(SchemaError, match="All files need the same columns and types"):
+        build_corpus(tmp_path / "*.parquet", tmp_path / "no", column="tokens")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_no_rows_are_no_corpus(tmp_path: Path, suffix: str) -> None:
+    path, table = tmp_path / f"x.{suffix}", pa.table({"tokens": pa.array([], pa.list_(pa.int32()))})
+    if suffix == "orc":
+        orc.write_table(table, path)
+    else:
+        pq.write_table(table, path)
+        assert pq.ParquetFile(path).metadata.num_row_groups == 1
+    for sources in (path, StructuredDataset(path, suffix)):
+        with pytest.raises(NoDataError, match="no rows"):
+            build_corpus(sources, tmp_path / "out", column="tokens")
+    assert not (tmp_path / "out.parts").exists()
+
+
+def test_a_flipped_bit_is_never_another_token(tmp_path: Path) -> None:
+    table = pa.table({"tokens": pa.array([[row] * 50 for row in range(100)], pa.list_(pa.int32()))})
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, write_page_checksum=True, compression=None, use_dictionary=False)
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size - 100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError, match=r"x\.parquet row group 0 does not decode"):
+        build_corpus(path, tmp_path / "out", column="tokens")
 
 
 def test_remote_sources(directory: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and i
 picklable; clients are opened lazily in each process and never inherited or pickled. Neighbouring ranges are
 coalesced here, before any backend sees them. Failed requests are sent again where they deserve it, and expired
 credentials renewed. Foreign exceptions leave as errors of ours. Objects are written whole (`FsspecStore.write`), local
-files published whole (`publish`). No cache of data.
+files appear whole (`write_atomically`). No cache of data.
 """
 
 from torch_dataloader_utils._core.paths import has_credentials, redact
@@ -22,7 +22,7 @@ from torch_dataloader_utils._store.interface import (
 )
 from torch_dataloader_utils._store.local import LocalStore, file_stat
 from torch_dataloader_utils._store.open import open_store
-from torch_dataloader_utils._store.publish import publish
+from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret
@@ -37,6 +37,7 @@ __all__ = [
     "FsspecStore",
     "Listing",
     "LocalStore",
+    "PendingFile",
     "ReadPlan",
     "RemoteOptions",
     "RetryPolicy",
@@ -50,6 +51,7 @@ __all__ = [
     "file_stat",
     "has_credentials",
     "open_store",
-    "publish",
     "redact",
+    "sync_directory",
+    "write_atomically",
 ]

@@ -1,52 +1,119 @@
-"""Writing a local file so that readers see the old one or the new one, never a part, whatever happens in between."""
+"""Local files that appear whole or not at all: written beside their final path, synced, renamed.
 
+A crash at any point leaves the old file or the new one, and at worst a hidden temporary file. The next writer of the
+same path removes it: at once if its writer was a process of this host that is gone, else once it is an hour old; never
+while a living process holds it.
+"""
+
+import contextlib
+import fcntl
+import glob
 import os
-import re
-from collections.abc import Callable
-from itertools import count
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
-_numbers = count()
+from torch_dataloader_utils.errors import NoDataError
+
+_SUFFIX = ".pending"
+
+# A pending file younger than this may belong to a writer, on another host, that has not taken its lock yet.
+_SWEEP_AGE_SECONDS = 3600.0
 
 
-def publish(target: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Makes `target` what `write` writes: into a file beside it, flushed to the disk, then renamed.
+class PendingFile:
+    """A file on its way to `path`: write to `file`, then `publish` or `discard`, once.
 
-    Of processes that publish one file at the same time the last one wins. What a killed process left half-written
-    (.NAME.PID-NUMBER.tmp) is removed by the next one that publishes the same file on this machine.
+    Of writers of one path at the same time the last one wins.
+
+    Args:
+        path: where it is to appear; its directory must exist.
+        mode: its permissions, less the user's umask: by default files are shared with a group if the user's are.
 
     Raises:
-        OSError: the disk is full, or the directory cannot be written; the old file stays, and nothing else.
+        NoDataError: there is no such directory. OSError: it cannot be written.
     """
-    _sweep(target)
-    part = target.with_name(f".{target.name}.{os.getpid()}-{next(_numbers)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(part, flags, 0o600)
+
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        if not path.parent.is_dir():
+            raise NoDataError(f"The directory of {path} does not exist. Make it first.")
+        self.path = path
+        _sweep(path)
+        self._pending = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.file: BinaryIO = os.fdopen(os.open(self._pending, flags, mode), "w+b")
+        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there either
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def publish(self) -> None:
+        """Make the file visible under its path, replacing what was there."""
+        self.sync()
+        self._pending.replace(self.path)
+        sync_directory(self.path.parent)
+
+    def sync(self) -> None:
+        """Flush to the disk and close; the file stays invisible."""
+        if not self.file.closed:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+
+    def discard(self) -> None:
+        """Remove the pending file; harmless after `publish`."""
+        with contextlib.suppress(OSError):  # a full disk: what could not be written is not wanted
+            self.file.close()
+        self._pending.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def write_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write to; it takes the place of `path` when the block ends without an exception. See `PendingFile`."""
+    pending = PendingFile(path, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        yield pending.file
+        pending.publish()
+    finally:
+        pending.discard()
 
 
-def _sweep(target: Path) -> None:
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d+)-\d+\.tmp")
-    for name in os.listdir(target.parent):  # noqa: PTH208 - names are all that is needed
-        found = pattern.fullmatch(name)
-        if found and not _is_alive(int(found[1])):
-            (target.parent / name).unlink(missing_ok=True)
-
-
-def _is_alive(pid: int) -> bool:
+def sync_directory(path: Path) -> None:
+    """Make renames inside a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what dead writers of `path` left behind."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
+        # Another sweeper may be faster, and a file system may know no locks: then the file simply stays.
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            if _writer_is_gone(left, path) or time.time() - left.stat().st_mtime > _SWEEP_AGE_SECONDS:
+                # Containers may share a host's name and not its processes; the lock is the last word.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+
+
+def _writer_is_gone(left: Path, path: Path) -> bool:
+    """Whether the name says that its writer was a process of this host, and there is none of that number."""
+    host, _, process = left.name.removeprefix(f".{path.name}.").partition("-")
+    pid = process.partition("-")[0]
+    if host != _host() or not pid.isdigit():
         return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
     except OSError:
-        return True  # another user's
-    return True
+        return False  # another user's
+    return False
+
+
+def _host() -> str:
+    return blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()

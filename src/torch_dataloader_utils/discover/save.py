@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import Secret, has_credentials, open_store, publish, redact
+from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact, write_atomically
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
@@ -40,11 +40,14 @@ def save_inventory(
     """
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(
-            "an inventory of files with deletes or field ids is not saved; scan the table again"
+            "an inventory of files with deletes or field ids is not saved; scan the table again."
         )
     secret = _first_with_credentials(inventory.files.paths)
     if secret is not None:
-        raise ConfigError(f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away")
+        raise ConfigError(
+            f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away. Pass them in "
+            "storage_options= instead, and scan again."
+        )
     table = _to_table(inventory)
     target = os.fspath(path)
     if open_store(target, storage_options).is_local:
@@ -139,7 +142,7 @@ def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
 def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
     text = (table.schema.metadata or {}).get(_KEY)
     if text is None:
-        raise ConfigError(f"{redact(path)} is no saved inventory; save_inventory writes one")
+        raise ConfigError(f"{redact(path)} is no saved inventory. Pass a file that save_inventory wrote.")
     with decoding(path, "saved inventory"):
         about: Mapping[str, Any] = json.loads(text)
         version = about["version"]
@@ -161,7 +164,8 @@ def _check(inventory: Inventory, path: str) -> None:
 
 def _write_local(table: pa.Table, target: Path) -> None:
     try:
-        publish(target, lambda file: pq.write_table(table, file, compression="zstd", use_dictionary=False))
+        with write_atomically(target, mode=0o600) as file:
+            pq.write_table(table, file, compression="zstd", use_dictionary=False)
     except OSError as error:
         raise StoreError(
             f"{target}: cannot write the inventory ({error}). Choose a directory that can be written."

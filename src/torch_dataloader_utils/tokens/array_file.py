@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._store import write_atomically
 from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.tokens.publish import write_atomically
 from torch_dataloader_utils.tokens.ranges import MappedFile
 
 Arrays = dict[str, npt.NDArray[Any]]

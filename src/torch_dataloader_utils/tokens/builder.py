@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._store import open_store
+from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, SchemaError
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
-from torch_dataloader_utils.tokens.publish import PendingFile, sync_directory
 
 _MAX_SEQUENCE_TOKENS = 2**31 - 1
 

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess
+from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.publish import write_atomically
 
 _EXTRAS = "torch_dataloader_utils"
 _VERSION = 2

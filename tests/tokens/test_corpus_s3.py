@@ -1,0 +1,151 @@
+"""Corpora built from a store, into a store, while requests fail: S3's protocol, over HTTP."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.store.moto_server import Failure, MotoS3
+from torch_dataloader_utils._store import StoreAccess, write
+from torch_dataloader_utils.errors import FileChangedError, StoreError
+from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, build_corpus
+from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions
+from torch_dataloader_utils.tokens.corpus_sources import plan_parts
+
+DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
+OUT = "s3://bucket/corpora/out"
+
+
+def _table(documents: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"tokens": pa.array(documents), **{f"other{i}": range(len(documents)) for i in range(50)}})
+    pq.write_table(table, sink, row_group_size=4)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+@pytest.fixture
+def data(s3: MotoS3) -> str:
+    for number in range(3):
+        s3.put(f"data/{number}.parquet", _table(DOCUMENTS[10 * number : 10 * number + 10]))
+    s3.put("data/_SUCCESS", b"")
+    s3.requests.clear()
+    return "s3://bucket/data"
+
+
+def _build(data: str, access: StoreAccess, out: str | Path = OUT, **options: Any) -> CorpusReport:
+    return build_corpus(data, out, column="tokens", part_bytes=1, storage_options=access, **options)
+
+
+def _documents(access: StoreAccess) -> list[list[int]]:
+    return [sequence.tolist() for sequence in IndexedDataset(OUT, storage_options=access)]
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_corpus_in_s3_is_that_of_a_local_disk(
+    s3: MotoS3, s3_access: StoreAccess, data: str, tmp_path: Path, outputs: int
+) -> None:
+    local = _build(data, s3_access, tmp_path / "out", output_count=outputs)
+    with ThreadPoolExecutor(4) as executor:
+        report = _build(data, s3_access, executor=executor, output_count=outputs)
+    assert replace(report, prefixes=()) == replace(local, prefixes=())
+    for ours, theirs in zip(report.prefixes, local.prefixes, strict=True):
+        for ending in ("bin", "idx"):
+            key = f"{ours}.{ending}".removeprefix("s3://bucket/")
+            assert s3.get(key) == Path(f"{theirs}.{ending}").read_bytes()
+    assert len([key for key in s3.names() if key.startswith("corpora")]) == 2 * outputs
+
+
+def test_sources_cost_two_listings_a_tail_a_footer_and_the_column_alone(
+    s3: MotoS3, s3_access: StoreAccess, data: str, tmp_path: Path
+) -> None:
+    for number in range(3):  # content of its own: footers that another test has read stay in memory
+        s3.put(f"data/{number}.parquet", _table([[1000 + number]] * 10))
+    s3.requests.clear()
+    _build(data, s3_access, tmp_path / "out")
+    reads = [path for method, path, _ in s3.requests if method == "GET" and ".parquet" in path]
+    # A footer for the plan, another one for this process's reader, and the column of each row group.
+    assert len(reads) == 3 + 3 + 9
+    assert [path for method, path, _ in s3.requests if method == "HEAD"] == ["/bucket/data?"] * 2
+
+
+def test_requests_that_fail_on_either_side_are_sent_again(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
+    s3.failures += [
+        Failure("GET", "parquet", first=2, count=2),
+        Failure("PUT", r"\.bin", first=3, count=2),
+        Failure("PUT", r"out\.idx", count=1),
+        Failure("DELETE", "parts", first=1, count=2),
+        Failure("GET", "list-type", count=1),
+    ]
+    _build(data, s3_access)
+    assert _documents(s3_access) == DOCUMENTS
+
+
+@pytest.mark.parametrize("broken", [r"parts/\w+\.bin", r"parts/\w+\.json", r"out\.bin", r"out\.idx"])
+def test_an_upload_that_fails_for_good_is_gone_on_with(
+    s3: MotoS3, s3_access: StoreAccess, data: str, broken: str
+) -> None:
+    s3.put("corpora/out.idx", b"of an older corpus")
+    first = 4 if "parts" in broken else 0
+    s3.failures.append(Failure("PUT", broken, first=first, status="403 Forbidden", code="AccessDenied"))
+    with pytest.raises(StoreError, match=r"AccessDenied.*The parts that are done stay; run the same call again"):
+        _build(data, s3_access, overwrites=True)
+    # Neither an older corpus with new tokens, nor half of a new one.
+    assert ("corpora/out.idx" in s3.names()) is ("parts" in broken)
+    s3.failures.clear()
+    report = _build(data, s3_access, overwrites=True)
+    assert report.reused_parts == (4 if "parts" in broken else 9)
+    assert _documents(s3_access) == DOCUMENTS
+    assert [key for key in s3.names() if "parts" in key] == []
+
+
+def test_a_large_corpus_is_joined_in_blocks_over_the_borders_of_parts(
+    s3: MotoS3, s3_access: StoreAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "BLOCK_BYTES", 5 << 20)
+    tokens = np.random.default_rng(0).integers(0, 1 << 30, (40, 100_000), dtype=np.int32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), 100_000)
+    pq.write_table(pa.table({"tokens": column}), tmp_path / "x.parquet", row_group_size=7, compression=None)
+    s3.failures.append(Failure("PUT", r"out\.bin\?.*partNumber=2", count=2))
+    _build(str(tmp_path / "x.parquet"), s3_access)
+    assert s3.get("corpora/out.bin") == tokens.tobytes()
+    assert len(IndexedDataset(OUT, storage_options=s3_access)) == 40
+
+
+def test_expired_credentials_are_renewed_on_both_sides(s3: MotoS3, data: str) -> None:
+    asked: list[int] = []
+
+    def credentials() -> dict[str, Any]:
+        asked.append(1)
+        return {"secret": "canary"}
+
+    options = {name: value for name, value in s3.options.items() if name != "secret"}
+    s3.failures += [
+        Failure("GET", "parquet", count=1, status="400 Bad Request", code="ExpiredToken"),
+        Failure("PUT", "bin", count=1, status="400 Bad Request", code="ExpiredToken"),
+    ]
+    build_corpus(data, OUT, column="tokens", storage_options=options, credentials=credentials)
+    assert len(asked) == 3
+    assert s3.get("corpora/out.bin")
+
+
+def test_a_source_that_is_replaced_after_the_plan_is_an_error(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
+    parts = plan_parts(data, "tokens", 1, None, s3_access)
+    s3.put("data/0.parquet", _table([[7]] * 10))
+    with pytest.raises(FileChangedError, match=r"0\.parquet is not the file that was planned"):
+        list(parts[0].read())
+
+
+def test_a_part_carries_little_and_no_secret_that_shows(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
+    parts = plan_parts(data, "tokens", 1, None, s3_access)
+    options = CorpusOptions(
+        column="tokens", dtype="int32", tokenizer=None, eod=None, vocabulary_size=None, skips_nulls=False
+    )
+    assert max(len(pickle.dumps((part, options))) for part in parts) < 4096
+    assert "test-secret" not in repr(parts)
