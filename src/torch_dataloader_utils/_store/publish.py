@@ -6,7 +6,6 @@ while a living process holds it.
 """
 
 import contextlib
-import fcntl
 import glob
 import os
 import secrets
@@ -44,10 +43,10 @@ class PendingFile:
         self.path = path
         _sweep(path)
         self._pending = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         self.file: BinaryIO = os.fdopen(os.open(self._pending, flags, mode), "w+b")
         with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there either
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self.file)
 
     def publish(self) -> None:
         """Make the file visible under its path, replacing what was there."""
@@ -81,7 +80,9 @@ def write_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory durable."""
+    """Make renames inside a directory durable, on systems that can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -90,14 +91,25 @@ def sync_directory(path: Path) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what dead writers of `path` left behind."""
+    """Remove what dead writers of `path` left behind, on systems that tell who is alive."""
+    if os.name != "posix":
+        return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
         # Another sweeper may be faster, and a file system may know no locks: then the file simply stays.
         with contextlib.suppress(OSError), left.open("rb") as file:
             if _writer_is_gone(left, path) or time.time() - left.stat().st_mtime > _SWEEP_AGE_SECONDS:
                 # Containers may share a host's name and not its processes; the lock is the last word.
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
                 left.unlink()
+
+
+def _lock(file: BinaryIO) -> None:
+    """Take the lock of a file until it is closed; OSError where another process has it, or there are none."""
+    try:
+        import fcntl  # not on every system
+    except ImportError as error:
+        raise OSError("this system has no file locks") from error
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _writer_is_gone(left: Path, path: Path) -> bool:
