@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from torch_dataloader_utils.shape.columns import Column
+from torch_dataloader_utils.shape.columns import Column, gather_columns
 from torch_dataloader_utils.shape.memory import Gatherer
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
@@ -96,6 +96,6 @@ def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
 
 def gather_blocks(blocks: Sequence[ColumnBlock], order: Tensor) -> ColumnBlock:
     """Row order[i] of the blocks' concatenation, for all i; order is int64, shape [rows]."""
-    first, gatherer = blocks[0], Gatherer(order)
-    columns = tuple(type(parts[0]).gather(parts, gatherer) for parts in zip(*(b.columns for b in blocks), strict=True))
+    first = blocks[0]
+    columns = gather_columns(list(zip(*(block.columns for block in blocks), strict=True)), Gatherer(order))
     return ColumnBlock(names=first.names, columns=columns, num_rows=len(order), output=first.output)

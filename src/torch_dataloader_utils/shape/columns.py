@@ -17,7 +17,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.shape.memory import Gatherer, join, join_lists, new_tensor, take_lists
+from torch_dataloader_utils.shape.memory import (
+    COLUMNS_AT_ONCE,
+    Gatherer,
+    is_flat,
+    join,
+    join_lists,
+    new_tensor,
+    take_lists,
+)
 from torch_dataloader_utils.shape.ragged import Ragged
 
 
@@ -92,8 +100,7 @@ class Matrix:
         """The rows of the concatenation in the gatherer's order, straight into one new matrix."""
         sources = [part.columns for part in parts]
         gathered = new_tensor((len(sources[0]), len(gatherer.order)), sources[0].dtype)
-        for column, pieces in zip(gathered.unbind(), zip(*(s.unbind() for s in sources), strict=True), strict=True):
-            gatherer.rows(pieces, out=column)
+        gatherer.columns(list(zip(*(source.unbind() for source in sources), strict=True)), out=gathered)
         return cls(gathered)
 
 
@@ -184,6 +191,25 @@ class Objects:
 
 
 Column = Rows | Matrix | Lists | Objects
+
+
+def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
+    """Every column, given as its parts, in the gatherer's order; plain numbers several columns at a time."""
+    gathered: dict[int, Column] = {}
+    flat: dict[torch.dtype, list[int]] = {}
+    for index, parts in enumerate(columns):
+        if isinstance(parts[0], Rows) and is_flat(parts[0].values):
+            flat.setdefault(parts[0].values.dtype, []).append(index)
+        else:
+            gathered[index] = type(parts[0]).gather(parts, gatherer)
+    for dtype, indices in flat.items():
+        for start in range(0, len(indices), COLUMNS_AT_ONCE):
+            group = indices[start : start + COLUMNS_AT_ONCE]
+            out = new_tensor((len(group), len(gatherer.order)), dtype)
+            gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
+            gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
+    return tuple(gathered[index] for index in range(len(columns)))
+
 
 # Views of a column made at once. Of all columns together they should stay below the 700 new objects that start Python's
 # garbage collector, which walks over every one: 51 columns cut for a whole row group cost the trainer's thread twice
