@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.keyword_options import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
@@ -78,7 +79,7 @@ class StructuredDataset(WiredDataset):
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
-        **options: Any,
+        **options: Unpack[TableKeywords],
     ) -> None:
         """A data set of these files.
 
@@ -145,7 +146,7 @@ class StructuredDataset(WiredDataset):
         decode_threads: int | None = None,
         decode_ahead_bytes: int | str = "256MiB",
         mesh: "DeviceMesh | None" = None,
-        **loader_options: Any,
+        **loader_options: Unpack[LoaderKeywords],
     ) -> tuple[TableDataLoader, "StructuredDataset"]:
         """A loader of one rank's batches, and its data set.
 
@@ -255,5 +256,5 @@ class StructuredDataset(WiredDataset):
             mesh=mesh,
         )
         warn_about(dataset.plan())
-        loader_options = worker_start(remote, dataset.num_processes, loader_options)
-        return TableDataLoader(dataset, num_workers=dataset.num_processes, **loader_options), dataset
+        started = worker_start(remote, dataset.num_processes, loader_options)
+        return TableDataLoader(dataset, num_workers=dataset.num_processes, **started), dataset

@@ -5,7 +5,7 @@ catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape 
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow.compute as pc
 
@@ -19,13 +19,14 @@ from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
+from torch_dataloader_utils.keyword_options import IcebergKeywords, RowLoaderKeywords
 from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
 from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
 from torch_dataloader_utils.table_rows import counting_share, shows_bars
 from torch_dataloader_utils.wiring import worker_start
 
@@ -124,7 +125,7 @@ class IcebergDataset(WiredDataset):
         catalog_config: Mapping[str, Any] | None = None,
         *,
         inventory: Inventory | None = None,
-        **options: Any,
+        **options: Unpack[IcebergKeywords],
     ) -> None:
         """A data set of this table.
 
@@ -133,8 +134,8 @@ class IcebergDataset(WiredDataset):
         Raises:
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
-        scan = {name: options.pop(name) for name in SCAN_OPTIONS if name in options}
-        chosen = TableOptions.of({"num_workers": 1, **options})
+        scan, others = separate_options(options, SCAN_OPTIONS)
+        chosen = TableOptions.of({"num_workers": 1, **others})
         scan["on_error"] = chosen.on_error
         source = TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
         inventory, access = _find(source, inventory, chosen)
@@ -178,7 +179,7 @@ class IcebergDataset(WiredDataset):
         inventory: Inventory | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         broadcast_inventory: bool = False,
-        **options: Any,
+        **options: Unpack[RowLoaderKeywords],
     ) -> tuple[TableDataLoader, "IcebergDataset"]:
         """A loader of one rank's batches of an Iceberg table, and its data set.
 
@@ -218,8 +219,8 @@ class IcebergDataset(WiredDataset):
             DataError: metadata, deletes or data that are corrupt or use what is not supported.
             StoreError: catalog or storage failed.
         """
-        own = {name: options.pop(name) for name in [*options] if name in TABLE_OPTIONS}
-        check_names(options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
+        own, loader_options = separate_options(options, TABLE_OPTIONS)
+        check_names(loader_options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
         dataset = cls(
             table,
             catalog_config,
@@ -258,5 +259,5 @@ class IcebergDataset(WiredDataset):
             **own,
         )
         warn_about(dataset.plan())
-        options = worker_start(remote, dataset.num_processes, options)
-        return TableDataLoader(dataset, num_workers=dataset.num_processes, **options), dataset
+        started = worker_start(remote, dataset.num_processes, loader_options)
+        return TableDataLoader(dataset, num_workers=dataset.num_processes, **started), dataset

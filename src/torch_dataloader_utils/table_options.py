@@ -197,6 +197,12 @@ def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequen
             raise ConfigError(f"Unknown option {name!r}{hint}")
 
 
+def separate_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options with these names, and the others."""
+    chosen = {name: value for name, value in options.items() if name in names}
+    return chosen, {name: value for name, value in options.items() if name not in names}
+
+
 def check_filters(filters: Any) -> None:
     """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
     if filters is not None and not isinstance(filters, pc.Expression):

@@ -86,8 +86,14 @@ class DataSource:
         if self.is_table:
             from torch_dataloader_utils.iceberg import IcebergDataset
 
-            table = {"storage_options": self.storage or None, "snapshot_id": self.snapshot_id}
-            return IcebergDataset(self.paths[0], self.catalog, inventory=inventory, **table, **options)
+            return IcebergDataset(
+                self.paths[0],
+                self.catalog,
+                inventory=inventory,
+                storage_options=self.storage or None,
+                snapshot_id=self.snapshot_id,
+                **options,
+            )
         from torch_dataloader_utils.datasets import StructuredDataset
 
         if inventory is None:

@@ -1,0 +1,54 @@
+"""What editors show of keyword options is what data sets and loaders take."""
+
+import inspect
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from pyiceberg.expressions import BooleanExpression
+from torch.distributed.device_mesh import DeviceMesh
+
+from torch_dataloader_utils import IcebergDataset, StructuredDataset, keyword_options
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS
+from torch_dataloader_utils.keyword_options import IcebergKeywords, LoaderKeywords, RowLoaderKeywords, TableKeywords
+from torch_dataloader_utils.stream.loader import LOADER_OPTIONS
+from torch_dataloader_utils.table_options import TABLE_OPTIONS
+
+NAMES = {"torch": torch, "DeviceMesh": DeviceMesh, "BooleanExpression": BooleanExpression}
+
+
+def hints(keywords: type) -> dict[str, Any]:
+    return get_type_hints(keywords, vars(keyword_options), NAMES)
+
+
+def explicit(function: Any) -> set[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds}
+
+
+def test_data_sets_show_what_they_take() -> None:
+    assert hints(TableKeywords).keys() == set(TABLE_OPTIONS)
+    assert hints(IcebergKeywords).keys() == {*TABLE_OPTIONS, *SCAN_OPTIONS}
+
+
+def test_loaders_show_what_they_take() -> None:
+    # Older versions of torch take fewer.
+    assert hints(LoaderKeywords).keys() >= LOADER_OPTIONS
+    own = explicit(IcebergDataset.create_dataloader)
+    assert not own & hints(RowLoaderKeywords).keys()
+    assert own | hints(RowLoaderKeywords).keys() >= {*TABLE_OPTIONS, *SCAN_OPTIONS, *LOADER_OPTIONS}
+
+
+@pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset])
+def test_an_option_has_one_type_everywhere(dataset: Any) -> None:
+    shown = {**hints(RowLoaderKeywords), **hints(IcebergKeywords)}
+    function = inspect.unwrap(dataset.create_dataloader.__func__)
+    for name, annotation in get_type_hints(function, {**function.__globals__, **NAMES}).items():
+        if name in shown:
+            assert annotation == shown[name], name
+
+
+def test_an_unknown_option_is_still_an_error_of_ours() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'shuffle_rows'"):
+        IcebergDataset.create_dataloader("db.t", None, shufle_rows=3)
