@@ -13,7 +13,7 @@ import pytest
 
 from tests.store.moto_server import Failure, MotoS3
 from torch_dataloader_utils._store import StoreAccess, write
-from torch_dataloader_utils.errors import FileChangedError, StoreError
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, StoreError
 from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, build_corpus
 from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions
 from torch_dataloader_utils.tokens.corpus_sources import plan_parts
@@ -103,6 +103,21 @@ def test_an_upload_that_fails_for_good_is_gone_on_with(
     assert report.reused_parts == (4 if "parts" in broken else 9)
     assert _documents(s3_access) == DOCUMENTS
     assert [key for key in s3.names() if "parts" in key] == []
+
+
+def test_a_build_of_two_corpora_that_failed_at_the_second_is_gone_on_with(
+    s3: MotoS3, s3_access: StoreAccess, data: str
+) -> None:
+    s3.failures.append(Failure("PUT", r"00001-of-00002\.idx", status="403 Forbidden", code="AccessDenied"))
+    with pytest.raises(StoreError, match="AccessDenied"):
+        _build(data, s3_access, output_count=2)
+    s3.failures.clear()
+    with pytest.raises(ConfigError, match="00000-of-00002 exists"):  # another build
+        _build(data, s3_access, output_count=2, eod=9)
+    report = _build(data, s3_access, output_count=2)
+    assert report.reused_parts == 9
+    made = [IndexedDataset(prefix, storage_options=s3_access) for prefix in report.prefixes]
+    assert [each.tolist() for dataset in made for each in dataset] == DOCUMENTS
 
 
 def test_a_large_corpus_is_joined_in_blocks_over_the_borders_of_parts(

@@ -124,9 +124,11 @@ def build_corpus(
         vocabulary_size=vocabulary_size,
         skips_nulls=skips_nulls,
     )
-    outputs = _name_outputs(str(output_prefix), output_count, store, overwrites=overwrites)
+    outputs = _name_outputs(str(output_prefix), output_count)
+    existing = () if overwrites else _find_existing(outputs, store)
     parts = plan_parts(sources, column, part_bytes, file_format, access)
     _check_parts(parts, outputs)
+    _check_resumes(existing, parts, options, store)
     return _build(parts, outputs, options, store, executor, on_progress)
 
 
@@ -160,15 +162,31 @@ def _build(
     )
 
 
-def _name_outputs(prefix: str, output_count: int, store: PartStore, *, overwrites: bool) -> list[str]:
+def _name_outputs(prefix: str, output_count: int) -> list[str]:
     if output_count < 1:
         raise ConfigError(f"output_count must be at least 1; {output_count} was given.")
     names = [f"{prefix}-{number:05d}-of-{output_count:05d}" for number in range(output_count)]
-    outputs = names if output_count > 1 else [prefix]
-    for output in outputs:
-        if not overwrites and store.exists(output):
-            raise ConfigError(f"The corpus {redact(output)} exists. Pass overwrites=True to replace it.")
-    return outputs
+    return names if output_count > 1 else [prefix]
+
+
+def _find_existing(outputs: Sequence[str], store: PartStore) -> tuple[str, ...]:
+    """The corpora that are there; ConfigError at once if that is all of them."""
+    existing = tuple(output for output in outputs if store.exists(output))
+    if len(existing) == len(outputs):
+        raise _exists(existing[0])
+    return existing
+
+
+def _check_resumes(
+    existing: Sequence[str], parts: Sequence[CorpusPart], options: CorpusOptions, store: PartStore
+) -> None:
+    """ConfigError, unless this very build made them and failed joining the next one: then all its parts are there."""
+    if existing and len(store.find([digest_part(part, options) for part in parts])) < len(parts):
+        raise _exists(existing[0])
+
+
+def _exists(output: str) -> ConfigError:
+    return ConfigError(f"The corpus {redact(output)} exists. Pass overwrites=True to replace it.")
 
 
 def _build_parts(
