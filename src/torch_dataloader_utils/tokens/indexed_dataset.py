@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -93,10 +94,12 @@ class IndexedDataset(Dataset[Any]):
         Raises:
             StoreError: the storage does not say.
         """
-        access = StoreAccess.of(storage_options, credentials, remote)
         paths = (index_path(str(path_prefix)), bin_path(str(path_prefix)))
+        store = open_store(paths[0], StoreAccess.of(storage_options, credentials, remote))
+        if store.is_local:
+            return all(Path(store.local_path(path)).is_file() for path in paths)
         try:
-            return all(open_store(path, access).stat(path) is not None for path in paths)
+            return all(store.stat(path) is not None for path in paths)
         except NoDataError:
             return False
 
