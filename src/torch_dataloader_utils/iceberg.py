@@ -102,6 +102,8 @@ def _find(source: TableSource, given: Inventory | None, options: TableOptions) -
     The catalog is asked on every rank that needs credentials of it: those never travel between ranks.
     """
     if given is not None:
+        if source.place.allowed_roots is not None:
+            source.place.allowed_roots.check_inventory(given)
         return given, source.access()
     with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
         if options.broadcast_inventory:

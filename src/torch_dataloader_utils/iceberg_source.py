@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
+from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.errors import ConfigTypeError, StoreError
+from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.table_options import check_filters
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
@@ -54,17 +55,13 @@ class TableSource:
         check_filters(filters)
         given, credentials = options.get("storage_options"), options.get("credentials")
         roots = options.get("allowed_roots")
-        if isinstance(roots, str):
-            raise ConfigTypeError(
-                f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."
-            )
         return cls(
             place=TablePlace(
                 table=table,
                 catalog_config=None if catalog_config is None else Secret(dict(catalog_config)),
                 path_rewrites=tuple((options.get("path_rewrites") or {}).items()),
                 access=StoreAccess.of(given, credentials, options.get("remote")),
-                allowed_roots=None if roots is None else tuple(roots),
+                allowed_roots=None if roots is None else Roots.of(roots),
             ),
             knows_access=given is not None or credentials is not None,
             scan=IcebergScanOptions(

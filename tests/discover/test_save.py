@@ -9,6 +9,7 @@ from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
 from torch_dataloader_utils.errors import (
     ConfigError,
+    ConfigTypeError,
     CorruptFileError,
     NoDataError,
     StoreError,
@@ -121,3 +122,32 @@ def test_counts_that_cannot_be_are_refused():
         with_live_rows(made(1, 4), np.zeros(3, dtype=np.int64))
     with pytest.raises(ConfigError, match="3 live rows of 2 in row group 1"):
         with_live_rows(made(1, 4), np.array([1, 3, 3, 3]))
+
+
+@pytest.mark.parametrize(
+    ("path", "roots", "fits"),
+    [
+        ("/data/a.parquet", ["/data"], True),
+        ("/data/../etc/a.parquet", ["/data"], False),
+        ("/data-2/a.parquet", ["/data"], False),
+        ("s3://b/t/a.parquet", ["/data", "s3a://b/t"], True),
+        ("s3://b/t/../u/a.parquet", ["s3://b/t"], False),
+        ("simplecache::/etc/a.parquet", ["/"], False),
+        ("simplecache::s3://b/t/a.parquet", ["s3://"], False),
+    ],
+)
+def test_files_outside_of_allowed_roots_are_refused(tmp_path, path, roots, fits):
+    saved = str(tmp_path / "i")
+    save_inventory(made(1, 1, paths=[path]), saved)
+    if fits:
+        assert load_inventory(saved, allowed_roots=roots).num_files == 1
+    else:
+        with pytest.raises(UnsupportedFeatureError, match="is named by the inventory but lies outside"):
+            load_inventory(saved, allowed_roots=roots)
+    assert load_inventory(saved).num_files == 1
+
+
+def test_one_root_is_not_taken_letter_by_letter(tmp_path):
+    save_inventory(made(1, 1), str(tmp_path / "i"))
+    with pytest.raises(ConfigTypeError, match="one string"):
+        load_inventory(str(tmp_path / "i"), allowed_roots="/data")

@@ -212,7 +212,11 @@ def test_links_and_parents_do_not_leave_a_local_root(tmp_path: Path) -> None:
     data.symlink_to(tmp_path / "outside")
     with pytest.raises(UnsupportedFeatureError, match="outside of where"):
         scan_iceberg(root, allowed_roots=[root])
-    assert scan_iceberg(root).num_rows == 1
+    inventory = scan_iceberg(root)
+    assert inventory.num_rows == 1
+    with pytest.raises(UnsupportedFeatureError, match="named by the inventory"):
+        IcebergDataset(root, inventory=inventory, allowed_roots=[root])
+    assert len(IcebergDataset(root, inventory=inventory)) == 1
 
 
 def test_secrets_of_a_catalog_are_in_no_message(

@@ -8,7 +8,7 @@ docs/design/0003-inventory.md has it.
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Invent
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact, write_atomically
 from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
 _KEY = b"torch_dataloader_utils.inventory"
@@ -59,14 +60,23 @@ def save_inventory(
 
 
 def load_inventory(
-    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | Secret | None = None
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | Secret | None = None,
+    *,
+    allowed_roots: Sequence[str] | None = None,
 ) -> Inventory:
     """The inventory that `save_inventory` wrote; equal in every array, and so in its fingerprint.
+
+    Args:
+        allowed_roots: prefixes of where its files may lie: "s3://bucket/trips", "s3://" (any bucket), "/data". None:
+            anywhere, so load only what you trust.
 
     Raises:
         ConfigError: not a saved inventory, or one of a newer version.
         CorruptFileError: its bytes do not decode or do not fit together.
+        UnsupportedFeatureError: it names a file outside of `allowed_roots`.
     """
+    roots = None if allowed_roots is None else Roots.of(allowed_roots)
     target = os.fspath(path)
     store = open_store(target, storage_options)
     tail = store.tail(target, store.stat(target).size)
@@ -76,6 +86,8 @@ def load_inventory(
     with decoding(target, "saved inventory"):
         inventory = _from_table(table, about)
     _check(inventory, target)
+    if roots is not None:
+        roots.check_inventory(inventory)
     return inventory
 
 

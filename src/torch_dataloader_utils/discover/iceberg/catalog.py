@@ -33,7 +33,7 @@ class TablePlace:
     catalog_config: Secret | None = None
     path_rewrites: tuple[tuple[str, str], ...] = ()
     access: StoreAccess = field(default_factory=StoreAccess)
-    allowed_roots: tuple[str, ...] | None = None
+    allowed_roots: Roots | None = None
 
     @property
     def rules(self) -> PathRules:
@@ -42,7 +42,7 @@ class TablePlace:
 
     def files(self, access: StoreAccess, *locations: str) -> Files:
         """The table's files, which lie near `locations` unless the user says where."""
-        roots = Roots.near(*locations) if self.allowed_roots is None else Roots.of(self.allowed_roots)
+        roots = Roots.near(*locations) if self.allowed_roots is None else self.allowed_roots
         return Files(rules=self.rules, access=access, roots=roots)
 
 
