@@ -1,4 +1,4 @@
-"""Where files may lie: metadata of a table and saved inventories can name any path that this job's credentials reach."""
+"""Where files may lie: a table's metadata and saved inventories can name any path that credentials reach."""
 
 import os
 import posixpath
