@@ -111,7 +111,7 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
     *earlier, present = longest
     topology, num_ranks = present.topology, present.topology.num_ranks
     if len(logs) != num_ranks:
-        raise ConfigError(f"merge_states got {len(logs)} states of num_ranks={num_ranks}: pass one of each rank.")
+        raise ConfigError(f"merge_states takes one state a rank: got {len(logs)}, pass all of num_ranks={num_ranks}.")
     last = [log[-1] if len(log) == len(longest) else Segment(topology=topology) for log in logs]
     for log, segment in zip(logs, last, strict=True):
         _compare("log of earlier topologies", log[: len(earlier)], tuple(earlier))
