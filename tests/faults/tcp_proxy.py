@@ -26,7 +26,6 @@ class TcpProxy:
     def __init__(self, target_port: int, toxic: Callable[[int], Toxic]) -> None:
         self._target_port = target_port
         self._toxic = toxic
-        self._tasks = set[asyncio.Task[None]]()
         self.connections = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -77,5 +76,7 @@ async def _copy(source: asyncio.StreamReader, sink: Any, toxic: Toxic) -> None:
         if toxic.reset_after is not None and sent >= toxic.reset_after:
             raise ConnectionResetError
         if toxic.silent_after is not None and sent >= toxic.silent_after:
-            await asyncio.Event().wait()
+            # Until it is cancelled. Something must know of it: of a task that waits for what nobody else knows, the
+            # garbage collector takes the sockets.
+            await asyncio.sleep(3600)
     sink.close()

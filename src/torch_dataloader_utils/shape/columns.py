@@ -192,9 +192,16 @@ class Objects:
 
 Column = Rows | Matrix | Lists | Objects
 
+# Fewer rows than these are gathered column by column.
+_ROWS_TOGETHER = 4096
+
 
 def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
-    """Every column, given as its parts, in the gatherer's order; plain numbers several columns at a time."""
+    """Every column, given as its parts, in the gatherer's order; plain numbers several columns at a time.
+
+    Few rows come in memory of their own for each column, so that a column which is kept keeps no other.
+    """
+    at_once = COLUMNS_AT_ONCE if len(gatherer.order) >= _ROWS_TOGETHER else 1
     gathered: dict[int, Column] = {}
     flat: dict[torch.dtype, list[int]] = {}
     for index, parts in enumerate(columns):
@@ -203,8 +210,8 @@ def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tupl
         else:
             gathered[index] = type(parts[0]).gather(parts, gatherer)
     for dtype, indices in flat.items():
-        for start in range(0, len(indices), COLUMNS_AT_ONCE):
-            group = indices[start : start + COLUMNS_AT_ONCE]
+        for start in range(0, len(indices), at_once):
+            group = indices[start : start + at_once]
             out = new_tensor((len(group), len(gatherer.order)), dtype)
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
