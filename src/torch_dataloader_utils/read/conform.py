@@ -22,6 +22,8 @@ def conform(task: RowGroupTask, batch: Any, schema: Any) -> Any:
     """
     if len(schema) == 0:
         return batch.select([])
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
     if batch.schema.equals(schema):
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     arrays = [_conform_column(task, batch, field) for field in schema]

@@ -21,9 +21,9 @@ def list_items(source: TaskSource, field: Any) -> Int64s | None:
     name = field.name
     extra = source.task.extra
     if isinstance(extra, IcebergFile):
-        column = identify(footer.schema, extra.table).get(field_id(field))
+        column = identify(footer.columns.schema, extra.table).get(field_id(field))
         name = "" if column is None else column.name
-    leaves = footer.leaves.get(name, ())
+    leaves = footer.columns.leaves.get(name, ())
     if len(leaves) != 1:
         return None
     items = np.zeros((footer.metadata.num_row_groups, 3), dtype=np.int64)

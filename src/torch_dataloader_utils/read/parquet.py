@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,20 +27,56 @@ _TRAILER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Footer:
-    """A parsed footer.
+class FileColumns:
+    """The columns of a file; the same for all files of one schema.
 
-    schema: the file's Arrow schema. Of each top-level column, leaves: the numbers of its leaf columns; row_bits:
-    the bits of a decoded row (of an offset, where its values have no fixed width).
+    parquet, key_values: what they were made of. schema: the file's Arrow schema. Of each top-level column, leaves: the
+    numbers of its leaf columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed
+    width).
     """
 
-    metadata: Any
+    parquet: Any
+    key_values: dict[bytes, bytes] | None
     schema: Any
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
 
+    @classmethod
+    def of(cls, metadata: Any) -> Self:
+        """Those that a parsed footer describes."""
+        schema = metadata.schema.to_arrow_schema()
+        leaves: dict[str, list[int]] = {name: [] for name in schema.names}
+        for index in range(metadata.num_columns):
+            # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
+            for name in accumulate(metadata.schema.column(index).path.split("."), "{}.{}".format):
+                if name in leaves:
+                    leaves[name].append(index)
+        return cls(
+            parquet=metadata.schema,
+            key_values=metadata.metadata,
+            schema=schema,
+            leaves={name: tuple(indices) for name, indices in leaves.items()},
+            row_bits={field.name: _row_bits(field.type) for field in schema},
+        )
+
+    def are_of(self, metadata: Any) -> bool:
+        """Whether `of` would give the same for this footer."""
+        return bool(self.parquet.equals(metadata.schema)) and self.key_values == metadata.metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Footer:
+    """A parsed footer."""
+
+    metadata: Any
+    columns: FileColumns
+
 
 _footers: FooterCache[Footer] = FooterCache()
+
+# The columns of the file opened last; the next one most often has the same, and of small files they cost as much to
+# find out as the footer to parse.
+_last_columns: list[FileColumns] = []
 
 
 def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | None) -> Any:
@@ -56,8 +92,8 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
     if task.ordinal >= footer.metadata.num_row_groups:
         raise no_such_group(task, footer.metadata.num_row_groups)
     group = footer.metadata.row_group(task.ordinal)
-    columns = [field.name for field in fields if field.name in footer.leaves]
-    check_unique(task, footer.schema, columns)
+    columns = [field.name for field in fields if field.name in footer.columns.leaves]
+    check_unique(task, footer.columns.schema, columns)
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
     _check_budget(source, footer, columns, rows)
     with source.open(lambda: _spans(source, footer, columns)) as file:
@@ -85,7 +121,7 @@ def parquet_footer(source: TaskSource) -> Footer:
 
 def parquet_schema(source: TaskSource) -> Any:
     """The file's own Arrow schema, with field ids as metadata where the file has them."""
-    return parquet_footer(source).schema
+    return parquet_footer(source).columns.schema
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
@@ -96,20 +132,16 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
-    schema = metadata.schema.to_arrow_schema()
-    leaves: dict[str, list[int]] = {name: [] for name in schema.names}
-    for index in range(metadata.num_columns):
-        # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
-        for name in accumulate(metadata.schema.column(index).path.split("."), "{}.{}".format):
-            if name in leaves:
-                leaves[name].append(index)
-    footer = Footer(
-        metadata=metadata,
-        schema=schema,
-        leaves={name: tuple(indices) for name, indices in leaves.items()},
-        row_bits={field.name: _row_bits(field.type) for field in schema},
-    )
-    return footer, metadata.serialized_size
+    return Footer(metadata=metadata, columns=_columns(metadata)), metadata.serialized_size
+
+
+def _columns(metadata: Any) -> FileColumns:
+    last = _last_columns[-1:]
+    if last and last[0].are_of(metadata):
+        return last[0]
+    columns = FileColumns.of(metadata)
+    _last_columns[:] = [columns]
+    return columns
 
 
 def _read_metadata(source: TaskSource) -> Any:
@@ -143,9 +175,9 @@ def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], ro
     if group.num_rows < 0:
         raise CorruptFileError(f"{source.task.where}: the footer says {group.num_rows} rows. Write the file again.")
     # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
-    check_decoded_size(source.task, rows * sum(footer.row_bits[name] for name in columns) // 8, budget)
+    check_decoded_size(source.task, rows * sum(footer.columns.row_bits[name] for name in columns) // 8, budget)
     if group.total_byte_size > budget:
-        leaves = {leaf for name in columns for leaf in footer.leaves[name]}
+        leaves = {leaf for name in columns for leaf in footer.columns.leaves[name]}
         check_decoded_size(source.task, sum(group.column(leaf).total_uncompressed_size for leaf in leaves), budget)
 
 
@@ -159,7 +191,7 @@ def _row_bits(data_type: Any) -> int:
 def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[Span]:
     group = footer.metadata.row_group(source.task.ordinal)
     spans = []
-    for leaf in sorted({leaf for name in columns for leaf in footer.leaves[name]}):
+    for leaf in sorted({leaf for name in columns for leaf in footer.columns.leaves[name]}):
         chunk = group.column(leaf)
         start = chunk.data_page_offset
         # Some writers say 0 for "no dictionary page".
