@@ -54,7 +54,7 @@ def blend(
         raise ConfigError(
             'batch_size is for per="sample"; with per="batch" batches are those of the sources. Leave it out.'
         )
-    first_rows = _data_of(loaders[0]).topology.batch_size
+    first_rows = loaders[0].dataset.topology.batch_size
     options = BlendOptions(
         weights=tuple(float(weight) for weight in weights),
         per=per,
@@ -181,10 +181,3 @@ def _as_loader(source: Any, index: int) -> TableDataLoader:
             "sets of this package."
         )
     return source
-
-
-def _data_of(loader: TableDataLoader) -> TableDataset:
-    dataset = loader.dataset
-    if not isinstance(dataset, TableDataset):
-        raise ConfigTypeError(f"a TableDataLoader reads a TableDataset, not {type(dataset).__name__}")
-    return dataset

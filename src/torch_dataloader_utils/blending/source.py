@@ -19,7 +19,6 @@ from torch_dataloader_utils.blending.options import Unit
 from torch_dataloader_utils.blending.rows import num_rows
 from torch_dataloader_utils.epoch_plan import EpochPlan
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
-from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 
 _PASS_STRIDE = 1 << 32
@@ -56,8 +55,6 @@ class Source:
 
     def __init__(self, loader: TableDataLoader, unit: Unit, index: int) -> None:
         dataset = loader.dataset
-        if not isinstance(dataset, TableDataset):
-            raise ConfigError(f"Source {index} of the blend is no loader of this package.")
         self.loader = loader
         self.index = index
         self._data = dataset

@@ -63,6 +63,8 @@ class TableDataLoader(DataLoader[Any]):
     # Accelerate saves and loads the states of loaders that have this, in save_state and load_state.
     use_stateful_dataloader = True
 
+    dataset: TableDataset
+
     def __init__(
         self, dataset: TableDataset, *, num_workers: int, callbacks: Sequence[LoaderCallback] = (), **options: Any
     ) -> None:
@@ -81,34 +83,27 @@ class TableDataLoader(DataLoader[Any]):
 
     def __repr__(self) -> str:
         engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
-        return f"<TableDataLoader of {self._data.topology.batch_size}-row batches by {engine} from {self._data!r}>"
-
-    @property
-    def _data(self) -> TableDataset:
-        dataset = self.dataset
-        if not isinstance(dataset, TableDataset):
-            raise TypeError(f"a TableDataLoader reads a TableDataset, not {type(dataset).__name__}")
-        return dataset
+        return f"<TableDataLoader of {self.dataset.topology.batch_size}-row batches by {engine} from {self.dataset!r}>"
 
     @property
     def progress(self) -> Progress:
         """Where the loader stands."""
-        return self._data.progress
+        return self.dataset.progress
 
     @property
     def codec(self) -> SlabCodec | None:
         """How its batches are written into flat buffers; None where their format has no such form."""
-        return self._data.pipeline.codec
+        return self.dataset.pipeline.codec
 
     @property
     def plan(self) -> Any:
         """The plan of the pass that would begin now (an EpochPlan)."""
-        return self._data.plan()
+        return self.dataset.plan()
 
     @property
     def epoch(self) -> int:
         """The epoch of the present or next pass."""
-        return self._data.epoch
+        return self.dataset.epoch
 
     def metrics(self) -> Metrics:
         """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""
@@ -131,15 +126,15 @@ class TableDataLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """See TableDataset.set_epoch."""
-        self._data.set_epoch(epoch)
+        self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """See TableDataset.state_dict. Counts batches that the trainer received, not what was read ahead."""
-        return self._data.state_dict()
+        return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See TableDataset.load_state_dict."""
-        self._data.load_state_dict(state)
+        self.dataset.load_state_dict(state)
 
     def __len__(self) -> int:
         """Batches of this rank in the present epoch, those already received included.
@@ -147,7 +142,7 @@ class TableDataLoader(DataLoader[Any]):
         Raises:
             TypeError: row counts are not known, so only reading can tell.
         """
-        dataset = self._data
+        dataset = self.dataset
         return count_batches(dataset.planner, dataset.progress.next_position(dataset.topology), dataset.rank)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
@@ -155,7 +150,7 @@ class TableDataLoader(DataLoader[Any]):
         return self._batches()
 
     def _batches(self) -> Generator[Any]:
-        dataset = self._data
+        dataset = self.dataset
         if self._ranks_at_build < 2:
             warn_if_unshared(dataset.topology.num_ranks, running_ranks())
         run = dataset.progress.begin(dataset.topology)
@@ -183,7 +178,7 @@ class TableDataLoader(DataLoader[Any]):
         yield from given
 
     def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:
-        dataset = self._data
+        dataset = self.dataset
         stream = WorkerStream(work, dataset.pipeline, dataset.decode, self._meter.worker())
         for batch in counted(stream, run, dataset.progress, 0):
             yield self._pinned(batch)
