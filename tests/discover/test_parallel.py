@@ -1,4 +1,5 @@
 import multiprocessing
+import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pyarrow.compute as pc
@@ -6,7 +7,7 @@ import pytest
 
 from tests.discover.datasets import write_parquet
 from torch_dataloader_utils.discover import scan_files
-from torch_dataloader_utils.discover.parallel import map_in_order
+from torch_dataloader_utils.discover.parallel import map_in_order, map_quick
 from torch_dataloader_utils.errors import CorruptFileError
 
 
@@ -36,6 +37,26 @@ def test_an_error_leaves_at_its_place_and_the_rest_is_not_begun():
         with pytest.raises(ZeroDivisionError):
             next(results)
         assert executor.submitted < 15
+
+
+def test_quick_work_is_done_here_in_order():
+    with CountingExecutor() as executor:
+        assert list(map_quick(lambda i: i * i, range(100), executor, 5)) == [i * i for i in range(100)]
+        assert executor.submitted == 0
+        assert list(map_quick(str, [], executor, 5)) == []
+
+
+def test_work_that_waits_is_given_to_the_executor_soon():
+    here, waiting = threading.get_ident(), threading.Event()
+
+    def wait(item):
+        waiting.wait(0.002)
+        return item, threading.get_ident() == here
+
+    with CountingExecutor() as executor:
+        results = list(map_quick(wait, range(60), executor, 5))
+    assert [item for item, _ in results] == list(range(60))
+    assert [was_here for _, was_here in results] == [True] * 7 + [False] * 53
 
 
 def test_a_pool_of_processes_scans_files_too(tmp_path):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.formats import file_format_of, format_hint, scan_file
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, partition_values, type_partitions
-from torch_dataloader_utils.discover.parallel import Executor, chunked, map_all, map_in_order, watched
+from torch_dataloader_utils.discover.parallel import Executor, map_in_order, map_quick, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import (
@@ -42,9 +41,6 @@ CountRows = Literal["auto"] | bool
 # A footer is one request of some ten milliseconds on a remote store and 0.2 ms of decoding on a local one.
 _REMOTE_THREADS = 32
 _MOST_LOCAL_THREADS = 8
-# Half of a local scan holds the interpreter lock: on two cores, 8 threads and files handed over one by one took 1.7
-# times as long as two threads and sixteen files a task.
-_LOCAL_FILES_A_TASK = 16
 
 
 def scan_files(
@@ -230,24 +226,21 @@ def _scans(
     executor: Executor | None,
     stack: ExitStack,
 ) -> Iterator[FileScan | BadFile]:
-    needs_more = request.row_filter is not None or request.file_format in (FileFormat.CSV, FileFormat.JSON)
-    ready = {} if needs_more else frame.ready
+    is_text = request.file_format in (FileFormat.CSV, FileFormat.JSON)
+    ready = {} if is_text or request.row_filter is not None else frame.ready
     missing = [file for file in chosen if file not in ready]
     items = (
         ScanItem(entry=files.entries[file], partition=partition_values(frame.partitions, frame.fields, file))
         for file in missing
     )
-    threads, files_a_task = (
-        (min(available_cpus(), _MOST_LOCAL_THREADS), _LOCAL_FILES_A_TASK) if store.is_local else (_REMOTE_THREADS, 1)
-    )
-    if executor is not None:
-        files_a_task = 1
-    elif len(missing) > 1:
+    scan = partial(scan_file, store, request)
+    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else _REMOTE_THREADS
+    brings_executor = executor is not None
+    if executor is None:
         executor = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan"))
-    scan_chunk = partial(map_all, partial(scan_file, store, request))
-    chunks = chunked(items, files_a_task)
-    done = map(scan_chunk, chunks) if executor is None else map_in_order(scan_chunk, chunks, executor, 4 * threads)
-    scans = chain.from_iterable(done)
+    # The lines of a text file are counted, which is long work.
+    map_scans = map_in_order if brings_executor or is_text or not store.is_local else map_quick
+    scans = map_scans(scan, items, executor, 4 * threads)
     for file in chosen:
         yield ready[file] if file in ready else next(scans)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Generator, Iterator
 
+import numpy as np
+
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
@@ -30,7 +32,7 @@ class LaneReader:
         self._current: Block | None = None
         self._offset = 0
         self._ends: list[tuple[int, int]] = [(0, 0)]
-        self._use = 0
+        self._next_use = 0
         self.cursor = (0, 0)
 
     def prefetch(self) -> None:
@@ -77,10 +79,11 @@ class LaneReader:
         """The present block, or the next one if its rows are all taken; None at the end of the lane."""
         while self._current is None or self._offset == self._current.num_rows:
             self._current, self._offset = None, 0  # let go of it before the next one is waited for
-            block = next(self._source, None)
-            if block is None:
+            taken = next(self._source, None)
+            if taken is None:
                 return None
-            self._ends = [(block.num_rows, self._use)]
+            block, uses = taken
+            self._ends = self._ends_of(block, uses, 0)
             may_wait = self._exact and self.cursor != (0, 0)
             self._current = self._joined(block, batch_rows * _JOINED_BATCHES) if may_wait else block
         return self._current
@@ -89,28 +92,43 @@ class LaneReader:
         """The block with those behind it that are begun and plain, as long as there are few rows and few bytes."""
         parts, num_bytes = [block], block.num_bytes
         while self._ends[-1][0] < rows and num_bytes < _JOINED_BYTES and self._next_is_plain():
-            parts.append(next(self._source))
-            self._ends.append((self._ends[-1][0] + parts[-1].num_rows, self._use))
-            num_bytes += parts[-1].num_bytes
+            part, uses = next(self._source)
+            parts.append(part)
+            self._ends += self._ends_of(part, uses, self._ends[-1][0])
+            num_bytes += part.num_bytes
         return block if len(parts) == 1 else self._shaper.concat(parts)
 
+    def _ends_of(self, block: Block, uses: range, before: int) -> list[tuple[int, int]]:
+        """Where the rows of each use end, in a block that has `before` rows before these."""
+        if len(uses) == 1:
+            return [(before + block.num_rows, uses.start)]
+        of_uses = slice(uses.start, uses.stop)
+        counts = self._blocks.uses.stop[of_uses] - self._blocks.uses.start[of_uses]
+        return list(zip((before + np.cumsum(counts)).tolist(), uses, strict=True))
+
     def _next_is_plain(self) -> bool:
-        following = self._use + 1
+        following = self._next_use
         if following >= len(self._blocks.uses) or self._units.window[self._blocks.uses.unit[following]] != PLAIN:
             return False
         return self._blocks.comes(following)
 
-    def _unit_blocks(self) -> Generator[Block]:
+    def _unit_blocks(self) -> Generator[tuple[Block, range]]:
+        """The rows of all units as blocks, each with the uses of row groups that it is made of."""
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
             uses = self._blocks.uses_of(unit)
             if self._units.window[unit] == PLAIN:
-                for self._use in uses:
-                    yield self._blocks.take(self._use)
-            elif self._units.windows.permuted:
-                yield self._windows.take(unit)
+                # The first of them may have come with those of the unit before.
+                while self._next_use < uses.stop:
+                    block, taken = self._blocks.take_several(self._next_use)
+                    self._next_use = taken.stop
+                    yield block, taken
+                continue
+            self._next_use = uses.stop
+            last = range(max(uses.stop - 1, 0), max(uses.stop, 1))
+            if self._units.windows.permuted:
+                yield self._windows.take(unit), last
             else:
                 block = self._blocks.take(uses.start)
-                yield block.slice(min(int(self._units.start[unit]), block.num_rows), block.num_rows)
-            self._use = max(uses.stop - 1, 0)
+                yield block.slice(min(int(self._units.start[unit]), block.num_rows), block.num_rows), last
         self.cursor = (len(self._units), 0)

@@ -1,6 +1,7 @@
 """The worker processes of one loader, as the trainer's process sees them: tickets out, batches in."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -46,7 +47,7 @@ class WorkerProcesses:
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
-        share = DecodeOptions(threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
+        share = replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
         self._loader: DataLoader[Answer] = DataLoader(
             TicketWorker(pipeline, share, self._notes),
             batch_size=None,
