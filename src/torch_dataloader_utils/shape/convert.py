@@ -13,6 +13,7 @@ from torch_dataloader_utils.errors import NullValueError
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.decode import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
+from torch_dataloader_utils.shape.memory import join, new_tensor
 from torch_dataloader_utils.shape.nulls import Fill, Mask, Natural, Refuse
 from torch_dataloader_utils.shape.specs import ColumnSpec, StackSpec
 
@@ -44,10 +45,11 @@ def convert_stack(spec: StackSpec, arrays: list[pa.Array]) -> tuple[Column, ...]
     """
     numbers = [raw_numbers(array) for array in arrays]
     filled = [_filled(column, _nulls_become(column), raw) for column, raw in zip(spec.columns, numbers, strict=True)]
-    names = [column.name for column in spec.columns]
     # One copy of each column, all in one buffer: 8 to 11 times as fast as stacking tensors row by row.
-    dense = pa.RecordBatch.from_arrays(filled, names).to_tensor(row_major=False)
-    matrix = Matrix(_logical(from_dlpack(dense), spec.columns[0]).t())
+    columns = [from_dlpack(array) for array in filled]
+    dense = new_tensor((len(columns), len(arrays[0])), columns[0].dtype)
+    join(columns, out=dense.view(-1))
+    matrix = Matrix(_logical(dense, spec.columns[0]))
     if not spec.has_mask:
         return (matrix,)
     num_rows = len(arrays[0])
