@@ -1,15 +1,17 @@
 """Objects that are written: whole, in blocks that are sent again, and nothing left of those that failed."""
 
+import gc
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from tests.store.moto_server import BUCKET, Failure, MotoS3
 from torch_dataloader_utils._store import FsspecStore, StoreAccess, write
-from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.errors import CorruptFileError, StoreError
 
 MIB = 1 << 20
 DATA = random.Random(0).randbytes(11 * MIB)
@@ -97,6 +99,51 @@ def test_a_stream_that_fails_is_begun_again_as_a_whole() -> None:
     store.delete(url)
     store.delete(url)
     assert not filesystem.exists("/test_write/a")
+
+
+class BufferedSink(AbstractBufferedFile):
+    """As the streams of most clients: whole objects, published when they are closed."""
+
+    def _initiate_upload(self) -> None:
+        self.sent = b""
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.sent += self.buffer.getvalue()
+        if final:
+            self.fs.objects[self.path] = self.sent
+        return True
+
+
+class BufferedStore(AbstractFileSystem):
+    """A store that streams; its objects are shared by all clients."""
+
+    protocol = "buffered"
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> BufferedSink:
+        return BufferedSink(self, path, mode, block_size=MIB)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(self.objects[path]), "type": "file"}
+
+
+@pytest.mark.parametrize("failed_at", [0, 5 * MIB])
+def test_a_stream_that_failed_publishes_nothing_when_it_is_collected(failed_at: int) -> None:
+    fsspec.register_implementation("buffered", BufferedStore, clobber=True)
+    BufferedStore.objects["b/a"] = b"old"
+    store = FsspecStore.of("buffered://b/a", StoreAccess())
+
+    def read_until(start: int, length: int) -> bytes:
+        if start >= failed_at:
+            raise CorruptFileError("the local part ends early")
+        return read(start, length)
+
+    with pytest.raises(CorruptFileError, match="ends early"):
+        store.write("buffered://b/a", len(DATA), read_until)
+    gc.collect()
+    assert BufferedStore.objects["b/a"] == b"old"
+    store.write("buffered://b/a", len(DATA), read)
+    assert BufferedStore.objects["b/a"] == DATA
 
 
 def test_blocks_are_no_more_than_a_store_takes() -> None:

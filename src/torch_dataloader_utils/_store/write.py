@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from fsspec.spec import AbstractBufferedFile
+
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.client import is_s3
 from torch_dataloader_utils._store.ending import run_on_loop
@@ -87,12 +89,22 @@ def _stream(filesystem: Any, key: str, blocks: list[Span], read: Read) -> None:
         for block in blocks:
             sink.write(read(*block))
     except BaseException:
-        # Closing it would publish what is there so far.
-        discard = getattr(sink, "discard", None)
-        if discard is not None:
-            discard()
+        _give_up(sink)
         raise
     sink.close()
+
+
+def _give_up(sink: Any) -> None:
+    # Closing publishes what has come so far as the whole object, and fsspec closes what is collected, at any later
+    # time. Few clients have a `discard` that prevents it.
+    is_buffered = isinstance(sink, AbstractBufferedFile)
+    if is_buffered:
+        sink.closed = True
+    discard = getattr(sink, "discard", None)
+    if discard is not None:
+        discard()
+    if is_buffered:
+        sink.close()  # what a client holds besides: adlfs its connection
 
 
 def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
