@@ -18,7 +18,7 @@ BUCKET = "bucket"
 class Failure:
     """Answers requests that match number first to first + count - 1 (None: all from `first` on) with an error.
 
-    path: a pattern for path and query, such as r"/a\\.bin\\?.*partNumber=2".
+    path: a pattern for path and query, such as r"/a\\.bin\\?.*partNumber=2". takes_effect: only the answer is lost.
     """
 
     method: str
@@ -27,6 +27,7 @@ class Failure:
     count: int | None = None
     status: str = "503 Slow Down"
     code: str = "SlowDown"
+    takes_effect: bool = False
     seen: int = 0
 
     def applies(self, method: str, path: str) -> bool:
@@ -80,7 +81,10 @@ class MotoS3:
         failing = [failure for failure in list(self.failures) if failure.applies(method, path)]
         if not failing:
             return inner(environ, start_response)
-        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if failing[0].takes_effect:
+            list(inner(environ, lambda *_: None))
+        else:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         body = b"" if method == "HEAD" else error_body(failing[0].code)
         start_response(failing[0].status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body]

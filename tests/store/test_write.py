@@ -58,6 +58,42 @@ def test_a_write_that_fails_for_good_leaves_the_old_object_and_no_parts(s3: Moto
     assert uploads(s3) == []
 
 
+def test_an_upload_whose_last_answer_was_lost_is_found_to_be_done(s3: MotoS3, s3_access: StoreAccess) -> None:
+    url = s3.put("a", b"old")
+    s3.failures.append(Failure("POST", r"uploadId", count=1, takes_effect=True))
+    s3.failures.append(Failure("POST", r"uploadId", first=1, status="404 Not Found", code="NoSuchUpload"))
+    FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    assert s3.get("a") == DATA
+
+
+@pytest.mark.parametrize("gone_at", [0, 1])
+@pytest.mark.parametrize("old", [b"old", DATA])
+def test_an_upload_that_is_gone_is_told_and_no_older_object_is_taken_for_it(
+    s3: MotoS3, s3_access: StoreAccess, gone_at: int, old: bytes
+) -> None:
+    url = s3.put("a", old)  # in one piece: its etag is that of no upload of parts
+    s3.failures.append(Failure("POST", r"uploadId", count=gone_at))
+    s3.failures.append(Failure("POST", r"uploadId", first=gone_at, status="404 Not Found", code="NoSuchUpload"))
+    with pytest.raises(StoreError, match=r"s3://bucket/a: the store no longer knows the upload.*Write it again"):
+        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    assert s3.get("a") == old
+    s3.failures[:] = [Failure("PUT", r"partNumber=2", status="404 Not Found", code="NoSuchUpload")]
+    with pytest.raises(StoreError, match="no longer knows the upload"):
+        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+
+
+def test_an_abort_is_tried_once(s3: MotoS3, s3_access: StoreAccess) -> None:
+    url = f"s3://{BUCKET}/a"
+    s3.failures.append(Failure("PUT", r"partNumber=3", status="403 Forbidden", code="AccessDenied"))
+    s3.failures.append(Failure("DELETE", r"uploadId"))
+    with pytest.raises(StoreError, match="AccessDenied"):
+        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    assert s3.counts()["DELETE"] == 1
+    s3.failures.clear()
+    for upload in uploads(s3):
+        s3.client.abort_multipart_upload(Bucket=BUCKET, Key="a", UploadId=upload["UploadId"])
+
+
 def test_an_upload_goes_on_with_renewed_credentials(s3: MotoS3, s3_access: StoreAccess) -> None:
     url, asked = f"s3://{BUCKET}/a", []
 

@@ -11,6 +11,7 @@ using multipart upload".
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
@@ -18,8 +19,9 @@ from fsspec.spec import AbstractBufferedFile
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.client import is_s3
 from torch_dataloader_utils._store.ending import run_on_loop
+from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.interface import Buffer, Span
-from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.errors import LoaderError, StoreError
 
 T = TypeVar("T")
 
@@ -112,24 +114,76 @@ def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
 
     def put(number: int, block: Span) -> dict[str, Any]:
         data = bytes(read(*block))
-        answer = request(
-            lambda filesystem, key: _call(filesystem, "upload_part", key, UploadId=upload, PartNumber=number, Body=data)
-        )
+        answer = request(lambda filesystem, key: _put_part(filesystem, key, upload, number, data))
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-upload") as pool:
             parts = list(pool.map(put, range(1, len(blocks) + 1), blocks))
-        request(
-            lambda filesystem, key: _call(
-                filesystem, "complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts}
-            )
-        )
+        request(_Completion(upload=upload, parts=parts, size=sum(blocks[-1])))
     except BaseException:
-        # Parts that nobody completes are paid for until somebody aborts them.
+        # Parts that nobody completes are paid for until somebody aborts them. One try: the store may be gone.
         with suppress(LoaderError):
-            request(lambda filesystem, key: _call(filesystem, "abort_multipart_upload", key, UploadId=upload))
+            request(lambda filesystem, key: _abort(filesystem, key, upload))
         raise
+
+
+@dataclass(slots=True, kw_only=True)
+class _Completion:
+    """Makes the object of its parts. upload: its id. size: bytes of the object. tries: how often it was asked for."""
+
+    upload: str
+    parts: list[dict[str, Any]]
+    size: int
+    tries: int = 0
+
+    def __call__(self, filesystem: Any, key: str) -> None:
+        """One request; two where its upload is gone, since the one before may have been answered to nobody.
+
+        Raises:
+            StoreError: the upload is gone, and its object is not there.
+        """
+        self.tries += 1
+        try:
+            _call(
+                filesystem,
+                "complete_multipart_upload",
+                key,
+                UploadId=self.upload,
+                MultipartUpload={"Parts": self.parts},
+            )
+        except FileNotFoundError as error:
+            # At the first try what is there is an older object, however well it fits.
+            if self.tries == 1 or not self._is_made(filesystem, key):
+                raise _lost(key) from error
+
+    def _is_made(self, filesystem: Any, key: str) -> bool:
+        filesystem.invalidate_cache(key)
+        try:
+            info = filesystem.info(key)
+        except FileNotFoundError:
+            return False
+        is_ours = str(info.get("ETag") or "").strip('"').endswith(f"-{len(self.parts)}")
+        return is_ours and info["size"] == self.size
+
+
+def _put_part(filesystem: Any, key: str, upload: str, number: int, data: bytes) -> Any:
+    try:
+        return _call(filesystem, "upload_part", key, UploadId=upload, PartNumber=number, Body=data)
+    except FileNotFoundError as error:
+        raise _lost(key) from error
+
+
+def _abort(filesystem: Any, key: str, upload: str) -> None:
+    with translated(f"s3://{key}", "abort the upload of"):  # an error of ours is not tried again
+        _call(filesystem, "abort_multipart_upload", key, UploadId=upload)
+
+
+def _lost(key: str) -> StoreError:
+    return StoreError(
+        f"s3://{key}: the store no longer knows the upload that was under way; somebody, or a rule of the bucket, "
+        "aborted it. Write it again."
+    )
 
 
 def _call(filesystem: Any, method: str, key: str, **arguments: Any) -> Any:
