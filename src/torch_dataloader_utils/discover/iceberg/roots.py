@@ -2,21 +2,33 @@
 
 import os
 import posixpath
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
+from urllib.parse import unquote
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.iceberg.paths import client_scheme, is_local, split
-from torch_dataloader_utils.errors import ConfigTypeError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
+
+_WEB_SCHEMES = ("http", "https")
+
+# A directory that no path has: of web paths that clients and servers may read as several.
+_UNCLEAR = ".."
+
+# How often a web path may be percent-encoded; each server on the way may decode it once.
+_MOST_ENCODINGS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
     """places: (scheme, authority, directory) of each root; local ones have the scheme "", and "" as authority is any.
 
-    Names are compared by whole parts, ".." and, on this machine, links resolved: /data does not hold /data-2.
+    Names are compared by whole parts, ".." and, on this machine, links resolved: /data does not hold /data-2. On the
+    web, hosts are compared without case and paths without query and percent-encoding; one with "..", in any spelling,
+    lies in no directory.
     """
 
     places: tuple[tuple[str, str, str], ...]
@@ -26,13 +38,17 @@ class Roots:
         """From the user's prefixes: "s3://bucket/warehouse", "s3://" (any bucket), "/data".
 
         Raises:
-            ConfigTypeError: one string, whose letters are not meant.
+            ConfigTypeError: one string, whose letters are not meant. ConfigError: a web path with "..".
         """
         if isinstance(roots, str):
             raise ConfigTypeError(
                 f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."
             )
-        return cls(places=tuple(_place(root) for root in roots))
+        places = {root: _place(root) for root in roots}
+        for root, (_, _, directory) in places.items():
+            if directory == _UNCLEAR:
+                raise ConfigError(f'allowed_roots has {redact(root)}: write the path without "..".')
+        return cls(places=tuple(places.values()))
 
     @classmethod
     def near(cls, *locations: str) -> "Roots":
@@ -49,8 +65,7 @@ class Roots:
 
     def check(self, path: str, named_by: str = "the table's metadata") -> None:
         """Raises UnsupportedFeatureError for a resolved path outside all roots."""
-        scheme, authority, _ = split(path)
-        store = ("", "") if is_local(scheme) else (client_scheme(scheme), authority)
+        store = _store(*split(path)[:2])
         near = [root for root in self.places if root[0] == store[0] and root[1] in ("", store[1])]
         if any(directory == "/" for _, _, directory in near):
             return  # without a look at the path: this is asked for every file, more than once
@@ -70,8 +85,44 @@ class Roots:
 def _place(path: str) -> tuple[str, str, str]:
     scheme, authority, key = split(path)
     if is_local(scheme):
-        return "", "", os.path.realpath(key)
-    return client_scheme(scheme), authority, posixpath.normpath(f"/{key.lstrip('/')}")
+        directory = os.path.realpath(key)
+    elif scheme in _WEB_SCHEMES:
+        directory = _web_directory(key)
+    else:
+        directory = posixpath.normpath(f"/{key.lstrip('/')}")
+    return *_store(scheme, authority), directory
+
+
+def _store(scheme: str, authority: str) -> tuple[str, str]:
+    if is_local(scheme):
+        return "", ""
+    return client_scheme(scheme), authority.lower() if scheme in _WEB_SCHEMES else authority
+
+
+def _web_directory(key: str) -> str:
+    """The path of a URL, its parts decoded; `_UNCLEAR` if any is "..", which clients and servers resolve differently.
+
+    /data/a%20b.parquet?signature=/x    /data/a b.parquet
+    /data/day=1%2F2/x                   /data/day=1%2F2/x: no directory "day=1"
+    /data/%252E%252E%2Fsecret           unclear, as are /data/..\\secret and /data/..;/secret
+
+    Sources: RFC 3986, sections 3.3 and 5.2.4; WHATWG URL, "URL parsing" (tabs and line breaks are removed).
+    """
+    path = re.split("[?#]", re.sub("[\t\r\n]", "", key), maxsplit=1)[0]
+    parts = [_decoded(part) for part in path.split("/")]
+    # Some servers decode separators before they split, some cut ";..." from each name.
+    if any(name.partition(";")[0] == ".." for part in parts for name in re.split(r"[/\\]", part)):
+        return _UNCLEAR
+    return posixpath.normpath("/" + "/".join(part.replace("/", "%2F") for part in parts).lstrip("/"))
+
+
+def _decoded(part: str) -> str:
+    """A part of a web path without percent-encoding; ".." if it is encoded too often to follow."""
+    for _ in range(_MOST_ENCODINGS):
+        encoded, part = part, unquote(part)
+        if part == encoded:
+            return part
+    return _UNCLEAR
 
 
 def _shown(place: tuple[str, str, str]) -> str:
