@@ -1,7 +1,10 @@
 """Partition columns, text with awkward headers, decoding of prefixes, and other single cases."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +14,12 @@ from pyarrow import orc
 
 from tests.read.files import make_spec, make_task, write_csv, write_orc, write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.deletes import RowDeletes, group_deletes, rows_to_decode
 from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.read.source import TaskSource
 
 WITH_DAY = pa.schema([("row", pa.int64()), ("day", pa.date32()), ("kind", pa.dictionary(pa.int32(), pa.string()))])
 
@@ -185,3 +190,40 @@ def test_csv_of_many_types_matches_its_schema(tmp_path: Path) -> None:
     tasks = write_csv(tmp_path / "a.csv", table, 2)
     reader = make_reader(make_spec(table.schema))
     assert pa.Table.from_batches([reader.read(task) for task in tasks]).to_pylist() == table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"tokens": [[1, 2], [3]]}, {"input_ids": [[1, 2], [3]]}),
+        ({"a": [[1]], "b": [[2]]}, {"b": [[2]], "a": [[1]]}),
+        ({"s": [{"x": 1}]}, {"r": [{"x": 1}]}),
+        ({"s": [{"x": 1}]}, {"x": [1]}),
+        ({"x": [1]}, {"y": [1]}),
+    ],
+)
+def test_files_of_like_leaves_and_other_columns_are_not_taken_for_each_other(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    # Written without the Arrow schema, nothing but the groups of the Parquet schema tells them apart.
+    for columns in (first, second, first):
+        table = pa.table(columns)
+        (task,) = write_parquet(tmp_path / "a.parquet", table, store_schema=False)
+        assert make_reader(make_spec(table.schema)).read(task).to_pydict() == columns
+
+
+def test_files_are_fetched_side_by_side(tmp_path: Path) -> None:
+    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"x": [1, 2]}))
+    both = threading.Barrier(2, timeout=10)
+
+    class Meeting(LocalStore):
+        def ranges(self, *arguments: Any) -> Any:
+            both.wait()
+            return super().ranges(*arguments)
+
+    def fetch(_: int) -> bytes:
+        source = TaskSource(task=task, store=Meeting(), page_checksums=True, max_row_group_bytes=1 << 20)
+        return bytes(source.span((0, 4)))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(fetch, range(2))) == [b"PAR1"] * 2

@@ -8,6 +8,7 @@ import pytest
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.stream.worker import WorkerStream
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
 
@@ -67,3 +68,29 @@ def test_a_state_in_the_middle_of_what_was_decoded_together(tmp_path, shuffle_ro
     other = load(tmp_path, **options)
     other.load_state_dict(state)
     assert first + [check_batch(batch) for batch in other] == whole
+
+
+def test_windows_hold_no_second_copy_of_small_row_groups(tmp_path):
+    write_table(tmp_path, FILES)
+    dataset = load(tmp_path, shuffle=True, shuffle_rows=11).dataset
+    (work,) = dataset.plan().worker_inputs(rank=0)
+    stream = WorkerStream(work, dataset.pipeline, dataset.decode)
+    for _ in stream:
+        assert not stream._lanes[0]._blocks._together
+
+
+def test_a_join_that_fails_leaves_the_row_groups_alone(tmp_path, monkeypatch):
+    total = write_table(tmp_path, FILES)
+
+    def fail(blocks):
+        raise MemoryError
+
+    loader = load(tmp_path)
+    shaper = type(loader.dataset.pipeline.shaper)
+    concat = shaper.concat
+    monkeypatch.setattr(
+        shaper, "concat", lambda self, blocks: concat(self, blocks) if len(blocks) < 3 else fail(blocks)
+    )
+    monkeypatch.setattr("torch_dataloader_utils.stream.lane._JOINED_BATCHES", 0)
+    loader = load(tmp_path, batch_size=1)
+    assert [row for batch in loader for row in check_batch(batch)] == list(range(total))

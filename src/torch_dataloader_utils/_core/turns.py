@@ -6,36 +6,49 @@ and a hand-over costs as much as the work: 2,000 small Parquet files took two th
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# An item that takes more is mostly C++, which threads do side by side.
+# An item that takes more is mostly C++, which threads do side by side: a footer of 10 columns takes 0.1 ms and a row
+# group of 20 KB 0.25 ms, half of either in Python; 65,536 rows of 51 columns take 10 ms, with 1 ms of Python.
 _LONG_SECONDS = 0.5e-3
-# A thread that gets so small a part of the time waits for disks, not for the interpreter's lock.
+# A thread that gets so small a part of the time waits for disks. For the interpreter's lock it waits less: two threads
+# share it.
 _BUSY_PART = 0.25
-# So many slow lots in a row are no accident, such as a thread that begins with a cold allocator.
+# Once is an accident: the first lot of a thread whose allocator is cold took 0.6 ms an item.
 _LOTS_IN_A_ROW = 3
 
 
 class Pace:
-    """Watches work on lots of items; `is_slow` once it has taken long, or has mostly waited, several times in a row."""
+    """Watches work on lots of items.
+
+    is_slow: whether it has taken long, or has mostly waited, several lots in a row; once so, it stays so.
+    """
 
     def __init__(self) -> None:
-        self.is_slow = False
+        self._is_slow = False
         self._slow_lots = 0
 
-    def each(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`function` of every item, here and now."""
-        begin, busy = time.perf_counter(), time.thread_time()
-        results = [function(item) for item in items]
-        busy = time.thread_time() - busy
-        waits = busy < _BUSY_PART * (time.perf_counter() - begin)
-        self._slow_lots = self._slow_lots + 1 if waits or busy > _LONG_SECONDS * len(items) else 0
-        self.is_slow = self.is_slow or self._slow_lots == _LOTS_IN_A_ROW
-        return results
+    @property
+    def is_slow(self) -> bool:
+        """See the class."""
+        return self._is_slow
+
+    def each(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """`function` of every item of one lot, here, each when it is asked for."""
+        passed = busy = 0.0
+        for item in items:
+            begin, begin_busy = time.perf_counter(), time.thread_time()
+            result = function(item)
+            passed += time.perf_counter() - begin
+            busy += time.thread_time() - begin_busy
+            yield result
+        is_slow_lot = busy > _LONG_SECONDS * len(items) or busy < _BUSY_PART * passed
+        self._slow_lots = self._slow_lots + 1 if is_slow_lot else 0
+        self._is_slow = self._is_slow or self._slow_lots == _LOTS_IN_A_ROW
 
 
 class Turns:
@@ -48,6 +61,6 @@ class Turns:
     def each(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """`function` of every item, in this thread, when it is its turn."""
         if self._pace.is_slow:
-            return [function(item) for item in items]
+            return list(map(function, items))
         with self._lock:
-            return self._pace.each(function, items)
+            return list(self._pace.each(function, items))

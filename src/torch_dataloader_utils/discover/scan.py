@@ -238,7 +238,7 @@ def _scans(
     brings_executor = executor is not None
     if executor is None:
         executor = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan"))
-    # The lines of a text file are counted, which is long work.
+    # Remote stores are waited for, lines of text files are counted, and an executor was brought to be used.
     map_scans = map_in_order if brings_executor or is_text or not store.is_local else map_quick
     scans = map_scans(scan, items, executor, 4 * threads)
     for file in chosen:

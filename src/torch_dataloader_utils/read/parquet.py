@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureEr
 from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.footers import FooterCache
-from torch_dataloader_utils.read.source import TaskSource
+from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 
 # Length of the footer (uint32) and the magic "PAR1" or "PARE".
 _TRAILER_BYTES = 8
@@ -28,13 +28,14 @@ _TRAILER_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumns:
-    """The columns of a file; the same for all files of one schema.
+    """The columns of a file.
 
-    parquet, key_values: what they were made of. schema: the file's Arrow schema. Of each top-level column, leaves: the
-    numbers of its leaf columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed
-    width).
+    paths, parquet, key_values: of its leaf columns and of the footer, what all of this was made of. schema: the file's
+    Arrow schema. Of each top-level column, leaves: the numbers of its leaf columns; row_bits: the bits of a decoded row
+    (of an offset, where its values have no fixed width).
     """
 
+    paths: tuple[str, ...]
     parquet: Any
     key_values: dict[bytes, bytes] | None
     schema: Any
@@ -46,12 +47,14 @@ class FileColumns:
         """Those that a parsed footer describes."""
         schema = metadata.schema.to_arrow_schema()
         leaves: dict[str, list[int]] = {name: [] for name in schema.names}
-        for index in range(metadata.num_columns):
+        paths = _leaf_paths(metadata)
+        for index, path in enumerate(paths):
             # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
-            for name in accumulate(metadata.schema.column(index).path.split("."), "{}.{}".format):
+            for name in accumulate(path.split("."), "{}.{}".format):
                 if name in leaves:
                     leaves[name].append(index)
         return cls(
+            paths=paths,
             parquet=metadata.schema,
             key_values=metadata.metadata,
             schema=schema,
@@ -60,8 +63,42 @@ class FileColumns:
         )
 
     def are_of(self, metadata: Any) -> bool:
-        """Whether `of` would give the same for this footer."""
-        return bool(self.parquet.equals(metadata.schema)) and self.key_values == metadata.metadata
+        """Whether `of` would surely give the same for this footer.
+
+        `equals` compares leaf columns alone: nothing is said of files with groups, whose paths have dots.
+        """
+        return (
+            self.paths == _leaf_paths(metadata)
+            and not any("." in path for path in self.paths)
+            and bool(self.parquet.equals(metadata.schema))
+            and self.key_values == metadata.metadata
+        )
+
+
+def _leaf_paths(metadata: Any) -> tuple[str, ...]:
+    return tuple(metadata.schema.column(index).path for index in range(metadata.num_columns))
+
+
+class LastColumns:
+    """The columns of the small footer parsed last; the next file most often has the same.
+
+    Of small files they cost as much to find out as the footer to parse. For all threads, without a lock: one
+    reference is read, and replaced.
+    """
+
+    def __init__(self) -> None:
+        self._last: FileColumns | None = None
+
+    def of(self, metadata: Any) -> FileColumns:
+        """The columns that a parsed footer describes."""
+        last = self._last
+        if last is not None and last.are_of(metadata):
+            return last
+        columns = FileColumns.of(metadata)
+        # They keep their footer alive.
+        if metadata.serialized_size <= TAIL_BYTES:
+            self._last = columns
+        return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,9 +111,7 @@ class Footer:
 
 _footers: FooterCache[Footer] = FooterCache()
 
-# The columns of the file opened last; the next one most often has the same, and of small files they cost as much to
-# find out as the footer to parse.
-_last_columns: list[FileColumns] = []
+_last_columns = LastColumns()
 
 
 def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | None) -> Any:
@@ -132,16 +167,7 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
-    return Footer(metadata=metadata, columns=_columns(metadata)), metadata.serialized_size
-
-
-def _columns(metadata: Any) -> FileColumns:
-    last = _last_columns[-1:]
-    if last and last[0].are_of(metadata):
-        return last[0]
-    columns = FileColumns.of(metadata)
-    _last_columns[:] = [columns]
-    return columns
+    return Footer(metadata=metadata, columns=_last_columns.of(metadata)), metadata.serialized_size
 
 
 def _read_metadata(source: TaskSource) -> Any:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -20,17 +19,18 @@ TAIL_BYTES = 64 << 10
 _FREE_BYTES = 16 << 10
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
     """Where a decoder gets its bytes from, and the limits it decodes under (see ReadSpec).
 
-    For one read of a task: a small file is fetched whole, once, and kept as long as this is.
+    For one read of a task in one thread: a small file is fetched whole, once, and kept as long as this is.
     """
 
     task: RowGroupTask
     store: Store
     page_checksums: bool
     max_row_group_bytes: int
+    _fetched: list[Buffer] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -48,39 +48,43 @@ class TaskSource:
         Raises:
             FileChangedError: the file has another identity now.
         """
-        if self._content is not None:
-            return memoryview(self._content)[span[0] : sum(span)]
+        content = self._content()
+        if content is not None:
+            return memoryview(content)[span[0] : sum(span)]
         return self.store.ranges(self.task.path, [span], self.task.identity)[0]
 
-    @cached_property
-    def _content(self) -> Buffer | None:
-        """All bytes of a file that is as small as what is read of others for their footer alone; None of a larger one.
+    @property
+    def comes_whole(self) -> bool:
+        """Whether all of the file is fetched at once: it is no larger than what is read of others for their footer.
 
-        One request, or one look at the disk, in place of two. None too where most of the file is other row groups, each
-        of which would read it.
+        That is one request, or one look at the disk, in place of two. Not where most of the file is other row groups,
+        each of which would read it: a row group of 20 KB in a file of 60 KB does not bring the rest.
         """
-        task = self.task
-        beside = task.file_size - task.byte_length
-        if not 0 < task.file_size <= TAIL_BYTES or beside > max(task.byte_length, _FREE_BYTES):
-            return None
-        return self.store.ranges(task.path, [(0, task.file_size)], task.identity)[0]
+        beside = self.task.file_size - self.task.byte_length
+        return 0 < self.task.file_size <= TAIL_BYTES and beside <= max(self.task.byte_length, _FREE_BYTES)
+
+    def _content(self) -> Buffer | None:
+        if self.comes_whole and not self._fetched:
+            self._fetched.extend(self.store.ranges(self.task.path, [(0, self.task.file_size)], self.task.identity))
+        return self._fetched[0] if self._fetched else None
 
     @contextmanager
     def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[Any]:
         """The planned file, for a pyarrow reader.
 
-        Of a remote file, `spans()` are fetched here, at once; bytes that a reader wants beyond them (a very long
+        A small file is memory by now, all of it (see `comes_whole`).
+
+        Of another remote file, `spans()` are fetched here, at once; bytes that a reader wants beyond them (a very long
         footer, the dictionaries of an Arrow file) are fetched when it asks.
 
-        A small file is here already, all of it (see `_content`).
-
-        A local file is read where it lies (`spans` is not called), by positioned reads: as fast as a memory map
+        Another local file is read where it lies (`spans` is not called), by positioned reads: as fast as a memory map
         (14.8 and 14.7 ms for a row group of 51 columns), and a file that is cut short under a map kills the
         process with SIGBUS. It is looked up after it was opened, so that nothing is said of the content of another
         file, and after it was read, so that rows of two versions are never mixed.
         """
-        if self._content is not None:
-            yield pa.BufferReader(self._content)
+        content = self._content()
+        if content is not None:
+            yield pa.BufferReader(content)
             return
         if not self.store.is_local:
             wanted = _merged(spans())

@@ -1,21 +1,19 @@
 """Decoding ahead: row groups to blocks in a pool of threads, in the order a lane needs them, under a byte budget."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self, TypeVar
 
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
+from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.program import WorkerInput
-from torch_dataloader_utils._core.turns import Turns
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils._core.uses import GroupUses, group_uses
 from torch_dataloader_utils._observe.counters import WorkerCounters
-
-B = TypeVar("B")
+from torch_dataloader_utils.stream.together import MOST_TOGETHER, SmallGroups, Together, Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +32,9 @@ class DecodeOptions:
     small_bytes: int = 0
 
 
-# Small row groups are many within the budget; more than this for each thread would only make the first batch wait.
-_GROUPS_A_THREAD = 16
-# Small row groups decoded by one job.
-_MOST_AT_ONCE = 16
-
-Wanted = tuple[int, int | None]
-"""A row group, and up to which of its rows it is needed (None: all)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Together:
-    """Small row groups decoded by one job: each alone, and all as one block (None if one of them does not decode)."""
-
-    groups: tuple[int, ...]
-    alone: "tuple[Future[Block], ...]"
-    joined: "Future[Block | None]"
-
-    @classmethod
-    def of(cls, groups: Iterable[int]) -> Self:
-        """Those to be decoded."""
-        groups = tuple(groups)
-        return cls(groups=groups, alone=tuple(Future() for _ in groups), joined=Future())
-
-    def cancel(self) -> None:
-        """Let go of whoever waits."""
-        for future in self.alone:
-            future.cancel()
-        self.joined.cancel()
+# Small row groups are many within the budget. More than these a thread (those of one job, and of one that the trainer
+# has) would only make the first batch wait.
+_GROUPS_A_THREAD = 2 * MOST_TOGETHER
 
 
 class Decoder:
@@ -83,9 +56,12 @@ class Decoder:
         self._most_groups = options.threads * _GROUPS_A_THREAD
         self._held_bytes = 0
         self._held_groups = 0
-        self._small_bytes = options.small_bytes
-        self._turns = Turns()
+        groups, formats = work.inventory.groups, work.inventory.files.formats
+        # What text takes in memory, its stored bytes do not say.
+        is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
+        self._is_small = (groups.projected_bytes <= options.small_bytes) & ~is_text
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
+        self._small = SmallGroups(self._pool, self._decode, shaper.concat)
 
     def lane(self, units: Units) -> "LaneBlocks":
         """The blocks of one lane."""
@@ -103,24 +79,17 @@ class Decoder:
 
     def is_small(self, group: int) -> bool:
         """Whether a row group is decoded together with others."""
-        return self.group_bytes(group) <= self._small_bytes
+        return bool(self._is_small[group])
 
     def submit(self, group: int, stop_row: int | None) -> "Future[Block]":
         """Start decoding a row group up to `stop_row` (None: all of it)."""
         self._hold([group])
         return self._pool.submit(self._decode, (group, stop_row))
 
-    def submit_together(self, wanted: Sequence[Wanted]) -> Together:
-        """Start decoding small row groups, one after the other in one thread."""
-        together = Together.of(group for group, _ in wanted)
-        self._hold(together.groups)
-        job = self._pool.submit(self._decode_all, wanted, together)
-        job.add_done_callback(lambda job: together.cancel() if job.cancelled() else None)
-        return together
-
-    def _hold(self, groups: Sequence[int]) -> None:
-        self._held_bytes += sum(map(self.group_bytes, groups))
-        self._held_groups += len(groups)
+    def submit_together(self, wanted: Sequence[Wanted], *, joins: bool) -> Together:
+        """Start decoding small row groups by one job; see `SmallGroups`."""
+        self._hold([group for group, _ in wanted])
+        return self._small.start(wanted, joins=joins)
 
     def run(self, job: Callable[[], Block]) -> "Future[Block]":
         """Start a job that needs row groups which were submitted before it."""
@@ -132,24 +101,9 @@ class Decoder:
         self._held_groups -= 1
         self.counters.released_groups += 1
 
-    def _decode_all(self, wanted: Sequence[Wanted], together: Together) -> None:
-        outcomes = self._turns.each(self._outcome, wanted)
-        blocks = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-        # News comes at the end, of all at once: the trainer's thread would wake up for each, and take the
-        # interpreter's lock from this one. It would join small blocks, too, at more than what decoding costs.
-        joined = self._shaper.concat(blocks) if len(blocks) == len(wanted) else None
-        for future, outcome in zip(together.alone, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        together.joined.set_result(joined)
-
-    def _outcome(self, wanted: Wanted) -> Block | BaseException:
-        try:
-            return self._decode(wanted)
-        except BaseException as error:  # noqa: BLE001 - raised where the rows are taken, as executors do
-            return error
+    def _hold(self, groups: Sequence[int]) -> None:
+        self._held_bytes += sum(map(self.group_bytes, groups))
+        self._held_groups += len(groups)
 
     def _decode(self, wanted: Wanted) -> Block:
         group, stop_row = wanted
@@ -162,6 +116,7 @@ class Decoder:
 
     def close(self) -> None:
         """Cancel what has not begun and let the threads end."""
+        self._small.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -178,7 +133,8 @@ class LaneBlocks:
         np.maximum.at(stop, number, uses.stop)
         self.uses = uses
         self._use_of_unit = np.searchsorted(uses.unit, np.arange(len(units) + 1), side="left").tolist()
-        self._is_plain = (units.window == PLAIN)[uses.unit] & exact
+        # Row groups of windows are needed alone.
+        self._joins = exact and bool((units.window == PLAIN).all())
         self._last_use = dict(zip(groups.tolist(), last.tolist(), strict=True))
         self._stop_row = dict(zip(groups.tolist(), stop.tolist(), strict=True))
         self._waiting = groups[np.argsort(first)].tolist()[::-1]
@@ -200,28 +156,32 @@ class LaneBlocks:
         self.finish(range(use, use + 1))
         return block
 
-    def take_several(self, use: int) -> tuple[Block, range]:
-        """The rows of a use, with those behind it that were decoded together with it; and which uses that are."""
-        self._begun(int(self.uses.group[use]))
-        uses, rows = self._joined(use)
-        if rows is None:
-            return self.take(use), range(use, use + 1)
-        self.prefetch()
-        self.finish(uses)
-        return rows, uses
+    def take_several(self, use: int) -> tuple[range, Block]:
+        """The uses from this one on that are at hand as one block, and their rows: those of one job, or this use alone.
 
-    def _joined(self, use: int) -> tuple[range, Block | None]:
-        """The uses from this one on that one job decodes, and its block if that is just their rows."""
-        together = self._together.pop(int(self.uses.group[use]), None)
-        if together is None:
-            return range(0), None
-        uses = range(use, use + len(together.groups))
-        span = slice(uses.start, uses.stop)
-        if not self._is_plain[span].all() or self.uses.group[span].tolist() != list(together.groups):
-            return uses, None
-        rows = self.wait(together.joined)
-        is_whole = rows is not None and not self.uses.start[span].any() and self.uses.stop[span].sum() == rows.num_rows
-        return uses, rows if is_whole else None
+        Several only where whole row groups follow each other as they were decoded.
+        """
+        group = int(self.uses.group[use])
+        self._begun(group)
+        together = self._together.pop(group, None)
+        uses = range(use, use + (1 if together is None else len(together.groups)))
+        rows = None if together is None else self._joined(together, slice(uses.start, uses.stop))
+        if rows is None:
+            return range(use, use + 1), self.take(use)
+        self.finish(uses)
+        self.prefetch()
+        return uses, rows
+
+    def _joined(self, together: Together, uses: slice) -> Block | None:
+        """The joined block of a job, if it is just the rows of these uses; None too if not all of it decodes."""
+        if together.joined is None or self.uses.group[uses].tolist() != list(together.groups):
+            return None
+        try:
+            rows = self.wait(together.joined)
+        except CancelledError:
+            return None
+        is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
+        return rows if is_whole else None
 
     def ask(self, use: int) -> Callable[[], Block]:
         """Begin with the row group of a use; the call gives its rows, in whatever thread, and waits for them."""
@@ -232,7 +192,7 @@ class LaneBlocks:
         """Let a decoding thread do a job over rows that were asked for."""
         return self._decoder.run(job)
 
-    def wait(self, pending: "Future[B]") -> B:
+    def wait(self, pending: "Future[Block]") -> Block:
         """What a decoding thread gives; counted as a stall if it is not there yet."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
 
@@ -281,8 +241,10 @@ class LaneBlocks:
             self._pending[group] = self._decoder.submit(group, self._needed(group))
             return
         del self._waiting[-len(groups) :]
-        together = self._decoder.submit_together([(group, self._needed(group)) for group in groups])
-        self._together[groups[0]] = together
+        wanted = [(group, self._needed(group)) for group in groups]
+        together = self._decoder.submit_together(wanted, joins=self._joins)
+        if self._joins:
+            self._together[groups[0]] = together
         self._pending.update(zip(groups, together.alone, strict=True))
 
     def _small_groups(self) -> list[int]:
@@ -292,7 +254,7 @@ class LaneBlocks:
         while len(groups) > 1 and not self._decoder.has_room(*groups):
             groups.pop()
         if groups:
-            self._at_once = min(2 * self._at_once, _MOST_AT_ONCE)
+            self._at_once = min(2 * self._at_once, MOST_TOGETHER)
         return groups
 
     def _needed(self, group: int) -> int | None:

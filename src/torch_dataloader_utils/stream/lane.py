@@ -100,7 +100,7 @@ class LaneReader:
 
     def _ends_of(self, block: Block, uses: range, before: int) -> list[tuple[int, int]]:
         """Where the rows of each use end, in a block that has `before` rows before these."""
-        if len(uses) == 1:
+        if len(uses) == 1:  # of plans without row counts, only the block itself knows its rows
             return [(before + block.num_rows, uses.start)]
         of_uses = slice(uses.start, uses.stop)
         counts = self._blocks.uses.stop[of_uses] - self._blocks.uses.start[of_uses]
@@ -120,12 +120,12 @@ class LaneReader:
             if self._units.window[unit] == PLAIN:
                 # The first of them may have come with those of the unit before.
                 while self._next_use < uses.stop:
-                    block, taken = self._blocks.take_several(self._next_use)
+                    taken, block = self._blocks.take_several(self._next_use)
                     self._next_use = taken.stop
                     yield block, taken
                 continue
             self._next_use = uses.stop
-            last = range(max(uses.stop - 1, 0), max(uses.stop, 1))
+            last = range(max(uses.stop - 1, 0), max(uses.stop, 1))  # a unit may have no rows, and no uses
             if self._units.windows.permuted:
                 yield self._windows.take(unit), last
             else:
