@@ -187,6 +187,19 @@ def test_a_build_goes_on_where_it_was_killed(directory: Path, tmp_path: Path) ->
     assert _documents(str(tmp_path / "out")) == _numbers(500, 7) + ALL[7:]
 
 
+def test_local_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
+    directory: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(directory, tmp_path / "out", executor=_FailingExecutor(4), **options)
+    receipts = sorted((tmp_path / "out.parts").glob("*.json"))
+    receipts[0].write_bytes(b'{"document')
+    receipts[1].with_suffix(".idx").unlink()
+    assert build_corpus(directory, tmp_path / "out", **options).reused_parts == 2
+    assert _documents(str(tmp_path / "out")) == ALL
+
+
 def test_files_of_others_beside_the_parts_stay(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "out.parts").mkdir()
     (tmp_path / "out.parts" / "notes.json").write_text("mine")

@@ -1,5 +1,6 @@
 """Corpora built from a store, into a store, while requests fail: S3's protocol, over HTTP."""
 
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from tests.store.moto_server import Failure, MotoS3
 from torch_dataloader_utils._store import StoreAccess, write
-from torch_dataloader_utils.errors import ConfigError, FileChangedError, StoreError
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, build_corpus
 from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions
 from torch_dataloader_utils.tokens.corpus_sources import plan_parts
@@ -103,6 +104,39 @@ def test_an_upload_that_fails_for_good_is_gone_on_with(
     assert report.reused_parts == (4 if "parts" in broken else 9)
     assert _documents(s3_access) == DOCUMENTS
     assert [key for key in s3.names() if "parts" in key] == []
+
+
+def test_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
+    s3: MotoS3, s3_access: StoreAccess, data: str
+) -> None:
+    s3.failures.append(Failure("PUT", r"out\.idx", status="403 Forbidden", code="AccessDenied"))
+    with pytest.raises(StoreError, match="AccessDenied"):
+        _build(data, s3_access)
+    s3.failures.clear()
+    damages = [b"", b"{", b"\xff", b"[]", b'{"document_count": 1}']
+    names = [name for name in s3.names() if name.endswith(".json")]
+    counts = json.loads(s3.get(names[-1]))
+    damages += [json.dumps({**counts, "token_count": wrong}).encode() for wrong in ("5", -1)]
+    for name, damage in zip(names, damages, strict=False):
+        s3.put(name, damage)
+    s3.client.delete_object(Bucket="bucket", Key=names[-1].replace(".json", ".bin"))
+    assert _build(data, s3_access).reused_parts == 9 - len(damages) - 1
+    assert _documents(s3_access) == DOCUMENTS
+
+
+@pytest.mark.parametrize(("status", "kind"), [("404 Not Found", NoDataError), ("412 Precondition", FileChangedError)])
+def test_parts_that_are_gone_or_replaced_while_they_are_joined_say_what_to_do(
+    s3: MotoS3, s3_access: StoreAccess, data: str, status: str, kind: type[Exception]
+) -> None:
+    code = "NoSuchKey" if kind is NoDataError else "PreconditionFailed"
+    method = "HEAD" if kind is NoDataError else "GET"
+    s3.failures.append(
+        Failure(method, r"parts/\w+\.idx", first=9 if kind is NoDataError else 0, status=status, code=code)
+    )
+    with pytest.raises(kind, match=r"The parts that are done stay; run the same call again"):
+        _build(data, s3_access)
+    s3.failures.clear()
+    assert _build(data, s3_access).reused_parts == 9
 
 
 def test_a_build_of_two_corpora_that_failed_at_the_second_is_gone_on_with(

@@ -1,6 +1,6 @@
 """Where parts of a corpus are kept, and how they become the corpus: on a local disk or in any store of fsspec.
 
-    <output>.parts/<key>.bin  .idx  .json      a part; whole once it has its receipt (.json), which is written last
+    <output>.parts/<key>.bin  .idx  .json      a part; its receipt (.json) is written last
     <output>.bin, then <output>.idx            the corpus; it is there once its .idx is
 
 A store has no rename, but gives a small object whole or not at all. So a remote corpus is published by its .idx: an
@@ -10,7 +10,7 @@ older one loses its own first, and a .bin without .idx is no corpus.
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
-from torch_dataloader_utils.errors import NoDataError, StoreError
+from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens.builder import merge_corpora
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
 from torch_dataloader_utils.tokens.index_format import encode_index
@@ -53,7 +53,7 @@ class PartStore(Protocol):
         """Make the place of the parts."""
 
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
-        """The receipts of those of these parts that are whole."""
+        """The receipts of those of these parts that are whole: all three files are there, the receipt undamaged."""
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
         """Keep the part that `build` writes under the local prefix it is called with."""
@@ -87,8 +87,8 @@ class LocalParts:
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
-        paths = {key: self._receipt(key) for key in keys}
-        return {key: _decode(path.read_bytes()) for key, path in paths.items() if path.exists()}
+        whole = [key for key in keys if all((self.directory / f"{key}{ending}").exists() for ending in _PART_ENDINGS)]
+        return _known((key, _decode(self._receipt(key).read_bytes())) for key in whole)
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
         receipt = build(str(self.directory / key))
@@ -128,11 +128,11 @@ class RemoteParts:
         self.store.make_directory(self.url)
 
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
-        wanted = set(keys)
-        entries = {_key(entry): entry for entry in self._list() if entry.path.endswith(".json")}
-        found = {key: entry for key, entry in entries.items() if key in wanted}
+        entries = {PurePosixPath(entry.path).name: entry for entry in self._list()}
+        whole = [key for key in keys if all(f"{key}{ending}" in entries for ending in _PART_ENDINGS)]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
-            return dict(zip(found, pool.map(self._read_receipt, found.values()), strict=True))
+            receipts = list(pool.map(self._read_receipt, (entries[f"{key}.json"] for key in whole)))
+        return _known(zip(whole, receipts, strict=True))
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
         with tempfile.TemporaryDirectory(prefix="tdu-part-") as directory:
@@ -169,7 +169,7 @@ class RemoteParts:
         except NoDataError:
             return ()
 
-    def _read_receipt(self, entry: FileEntry) -> PartReceipt:
+    def _read_receipt(self, entry: FileEntry) -> PartReceipt | None:
         return _decode(bytes(self.store.tail(entry.path, entry.stat.size, entry.stat).data))
 
     def _open_part(self, key: str) -> IndexedDataset:
@@ -215,12 +215,17 @@ def _encode(receipt: PartReceipt) -> bytes:
     return json.dumps(asdict(receipt)).encode()
 
 
-def _decode(data: bytes) -> PartReceipt:
-    return PartReceipt(**json.loads(data))
+def _decode(data: bytes) -> PartReceipt | None:
+    """None for a receipt that is damaged: its part counts as missing."""
+    try:
+        receipt = PartReceipt(**json.loads(data))
+    except (ValueError, TypeError):
+        return None
+    return receipt if all(type(count) is int and count >= 0 for count in asdict(receipt).values()) else None
 
 
-def _key(entry: FileEntry) -> str:
-    return PurePosixPath(entry.path).stem
+def _known(receipts: Iterable[tuple[str, PartReceipt | None]]) -> dict[str, PartReceipt]:
+    return {key: receipt for key, receipt in receipts if receipt is not None}
 
 
 def _is_part(name: str) -> bool:
@@ -231,11 +236,11 @@ def _is_part(name: str) -> bool:
 
 @contextlib.contextmanager
 def _told_to_go_on() -> Iterator[None]:
-    """Failures of the store say what is left of the work."""
+    """Failures of the store say what is left of the work, whichever they are: parts may be lost, or replaced."""
     try:
         yield
-    except StoreError as error:
-        raise StoreError(f"{error} The parts that are done stay; run the same call again.") from error
+    except (StoreError, NoDataError, FileChangedError) as error:
+        raise type(error)(f"{error} The parts that are done stay; run the same call again.") from error
 
 
 def _join_indexes(parts: Sequence[IndexedDataset]) -> list[bytes]:
