@@ -5,6 +5,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.orc as orc
@@ -18,6 +19,7 @@ from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,
     DataError,
+    MissingDependencyError,
     NoDataError,
     NullValueError,
     SchemaError,
@@ -256,6 +258,12 @@ def test_sources_that_are_not_there_or_not_known(tmp_path: Path) -> None:
         build_corpus(tmp_path / "x.txt", out, column="tokens")
     with pytest.raises(CorruptFileError, match="too few for a Parquet file"):
         build_corpus(tmp_path / "x.txt", out, column="tokens", file_format="parquet")
+
+
+def test_an_error_that_names_its_source_stays_of_its_kind(tmp_path: Path) -> None:
+    fsspec.register_implementation("uninstalled", "nobody_has_this.FileSystem", errtxt="pip install it", clobber=True)
+    with pytest.raises(MissingDependencyError, match=r"^uninstalled://b/x\.parquet: .*pip install it"):
+        build_corpus("uninstalled://b/x.parquet", tmp_path / "out", column="tokens")
 
 
 def test_sources_keep_their_order_and_each_file_is_read_once(

@@ -94,7 +94,7 @@ def _scan(source: PathLike, column: str, file_format: FileFormat | None, access:
         raise
     except ConfigError as error:
         # Which of thousands of sources has no such column.
-        raise ConfigError(f"{redact(os.fspath(source))}: {error}") from error
+        raise type(error)(f"{redact(os.fspath(source))}: {error}") from error
 
 
 def _find_format(source: PathLike, access: StoreAccess) -> FileFormat:
