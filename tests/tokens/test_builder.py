@@ -164,3 +164,13 @@ def test_pending_files_of_dead_writers_are_swept(tmp_path: Path) -> None:
             pass
         builder.finalize(tmp_path / "c.idx")
     assert _names(tmp_path) == {"c.bin", "c.idx", young.name}
+
+
+def test_corpora_in_a_store_are_refused_before_they_are_opened(tmp_path: Path, example: str) -> None:
+    # There is nobody at this address: a look would be another error.
+    remote = "http://127.0.0.1:9/corpus"
+    for prefixes, output in (([example, remote], tmp_path / "out"), ([remote], tmp_path / "out"), ([example], remote)):
+        with pytest.raises(ConfigError, match="is remote and has no local path"):
+            merge_corpora(prefixes, str(output))
+    with IndexedDatasetBuilder(tmp_path / "out.bin") as builder, pytest.raises(ConfigError, match="no local path"):
+        builder.add_index(remote)

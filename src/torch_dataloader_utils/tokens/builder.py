@@ -105,8 +105,9 @@ class IndexedDatasetBuilder:
         """Append a whole corpus of the same dtype; its documents keep their boundaries.
 
         Raises:
-            SchemaError: another dtype, or no modes where this corpus has them.
+            ConfigError: it is not on a local disk. SchemaError: another dtype, or no modes where this corpus has them.
         """
+        source_path = _local_path(bin_path(path_prefix))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)
         if other.dtype != self.dtype:
             raise SchemaError(f"{path_prefix} holds {other.dtype.name}, this corpus {self.dtype.name}. Convert one.")
@@ -116,7 +117,7 @@ class IndexedDatasetBuilder:
         if other.sequence_modes is not None:
             self._modes.frombytes(other.sequence_modes.tobytes())
         expected = self._bin.file.tell() + other.identities[1].size
-        with _local_path(bin_path(path_prefix)).open("rb") as source:
+        with source_path.open("rb") as source:
             shutil.copyfileobj(source, self._bin.file, length=1 << 22)
         if self._bin.file.tell() != expected:
             raise CorruptFileError(f"{bin_path(path_prefix)} changed its size while it was copied. Merge again.")
@@ -208,11 +209,13 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
     """Append the corpora in the given order into one; it takes the dtype of the first.
 
     Raises:
-        ConfigError: nothing to merge.
+        ConfigError: nothing to merge, or a corpus that is not on a local disk.
         SchemaError: dtypes differ.
     """
     if not path_prefixes:
         raise ConfigError("There is no corpus to merge.")
+    for path_prefix in (*path_prefixes, output_prefix):
+        _local_path(path_prefix)  # before any is opened
     dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
     with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:
         for path_prefix in path_prefixes:
