@@ -99,9 +99,11 @@ class IndexedDataset(Dataset[Any]):
         if store.is_local:
             return all(Path(store.local_path(path)).is_file() for path in paths)
         try:
-            return all(store.stat(path) is not None for path in paths)
+            for path in paths:
+                store.stat(path)
         except NoDataError:
             return False
+        return True
 
     def _open(self) -> "OpenCorpus":
         if self._opened is None:
