@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
@@ -18,23 +19,6 @@ from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtyp
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 
 _DEFAULT_PART_BYTES = 256 << 20
-
-
-class Future(Protocol):
-    """What `submit` gives."""
-
-    def result(self) -> Any:
-        """Wait, and give the value or raise the error."""
-
-    def cancel(self) -> Any:
-        """Do not start it, if it has not started."""
-
-
-class Executor(Protocol):
-    """Anything that runs a function elsewhere: `concurrent.futures`, mpi4py.futures, a dask client."""
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future:
-        """Run function(*arguments), by and by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

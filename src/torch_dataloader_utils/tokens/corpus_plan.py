@@ -92,19 +92,19 @@ def cut_parts(
 
     100 bytes a row group, files of 3 and 2, part_bytes=150      parts of 2, 1 and 2 row groups
     """
-    parts: list[CorpusPart] = []
-    tasks: list[RowGroupTask] = []
-    held_bytes = 0
+    lots: list[list[RowGroupTask]] = []
+    lot_bytes: list[int] = []
     for group in groups:
         task = inventory.task(group)
-        if tasks and (held_bytes >= part_bytes or task.path != tasks[0].path):
-            parts.append(CorpusPart(reader=reader, tasks=tuple(tasks), version=version, size_bytes=held_bytes))
-            tasks, held_bytes = [], 0
-        tasks.append(task)
-        held_bytes += int(inventory.groups.projected_bytes[group])
-    if tasks:
-        parts.append(CorpusPart(reader=reader, tasks=tuple(tasks), version=version, size_bytes=held_bytes))
-    return parts
+        if not lots or lot_bytes[-1] >= part_bytes or task.path != lots[-1][0].path:
+            lots.append([])
+            lot_bytes.append(0)
+        lots[-1].append(task)
+        lot_bytes[-1] += int(inventory.groups.projected_bytes[group])
+    return [
+        CorpusPart(reader=reader, tasks=tuple(tasks), version=version, size_bytes=size)
+        for tasks, size in zip(lots, lot_bytes, strict=True)
+    ]
 
 
 def divide_parts(parts: Sequence[CorpusPart], output_count: int) -> list[list[CorpusPart]]:
