@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -203,6 +204,41 @@ def test_only_what_dead_writers_of_the_same_path_left_is_swept(tmp_path: Path) -
     assert all(other.exists() for other in others)
     held.discard()
     assert path.read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_writer_that_is_swept_before_it_has_its_lock_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    path, lock = tmp_path / "a", publish._lock
+    # As in another container of the same host name, where no process has this number.
+    monkeypatch.setattr(publish.os, "getpid", lambda: 2**22 + 1)
+
+    def sweep_first(file: BinaryIO) -> None:
+        monkeypatch.setattr(publish, "_lock", lock)
+        with next(tmp_path.glob(".a.*")).open("rb") as swept:
+            if is_held:
+                lock(swept)
+            else:
+                publish._sweep(path)
+            lock(file)
+
+    monkeypatch.setattr(publish, "_lock", sweep_first)
+    with write_atomically(path) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+
+
+def test_a_file_is_held_until_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    monkeypatch.setattr(publish.os, "getpid", lambda: 2**22 + 1)
+    pending = PendingFile(path)
+    pending.file.write(b"whole")
+    pending.sync()
+    publish._sweep(path)
+    pending.publish()
+    assert pending.file.closed
+    assert [(each.name, each.read_bytes()) for each in files(tmp_path)] == [("a", b"whole")]
 
 
 def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:

@@ -42,24 +42,21 @@ class PendingFile:
             raise NoDataError(f"The directory of {path} does not exist. Make it first.")
         self.path = path
         _sweep(path)
-        self._pending = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        self.file: BinaryIO = os.fdopen(os.open(self._pending, flags, mode), "w+b")
-        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there either
-            _lock(self.file)
+        self._pending, self.file = _make(path, mode)
 
     def publish(self) -> None:
         """Make the file visible under its path, replacing what was there."""
         self.sync()
+        if os.name != "posix":
+            self.file.close()  # Windows renames no open file; elsewhere it is locked for as long as it can be swept
         self._pending.replace(self.path)
+        self.file.close()
         sync_directory(self.path.parent)
 
     def sync(self) -> None:
-        """Flush to the disk and close; the file stays invisible."""
-        if not self.file.closed:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
+        """Flush to the disk; the file stays invisible."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
     def discard(self) -> None:
         """Remove the pending file; harmless after `publish`."""
@@ -88,6 +85,24 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make(path: Path, mode: int) -> tuple[Path, BinaryIO]:
+    """A pending file of `path`, new and locked."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    while True:
+        pending = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}")
+        file = os.fdopen(os.open(pending, flags, mode), "w+b")
+        # Before it was locked, a container that shares this host's name and not its processes may have swept it.
+        try:
+            _lock(file)
+            if pending.exists():
+                return pending, file
+        except BlockingIOError:
+            pass  # it is being swept right now
+        except OSError:
+            return pending, file  # a file system without locks: nobody sweeps there either
+        file.close()
 
 
 def _sweep(path: Path) -> None:
