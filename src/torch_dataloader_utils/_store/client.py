@@ -11,6 +11,10 @@ from torch_dataloader_utils._store.obstore import open_obstore
 
 _S3_SCHEMES = ("s3", "s3a")
 
+# Clients by the package of their class, so that none has to be imported.
+_S3_CLIENT = "s3fs"
+_BUCKET_CLIENTS = (_S3_CLIENT, "gcsfs", "adlfs", "obstore")
+
 
 def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = False) -> Any:
     """A new fsspec file system for the URL `path`; never one that the user holds too, since it is configured here.
@@ -40,8 +44,17 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
 
 
 def is_s3(filesystem: Any) -> bool:
-    """Whether this is s3fs, whose requests can carry conditions."""
-    return type(filesystem).__module__.partition(".")[0] == "s3fs"
+    """Whether this is s3fs, whose uploads can be made of parts."""
+    return _package(filesystem) == _S3_CLIENT
+
+
+def has_buckets(filesystem: Any) -> bool:
+    """Whether this is a client of object stores, where directories come with their objects."""
+    return _package(filesystem) in _BUCKET_CLIENTS
+
+
+def _package(filesystem: Any) -> str:
+    return type(filesystem).__module__.partition(".")[0]
 
 
 def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:

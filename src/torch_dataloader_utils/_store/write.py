@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils._observe.requests import thread_requests
-from torch_dataloader_utils._store.client import is_s3
+from torch_dataloader_utils._store.client import has_buckets, is_s3
 from torch_dataloader_utils._store.ending import run_on_loop
 from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.interface import Buffer, Span
@@ -76,7 +76,7 @@ def delete_object(filesystem: Any, key: str) -> None:
 
 def make_directory(filesystem: Any, key: str) -> None:
     """Make a directory where there are any: in buckets they come with their objects, and asking would make buckets."""
-    if type(filesystem).__module__.partition(".")[0] not in ("s3fs", "gcsfs", "adlfs", "obstore"):
+    if not has_buckets(filesystem):
         filesystem.makedirs(key, exist_ok=True)
 
 
