@@ -6,6 +6,8 @@
 
 A store gives an object whole or not at all, so nothing is ever renamed. Source: S3 API, "Uploading and copying objects
 using multipart upload".
+
+Requests are not counted here: the counts are those of loaders, which write nothing.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.client import has_buckets, is_s3
 from torch_dataloader_utils._store.ending import run_on_loop
 from torch_dataloader_utils._store.faults import translated
@@ -51,7 +52,7 @@ def write_object(request: Request, size: int, read: Read) -> None:
     blocks = cut_blocks(size)
     if len(blocks) <= 1:
         data = bytes(read(0, size))
-        request(lambda filesystem, key: _put(filesystem, key, data))
+        request(lambda filesystem, key: filesystem.pipe_file(key, data))
     elif request(lambda filesystem, _: is_s3(filesystem)):
         _write_parts(request, blocks, read)
     else:
@@ -69,7 +70,6 @@ def cut_blocks(size: int) -> list[Span]:
 
 def delete_object(filesystem: Any, key: str) -> None:
     """Delete what is there; nothing there is as good."""
-    thread_requests().requests += 1
     with suppress(FileNotFoundError):
         filesystem.rm_file(key)
 
@@ -78,11 +78,6 @@ def make_directory(filesystem: Any, key: str) -> None:
     """Make a directory where there are any: in buckets they come with their objects, and asking would make buckets."""
     if not has_buckets(filesystem):
         filesystem.makedirs(key, exist_ok=True)
-
-
-def _put(filesystem: Any, key: str, data: bytes) -> None:
-    thread_requests().requests += 1
-    filesystem.pipe_file(key, data)
 
 
 def _stream(filesystem: Any, key: str, blocks: list[Span], read: Read) -> None:
@@ -187,6 +182,5 @@ def _lost(key: str) -> StoreError:
 
 
 def _call(filesystem: Any, method: str, key: str, **arguments: Any) -> Any:
-    thread_requests().requests += 1
     bucket, name, _ = filesystem.split_path(key)
     return run_on_loop(filesystem.loop, filesystem._call_s3(method, Bucket=bucket, Key=name, **arguments))
