@@ -216,12 +216,16 @@ def test_a_writer_that_is_swept_before_it_has_its_lock_begins_again(
 
     def sweep_first(file: BinaryIO) -> None:
         monkeypatch.setattr(publish, "_lock", lock)
-        with next(tmp_path.glob(".a.*")).open("rb") as swept:
-            if is_held:
-                lock(swept)
-            else:
+        left = next(tmp_path.glob(".a.*"))
+        with left.open("rb") as swept:
+            if not is_held:
                 publish._sweep(path)
-            lock(file)
+                return lock(file)
+            lock(swept)
+            try:
+                lock(file)
+            finally:
+                left.unlink()
 
     monkeypatch.setattr(publish, "_lock", sweep_first)
     with write_atomically(path) as file:
