@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, repeat, takewhile
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._core.turns import Pace
 
 T = TypeVar("T")
@@ -14,14 +15,6 @@ R = TypeVar("R")
 
 _ITEMS_A_TASK = 16
 _FIRST_LOTS = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
-
-
-class Executor(Protocol):
-    """What `concurrent.futures` executors and dask clients have in common."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        """A future with `result()` and `cancel()`."""
-        ...
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_pending: int) -> Iterator[R]:

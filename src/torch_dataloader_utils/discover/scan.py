@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.cpus import available_cpus
+from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
@@ -21,7 +22,7 @@ from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.formats import file_format_of, format_hint, scan_file
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, partition_values, type_partitions
-from torch_dataloader_utils.discover.parallel import Executor, map_in_order, map_quick, watched
+from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import (
