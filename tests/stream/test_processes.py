@@ -40,7 +40,7 @@ def is_worker(process):
 @pytest.fixture(autouse=True)
 def _no_processes_left():
     yield
-    _, alive = psutil.wait_procs([child for child in psutil.Process().children() if is_worker(child)], timeout=10)
+    _, alive = psutil.wait_procs([child for child in psutil.Process().children() if is_worker(child)], timeout=60)
     assert alive == []
 
 

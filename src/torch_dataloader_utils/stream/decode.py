@@ -1,6 +1,7 @@
 """Decoding ahead: row groups to blocks in a pool of threads, in the order a lane needs them, under a byte budget."""
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ class Decoder:
 
     def close(self) -> None:
         """Cancel what has not begun and let the threads end."""
+        if sys.is_finalizing():  # an unfinished iterator at the very end: threads are gone, and so are modules
+            return
         self._small.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
