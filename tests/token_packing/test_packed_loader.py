@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -130,6 +132,15 @@ def test_fields_choose_and_order_the_columns(corpus):
     assert list(batch) == ["loss_mask", "tokens"]
     assert batch["tokens"].shape == (3, 9)
     assert batch["loss_mask"].shape == (3, 8)
+
+
+@pytest.mark.parametrize("kind", [pa.list_view(pa.int32()), pa.large_list_view(pa.int32())])
+@pytest.mark.parametrize("counts", ["footers", "read"])
+def test_views_of_lists_are_documents_too(tmp_path, kind, counts):
+    documents = pa.array([[1, 2, 3], None, [], [4, 5]], kind)
+    pq.write_table(pa.table({"tokens": documents}), tmp_path / "views.parquet")
+    (batch,) = load(tmp_path, pack_tokens("tokens", 4, counts=counts), batch_size=4)
+    assert batch["tokens"].tolist() == [[1, 2, 3, 4], [5, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("output_format", ["numpy", "arrow", "dict"])

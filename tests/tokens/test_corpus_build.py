@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,6 +150,63 @@ def test_a_tokenizers_file_is_a_tokenizer(tmp_path: Path) -> None:
     _write(tmp_path / "x.parquet", ["a b a", "b c"], kind=pa.string())
     build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=tokenizer)
     assert _documents(str(tmp_path / "out")) == [[1, 2, 1], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda texts: [np.array([[1, 2]]) for _ in texts], "int64 array of shape \\(1, 2\\) for text 0"),
+        (lambda texts: [[[1], [2]] for _ in texts], "shape \\(2, 1\\)"),
+        (lambda texts: [[1], [[2], [3, 4]]], "list for text 1"),
+        (lambda texts: [[1], [1.7]], "float64 array of shape \\(1,\\) for text 1"),
+        (lambda texts: [[1], [float("nan")]], "float64"),
+        (lambda texts: [["1"], ["2"]], "<U1"),
+        (lambda texts: ["12", "34"], "<U2"),
+        (lambda texts: [[1, None], [2]], "object"),
+        (lambda texts: [[True], [False]], "bool"),
+        (lambda texts: [[2**63], [1]], "beyond int64"),
+        (lambda texts: [[2**70], [1]], "object"),
+        (lambda texts: [1, 2], "shape \\(\\)"),
+        (lambda texts: {"input_ids": [[1], [2]]}, 'lambda texts: tokenizer\\(texts\\)\\["input_ids"\\]'),
+        (lambda texts: ([1] for _ in texts), "a generator for the 2 texts"),
+        (lambda texts: None, "a NoneType for the 2 texts"),
+    ],
+)
+def test_a_tokenizer_gives_one_flat_list_of_integers_a_text(tmp_path: Path, give: Any, message: str) -> None:
+    _write(tmp_path / "x.parquet", ["a", "b"], kind=pa.string())
+    with pytest.raises(SchemaError, match=message) as raised:
+        build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=give)
+    assert "x.parquet" in str(raised.value)
+    assert "row group 0" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda texts: np.array([[1, 2], [3, 4]], dtype=np.uint16),
+        lambda texts: torch.tensor([[1, 2], [3, 4]]),
+        lambda texts: [torch.tensor([1, 2]), (3, 4)],
+    ],
+)
+def test_a_tokenizer_may_give_arrays_and_tensors(tmp_path: Path, give: Any) -> None:
+    _write(tmp_path / "x.parquet", ["a", "b"], kind=pa.string())
+    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=give)
+    assert _documents(str(tmp_path / "out")) == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("kind", [pa.list_view(pa.int32()), pa.large_list_view(pa.uint16())])
+def test_views_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
+    _write(tmp_path / "x.parquet", [[1, 2], None, [], [3]], kind=kind)
+    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skips_nulls=True)
+    assert _documents(str(tmp_path / "out")) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_text_of_all_kinds(tmp_path: Path, kind: pa.DataType) -> None:
+    _write(tmp_path / "x.parquet", ["a text of more than 12 letters", None, "", "b"], kind=kind, rows=2)
+    report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, skips_nulls=True)
+    assert _documents(str(tmp_path / "out")) == _spell(["a text of more than 12 letters", "b"])
+    assert report.null_documents == 1
 
 
 def test_many_outputs_hold_neighbouring_documents(directory: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, NullValueError
 from torch_dataloader_utils.token_packing.options import TokenPacking
+from torch_dataloader_utils.tokens.plain_layout import plain_type, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +38,7 @@ def list_documents(column: pa.Array, where: str) -> Documents:
     Raises:
         NullValueError: a null among the tokens. where: names the row group in the message.
     """
+    column = to_plain(column)
     tokens = column.flatten()
     if tokens.null_count:
         raise NullValueError(
@@ -57,7 +59,7 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
     """
     if schema.names.count(packing.column) != 1:
         raise ConfigError(f"pack_tokens: column {packing.column!r} is not in the data set; it has {schema.names}.")
-    arrow = schema.field(packing.column).type
+    arrow = plain_type(schema.field(packing.column).type)
     is_list = any(is_kind(arrow) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     if not is_list or not pa.types.is_integer(arrow.value_type):
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Documents of one row group of a column, as flat tokens and offsets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import NullValueError, SchemaError
+from torch_dataloader_utils.tokens.plain_layout import to_plain
 
-# Texts of one batch to the token lists of each.
+# Texts of one batch to the token lists of each: one flat list, or array, of whole numbers a text.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
@@ -28,9 +29,11 @@ def split_documents(column: pa.Array, tokenizer: Tokenizer | None, *, skips_null
     """The documents of a list column of integers, or of a text column through `tokenizer`.
 
     Raises:
-        SchemaError: neither lists of integers, nor text with a tokenizer.
+        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer gave anything but one flat
+            list of integers a text.
         NullValueError: a null token, or a null document without `skips_nulls`.
     """
+    column = to_plain(column)
     null_count = column.null_count
     if null_count and not skips_nulls:
         raise NullValueError(f"{where} has {null_count} null documents. Pass skips_nulls=True to leave them out.")
@@ -60,9 +63,37 @@ def _tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> tuple[npt.N
         raise SchemaError(f"{where} has the type {column.type}; a tokenizer needs text.")
     texts = column.to_pylist()
     lists = tokenizer(texts) if texts else []
-    if len(lists) != len(texts):
-        raise SchemaError(f"The tokenizer gave {len(lists)} token lists for the {len(texts)} texts of {where}.")
-    offsets = np.zeros(len(lists) + 1, dtype=np.int64)
-    np.cumsum([len(tokens) for tokens in lists], out=offsets[1:])
-    pieces = [np.asarray(tokens, dtype=np.int64) for tokens in lists]
+    if isinstance(lists, Mapping):
+        raise SchemaError(
+            f"The tokenizer gave a mapping with {sorted(map(str, lists))} for the texts of {where}, not their token "
+            'lists. For one of Hugging Face pass tokenizer=lambda texts: tokenizer(texts)["input_ids"].'
+        )
+    if not hasattr(lists, "__len__") or len(lists) != len(texts):
+        given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else f"a {type(lists).__name__}"
+        raise SchemaError(f"The tokenizer gave {given} for the {len(texts)} texts of {where}; give one list a text.")
+    pieces = [_check_tokens(tokens, text, where) for text, tokens in enumerate(lists)]
+    offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
+    np.cumsum([piece.size for piece in pieces], out=offsets[1:])
     return (np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)), offsets
+
+
+def _check_tokens(tokens: Any, text: int, where: str) -> npt.NDArray[np.int64]:
+    """The tokens of text number `text` as an array; nothing is rounded, parsed or flattened."""
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, TypeError) as error:  # lists of several lengths, a tensor on a GPU
+        raise SchemaError(_describe_tokens(type(tokens).__name__, text, where)) from error
+    # numpy makes an empty list one of floats.
+    is_integer = array.size == 0 or array.dtype.kind in "iu"
+    if array.ndim != 1 or not is_integer:
+        raise SchemaError(_describe_tokens(f"{array.dtype} array of shape {array.shape}", text, where))
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
+        raise SchemaError(_describe_tokens(f"token {array.max()}, which is beyond int64,", text, where))
+    return array.astype(np.int64, copy=False)
+
+
+def _describe_tokens(given: str, text: int, where: str) -> str:
+    return (
+        f"The tokenizer gave a {given} for text {text} (of those that are not null) of {where}. Let it give one flat "
+        "list of whole numbers a text."
+    )
