@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import (
     ConfigError,
+    ConfigTypeError,
     CorruptFileError,
     DataError,
     MissingDependencyError,
@@ -303,6 +304,50 @@ def test_data_that_does_not_fit_is_named(
         build_corpus(tmp_path / "x.parquet", tmp_path / "out", **{"column": "tokens", **options})
     assert "x.parquet" in str(raised.value)
     assert not (tmp_path / "out.idx").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"vocabulary_size": 1000, "eod": 1000}, ConfigError, "eod=1000 lies outside the vocabulary"),
+        ({"vocabulary_size": 1000, "eod": -1}, ConfigError, "eod=-1"),
+        ({"eod": -1}, ConfigError, "eod=-1"),
+        ({"eod": "0"}, ConfigTypeError, "eod='0'"),
+        ({"eod": 70_000, "dtype": "uint16"}, ConfigError, "eod=70000 does not fit uint16"),
+        ({"eod": 2**24 + 1, "dtype": "float32"}, ConfigError, "does not fit float32"),
+        ({"dtype": "foo"}, ConfigTypeError, "'foo' is no type of tokens; the format knows uint8, int8"),
+        ({"part_bytes": 0}, ConfigError, "part_bytes=0"),
+        ({"vocabulary_size": 0}, ConfigError, "vocabulary_size=0"),
+        ({"vocabulary_size": 0, "dtype": "uint16"}, ConfigError, "vocabulary_size=0"),
+        ({"vocabulary_size": "1000"}, ConfigTypeError, "vocabulary_size='1000'"),
+        ({"output_count": 0}, ConfigError, "output_count=0"),
+        ({"executor": 4}, ConfigTypeError, "executor=4 has no submit"),
+        ({"output_prefix": ""}, ConfigError, "has no file name"),
+        ({"output_prefix": Path()}, ConfigError, "has no file name"),
+        ({"output_prefix": "corpora/"}, ConfigError, "has no file name"),
+    ],
+)
+def test_calls_that_cannot_work_are_refused_before_anything_is_read(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build_corpus(**{"sources": "no/such/place", "output_prefix": "out", "column": "tokens", **options})
+
+
+def test_numpy_integers_are_integers(tmp_path: Path) -> None:
+    _write(tmp_path / "x.parquet", [[1, 2]])
+    options = {"eod": np.int64(9), "vocabulary_size": np.int32(10), "part_bytes": np.int64(1)}
+    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", **options)
+    assert _documents(str(tmp_path / "out")) == [[1, 2, 9]]
+
+
+def test_float_corpora_hold_integers_exactly(tmp_path: Path) -> None:
+    _write(tmp_path / "x.parquet", [[1, 2**24]])
+    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", dtype="float32")
+    assert _documents(str(tmp_path / "out")) == [[1, 2**24]]
+    _write(tmp_path / "y.parquet", [[1, 2**24 + 1]])
+    with pytest.raises(DataError, match="Tokens from 1 to 16777217 do not fit float32"):
+        build_corpus(tmp_path / "y.parquet", tmp_path / "wrong", column="tokens", dtype="float32")
 
 
 def test_sources_that_are_not_there_or_not_known(tmp_path: Path) -> None:

@@ -291,6 +291,10 @@ def test_remote_corpus_gives_the_same_samples(corpus: str, tmp_path: Path) -> No
     "options",
     [
         {"sequence_length": 0},
+        {"sequence_length": "32"},
+        {"sequence_length": 2.0},
+        {"random_seed": -1},
+        {"random_seed": None},
         {"reset_position_ids": True},
         {"eod_mask_loss": True, "tokenizer": SpecialTokens(pad=1)},
         {"index_builder": "anyone"},

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, SchemaError
-from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code
+from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
@@ -172,22 +172,19 @@ class IndexedDatasetBuilder:
             return given
         if given.size == 0:
             return given.astype(self.dtype)
-        if self.dtype.kind in "iu":
-            return self._convert_integers(given)
-        if given.dtype.kind not in "iuf":
+        if given.dtype.kind in "iu":
+            self._check_fit(given)
+        elif given.dtype.kind != "f" or self.dtype.kind != "f":
             raise SchemaError(f"Tokens of type {given.dtype.name} cannot be written as {self.dtype.name}.")
         return given.astype(self.dtype)
 
-    def _convert_integers(self, given: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if given.dtype.kind not in "iu":
-            raise SchemaError(f"Tokens of type {given.dtype.name} cannot be written as {self.dtype.name}.")
-        # numpy would wrap around silently: a vocabulary that outgrew uint16 must not become other tokens.
-        limits, low, high = np.iinfo(self.dtype), int(given.min()), int(given.max())
-        if low < limits.min or high > limits.max:
+    def _check_fit(self, given: npt.NDArray[Any]) -> None:
+        # numpy would wrap around, or round, silently: a vocabulary that outgrew the type must not become other tokens.
+        (lowest, highest), low, high = integer_limits(self.dtype), int(given.min()), int(given.max())
+        if low < lowest or high > highest:
             raise DataError(
                 f"Tokens from {low} to {high} do not fit {self.dtype.name}. Build the corpus with a wider dtype."
             )
-        return given.astype(self.dtype)
 
     def _write(self, tokens: npt.NDArray[Any], counts: npt.NDArray[np.int64], modes: Sequence[int]) -> None:
         if len(modes) != len(counts):

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.integers import check_integer
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
 
 # Prefixes, and their weights (None: their lengths).
@@ -85,8 +86,8 @@ class BlendedMegatronDatasetConfig:
         access = StoreAccess.of(self.storage_options, self.credentials, self.remote)
         object.__setattr__(self, "access", access)
         object.__setattr__(self, "storage_options", access.options)
-        if self.sequence_length < 1:
-            raise ConfigError(f"sequence_length must be at least 1; {self.sequence_length} was given.")
+        check_integer("random_seed", self.random_seed, least=0)
+        check_integer("sequence_length", self.sequence_length, least=1)
         if self.index_builder not in ("lock", "job", "node"):
             raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
         _check_blends(self.blend, self.blend_per_split, self.split)

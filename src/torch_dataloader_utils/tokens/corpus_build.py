@@ -9,13 +9,14 @@ import numpy as np
 
 from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
-from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions, CorpusPart, digest_part, divide_parts
 from torch_dataloader_utils.tokens.corpus_sources import FileFormat, Sources, plan_parts
 from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, open_parts
 from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
+from torch_dataloader_utils.tokens.integers import check_integer
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 
 _DEFAULT_PART_BYTES = 256 << 20
@@ -91,11 +92,14 @@ def build_corpus(
 
     Raises:
         NoDataError: no file, or no row in any.
-        ConfigError: corpora that exist, more outputs than parts, no such column, or a data set that gives no stored
-            rows.
+        ConfigError: corpora that exist, more outputs than parts, no such column, a data set that gives no stored
+            rows, an eod outside the vocabulary, or an argument of another type or out of range.
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
         FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
     """
+    _check_prefix(str(output_prefix))
+    _check_executor(executor)
+    check_integer("part_bytes", part_bytes, least=1)
     access = StoreAccess.of(storage_options, credentials, remote)
     store = open_parts(
         str(output_prefix), access if output_options is None else StoreAccess.of(output_options, remote=remote)
@@ -114,6 +118,19 @@ def build_corpus(
     _check_parts(parts, outputs)
     _check_resumes(existing, parts, options, store)
     return _build(parts, outputs, options, store, executor, on_progress)
+
+
+def _check_prefix(output_prefix: str) -> None:
+    # What pathlib makes of an empty string is ".".
+    if output_prefix in ("", ".") or output_prefix.endswith("/"):
+        raise ConfigError(f"output_prefix={output_prefix!r} has no file name: give one, such as 'directory/corpus'.")
+
+
+def _check_executor(executor: object) -> None:
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ConfigTypeError(
+            f"executor={executor!r} has no submit(): pass an executor, such as ProcessPoolExecutor(4), or None."
+        )
 
 
 def _check_parts(parts: Sequence[CorpusPart], outputs: Sequence[str]) -> None:
@@ -147,8 +164,7 @@ def _build(
 
 
 def _name_outputs(prefix: str, output_count: int) -> list[str]:
-    if output_count < 1:
-        raise ConfigError(f"output_count must be at least 1; {output_count} was given.")
+    check_integer("output_count", output_count, least=1)
     names = [f"{prefix}-{number:05d}-of-{output_count:05d}" for number in range(output_count)]
     return names if output_count > 1 else [prefix]
 

@@ -11,8 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.tokens.documents import Tokenizer
+from torch_dataloader_utils.tokens.dtypes import integer_limits
+from torch_dataloader_utils.tokens.integers import check_integer
 
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 2
@@ -30,6 +33,20 @@ class CorpusOptions:
     eod: int | None
     vocabulary_size: int | None
     skips_nulls: bool
+
+    def __post_init__(self) -> None:
+        if self.vocabulary_size is not None:
+            size = check_integer("vocabulary_size", self.vocabulary_size, least=1)
+            object.__setattr__(self, "vocabulary_size", size)
+        if self.eod is not None:
+            object.__setattr__(self, "eod", check_integer("eod", self.eod, least=0))
+            self._check_eod(self.eod)
+
+    def _check_eod(self, eod: int) -> None:
+        if self.vocabulary_size is not None and eod >= self.vocabulary_size:
+            raise ConfigError(f"eod={eod} lies outside the vocabulary, whose ids are below {self.vocabulary_size}.")
+        if eod > integer_limits(np.dtype(self.dtype))[1]:
+            raise ConfigError(f"eod={eod} does not fit {self.dtype}. Build the corpus with a wider dtype.")
 
     def describe(self) -> dict[str, Any]:
         """The options as JSON values. A tokenizer is known by its `fingerprint`, else by its name."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.tokens.integers import check_integer
 
 TokenDtype = np.dtype[Any]
 
@@ -33,13 +34,16 @@ def dtype_code(dtype: object) -> int:
     """The header byte of a numpy dtype (or anything numpy takes for one).
 
     Raises:
-        ConfigTypeError: the format has no code for this type.
+        ConfigTypeError: no type, or one that the format has no code for.
     """
-    wanted = np.dtype(dtype)  # type: ignore[call-overload]
+    names = ", ".join(known.name for known in DTYPES.values())
+    try:
+        wanted = np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        raise ConfigTypeError(f"{dtype!r} is no type of tokens; the format knows {names}.") from error
     for code, known in DTYPES.items():
         if known == wanted:
             return code
-    names = ", ".join(known.name for known in DTYPES.values())
     raise ConfigTypeError(f"A token corpus cannot hold {wanted.name}; the format knows {names}.")
 
 
@@ -48,9 +52,25 @@ def select_dtype(vocabulary_size: int | None) -> TokenDtype:
 
     vocabulary_size    65,499    65,500    2^31    2^31 + 1    None
     dtype              uint16    int32     int32   int64       int32
+
+    Raises:
+        ConfigTypeError, ConfigError: no whole number, or one below 1.
     """
     if vocabulary_size is None:
         return DTYPES[4]
+    check_integer("vocabulary_size", vocabulary_size, least=1)
     if vocabulary_size < UINT16_VOCABULARY_LIMIT:
         return DTYPES[8]
     return DTYPES[4] if vocabulary_size <= 2**31 else DTYPES[5]
+
+
+def integer_limits(dtype: TokenDtype) -> tuple[int, int]:
+    """The lowest and the highest integer between which the type holds all of them.
+
+    uint16    0 and 65,535          float32    -2^24 and 2^24: 2^24 + 1 would become another token
+    """
+    if dtype.kind == "f":
+        whole = 2 ** (int(np.finfo(dtype).nmant) + 1)
+        return -whole, whole
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
