@@ -9,6 +9,14 @@ from typing import Any
 
 import click
 
+from torch_dataloader_utils.cli.failures import (
+    DATA_PROBLEM,
+    USAGE,
+    Failure,
+    of_interrupt,
+    of_os_error,
+    sigterm_as_interrupt,
+)
 from torch_dataloader_utils.errors import ConfigError, LoaderError
 
 COMMANDS = {
@@ -32,23 +40,8 @@ Examples:
   tdu scan db.events --catalog prod
 """
 
-DATA_PROBLEM = 1
-USAGE = 2
-
 # How click 8.2 and later say that a group was called without a command; older ones print the help themselves.
 _ASKS_FOR_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-
-
-class Failure(click.ClickException):
-    """An error for people: one line, and the exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
-
-    def show(self, file: Any = None) -> None:
-        """Writes the line to stderr."""
-        click.echo(f"tdu: {self.message}", err=True, file=file)
 
 
 class CommandGroup(click.Group):
@@ -72,7 +65,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what the library raises becomes a Failure, what it warns of a line on stderr."""
-        with warnings.catch_warnings(), _shown_log():
+        with warnings.catch_warnings(), _shown_log(), sigterm_as_interrupt():
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
@@ -87,7 +80,9 @@ class CommandGroup(click.Group):
             except BrokenPipeError:
                 raise
             except OSError as error:
-                raise Failure(f"{error}. Check the path and its permissions.", USAGE) from error
+                raise of_os_error(error) from error
+            except KeyboardInterrupt as interrupt:
+                raise of_interrupt(interrupt) from interrupt
 
 
 @contextmanager
@@ -112,5 +107,6 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def app() -> None:
     """Look at data sets, plans and loaders from the shell.
 
-    Every command takes --json. Exit codes: 0 well, 1 the data is wrong, 2 the command is.
+    Every command takes --json. Exit codes: 0 well, 1 the data is wrong or the storage failed, 2 the command is
+    wrong, 130 Ctrl-C, 143 SIGTERM.
     """

@@ -1,17 +1,19 @@
 """`tdu tokens`: token corpora from the shell."""
 
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torch_dataloader_utils.cli.failures import DATA_PROBLEM, USAGE, Failure, disk_is_full, of_interrupt, of_os_error
 from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
+from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.cli.source import DataSource, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
 
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.tokens import CorpusReport
 
 _SOURCE_OPTIONS = ("file_format", "filter_text", "catalog", "catalog_options", "snapshot_id", "storage")
+
+_GOES_ON = "The parts that are done stay; the same command goes on with them."
+
+# What the library's messages call options.
+_SHELL_NAMES = {
+    "overwrites=True": "--overwrite",
+    "file_format='parquet' or 'orc'": "--format parquet or orc",
+}
 
 _EXAMPLES = """\b
 Examples:
@@ -74,12 +84,12 @@ def build(
 
     file_format = options["file_format"]
     source = _source(sources, {name: options.pop(name) for name in _SOURCE_OPTIONS})
-    with ExitStack() as stack:
+    with _told_how_to_go_on(), ExitStack() as stack:
         report = build_corpus(
             source.dataset() if source.is_table else list(sources),
             output_prefix,
             tokenizer=None if tokenizer is None else TokenizerFile(tokenizer),
-            executor=stack.enter_context(_pool(workers)) if workers > 1 else None,
+            executor=stack.enter_context(process_pool(workers)) if workers > 1 else None,
             file_format=None if source.is_table else file_format,
             storage_options=dict(source.storage) or None,
             output_options=parse_pairs(output_storage, "--output-option") or None,
@@ -151,11 +161,25 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...]) 
     print_facts([("wrote", output), ("corpora", f"{len(set(prefixes)):,}")])
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    from multiprocessing import get_context
-
-    # Arrow's threads do not survive a fork.
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+@contextmanager
+def _told_how_to_go_on() -> Iterator[None]:
+    """What ends a build names the shell's options, and says what is left of the work."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise of_interrupt(interrupt, _GOES_ON) from interrupt
+    except BrokenProcessPool as error:
+        told = "A worker process died. If the kernel killed it for its memory, lower --workers."
+        raise Failure(f"{told} {_GOES_ON}", DATA_PROBLEM) from error
+    except ConfigError as error:
+        text = str(error)
+        for name, option in _SHELL_NAMES.items():
+            text = text.replace(name, option)
+        raise Failure(text, USAGE) from error
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        raise of_os_error(error, _GOES_ON) from error
 
 
 def _progress() -> Callable[[int, int, int], None] | None:

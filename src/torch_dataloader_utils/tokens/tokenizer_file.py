@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_dataloader_utils._store import LocalStore
-from torch_dataloader_utils.errors import MissingDependencyError
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 
 class TokenizerFile:
@@ -12,6 +12,7 @@ class TokenizerFile:
 
     Raises:
         MissingDependencyError: the `tokenizers` package is not installed.
+        ConfigError: the file is none of its.
     """
 
     def __init__(self, path: str, *, adds_special_tokens: bool = False) -> None:
@@ -43,4 +44,7 @@ def _load(path: str) -> Any:
         from tokenizers import Tokenizer  # optional, and slow to import
     except ImportError as error:
         raise MissingDependencyError("TokenizerFile needs the tokenizers package: pip install tokenizers") from error
-    return Tokenizer.from_file(path)
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # it raises no narrower class
+        raise ConfigError(f"{path} is no tokenizer.json of the tokenizers package: {error}. Pass one.") from error

@@ -1,0 +1,87 @@
+"""What ends a command, as one line and an exit code."""
+
+import errno
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+DATA_PROBLEM = 1
+USAGE = 2
+# As shells count commands that a signal ended.
+_SIGNALLED = 128
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# A name that is wrong, or not ours to use: another command line is what helps.
+_WRONG_PLACE = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+
+
+class Failure(click.ClickException):
+    """An error for people: one line, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
+
+    def show(self, file: Any = None) -> None:
+        """Writes the line to stderr."""
+        click.echo(f"tdu: {self.message}", err=True, file=file)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def disk_is_full(error: OSError) -> bool:
+    """Whether space is what is missing."""
+    return error.errno in _FULL
+
+
+def of_os_error(error: OSError, advice: str = "") -> Failure:
+    """Of the operating system: exit code 2 where the path is what is wrong, 1 where the storage is."""
+    if disk_is_full(error):
+        return Failure(f"{error}. Free some space, or write elsewhere. {advice}", DATA_PROBLEM)
+    if error.errno in _WRONG_PLACE or error.errno is None:
+        return Failure(f"{error}. Check the path and its permissions.", USAGE)
+    return Failure(f"{error}. The storage failed: look after it, and run the command again. {advice}", DATA_PROBLEM)
+
+
+def of_interrupt(interrupt: KeyboardInterrupt, advice: str = "") -> Failure:
+    """Of Ctrl-C and of SIGTERM: exit codes 130 and 143."""
+    if isinstance(interrupt, Terminated):
+        return Failure(f"Terminated. {advice}", _SIGNALLED + signal.SIGTERM)
+    return Failure(f"Interrupted. {advice}", _SIGNALLED + signal.SIGINT)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises Terminated, unless whoever started the command handles or ignores it."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_terminated(*_: Any) -> NoReturn:
+    raise Terminated

@@ -1,0 +1,112 @@
+"""How commands end: signals, full disks, workers that must not outlive their parent."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.shell import one_line, tdu
+from torch_dataloader_utils import tokens
+from torch_dataloader_utils.cli.process_pool import process_pool
+
+# Two tasks that never end, and the workers' ids once both run; a third task waits for its turn.
+POOL = """
+import os, sys, time
+from torch_dataloader_utils.cli.failures import sigterm_as_interrupt
+from torch_dataloader_utils.cli.process_pool import process_pool
+
+def stay(pipe):
+    os.write(1, b"up\\n")
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    with sigterm_as_interrupt(), process_pool(2) as pool:
+        futures = [pool.submit(stay, 1) for _ in range(3)]
+        futures[0].result()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(tmp_path, number):
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    command = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert [command.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+        # A terminal sends Ctrl-C to the whole group.
+        (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
+        # The end of stdout, which the workers hold too, is the end of all of them.
+        output, errors = command.communicate(timeout=60)
+    except BaseException:
+        os.killpg(command.pid, signal.SIGKILL)
+        raise
+    assert output == b""
+    assert command.returncode != 0
+    assert errors.count(b"Traceback") == (0 if number == signal.SIGKILL else 1)
+
+
+def test_a_pool_gives_what_its_tasks_give():
+    with process_pool(2) as pool:
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(divmod, 7, 0).result()
+
+
+def build(tmp_path, *options, code):
+    return one_line(
+        tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "corpus", "--column", "text", *options, code=code)
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "code"), [(signal.SIGTERM, "Terminated", 143), (signal.SIGINT, "Interrupted", 130)]
+)
+def test_a_signal_ends_a_build_and_says_how_to_go_on(tmp_path, monkeypatch, number, word, code):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(tokens, "build_corpus", lambda *_, **__: signal.raise_signal(number))
+    line = build(tmp_path, code=code)
+    assert line.startswith(f"tdu: {word}. The parts that are done stay; the same command goes on")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_full_disk_is_the_storage(tmp_path, monkeypatch):
+    def fill(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tokens, "build_corpus", fill)
+    line = build(tmp_path, code=1)
+    assert "No space left on device. Free some space" in line
+    assert line.endswith("the same command goes on with them.")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "advice"),
+    [(errno.ENOSPC, 1, "Free some space"), (errno.EIO, 1, "storage failed"), (errno.EACCES, 2, "permissions")],
+)
+def test_errors_of_the_system_are_told_apart(tmp_path, monkeypatch, number, code, advice):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number), "part")
+
+    monkeypatch.setattr(tokens, "merge_corpora", fail)
+    assert advice in one_line(tdu("tokens", "merge", "a", tmp_path / "b", code=code))
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
+    pq.write_table(pa.table({"text": ["a b"]}), tmp_path / "a.parquet")
+    (tmp_path / "bad.json").write_text("{}")
+    assert "bad.json is no tokenizer.json" in build(tmp_path, "--tokenizer", tmp_path / "bad.json", code=2)
+
+
+def test_a_corpus_that_exists_asks_for_the_flag(tmp_path):
+    pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
+    tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "corpus", "--column", "text")
+    line = build(tmp_path, code=2)
+    assert "--overwrite" in line
+    assert "overwrites" not in line
