@@ -1,12 +1,15 @@
 import gc
+import os
 import pickle
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.errors import (
@@ -155,3 +158,23 @@ def test_what_is_written_is_read(
     assert np.diff(dataset.document_indices).tolist() == [len(document) for document in documents]
     assert [part.tolist() for part in dataset[:]] == [part.tolist() for part in dataset]
     assert dataset.dtype == DTYPES[code]
+
+
+def test_views_are_read_only_and_copies_of_them_are_not(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "corpus", EXAMPLE, dtype=np.int32)
+    for mmap in (True, False):
+        corpus = IndexedDataset(prefix, mmap=mmap)
+        with pytest.raises(ValueError, match="read-only"):
+            corpus[0][0] = 7
+        copied = next(iter(DataLoader(corpus, batch_size=None, collate_fn=lambda view: torch.from_numpy(view.copy()))))
+        copied += 1
+        assert copied.tolist() == [2, 3, 4]
+        assert corpus[0].tolist() == [1, 2, 3]
+
+
+def test_a_bin_that_was_cut_is_seen_without_a_mapping(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "corpus", EXAMPLE, dtype=np.int32)
+    corpus = IndexedDataset(prefix, mmap=False)
+    os.truncate(f"{prefix}.bin", 4)
+    with pytest.raises(CorruptFileError, match="ends at byte 4"):
+        corpus[0]
