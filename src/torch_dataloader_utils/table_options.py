@@ -188,12 +188,35 @@ class TableOptions:
 TABLE_OPTIONS = tuple(field.name for field in fields(TableOptions))
 
 
+# What other libraries call options of ours, where the names are too different to look like one.
+_ELSEWHERE = {
+    "seed": "shuffle_seed",
+    "random_seed": "shuffle_seed",
+    "world_size": "num_ranks",
+    "num_replicas": "num_ranks",
+    "num_shards": "num_ranks",
+    "shard_index": "rank",
+    "shuffle_size": "shuffle_rows",
+    "buffer_size": "shuffle_rows",
+    "num_threads": "decode_threads",
+    "map_fn": "transform",
+}
+
+
 def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Raises ConfigError for an option that is not `known`; the message has the nearest of `known` and `others`."""
+    """Raises ConfigError for an option that is not `known`; the message has the nearest of `known` and `others`.
+
+    Others are options too, which the caller has taken out already. Where none is near, all are listed.
+
+    known timeout, others batch_size and shuffle_seed, options batchsize      did you mean 'batch_size'?
+    the same, options seed                                                    did you mean 'shuffle_seed'?
+    the same, options xyzzy                                                   the three names
+    """
+    names = [*others, *known]
     for name in options:
         if name not in known:
-            close = get_close_matches(name, [*known, *others], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f". Known are {list(known)}."
+            close = [each for each in (_ELSEWHERE.get(name),) if each in names] or get_close_matches(name, names, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f". Known are {names}."
             raise ConfigError(f"Unknown option {name!r}{hint}")
 
 

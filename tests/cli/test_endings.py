@@ -13,12 +13,14 @@ import pytest
 from tests.cli.shell import one_line, tdu
 from torch_dataloader_utils import tokens
 from torch_dataloader_utils.cli.process_pool import process_pool
+from torch_dataloader_utils.errors import ConfigError
 
 # Two tasks that never end, and the workers' ids once both run; a third task waits for its turn.
 POOL = """
 import os, sys, time
 from torch_dataloader_utils.cli.failures import sigterm_as_interrupt
 from torch_dataloader_utils.cli.process_pool import process_pool
+from torch_dataloader_utils.errors import ConfigError
 
 def stay(pipe):
     os.write(1, b"up\\n")
@@ -110,3 +112,9 @@ def test_a_corpus_that_exists_asks_for_the_flag(tmp_path):
     line = build(tmp_path, code=2)
     assert "--overwrite" in line
     assert "overwrites" not in line
+
+
+def test_a_format_that_is_another_names_the_argument_of_corpora(tmp_path):
+    pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match='pass file_format="parquet"'):
+        tokens.build_corpus(tmp_path / "a.parquet", tmp_path / "corpus", column="text", file_format="orc")

@@ -8,7 +8,7 @@ import torch
 from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
-from torch_dataloader_utils import IcebergDataset, StructuredDataset, keyword_options
+from torch_dataloader_utils import IcebergDataset, StructuredDataset, keyword_options, table_options
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS
 from torch_dataloader_utils.keyword_options import IcebergKeywords, LoaderKeywords, RowLoaderKeywords, TableKeywords
@@ -52,3 +52,22 @@ def test_an_option_has_one_type_everywhere(dataset: Any) -> None:
 def test_an_unknown_option_is_still_an_error_of_ours() -> None:
     with pytest.raises(ConfigError, match="did you mean 'shuffle_rows'"):
         IcebergDataset.create_dataloader("db.t", None, shufle_rows=3)
+
+
+@pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset])
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("seed", "did you mean 'shuffle_seed'"),
+        ("world_size", "did you mean 'num_ranks'"),
+        ("xyzzy", "Known are .*'batch_size'.*'shuffle_seed'.*'pin_memory'"),
+    ],
+)
+def test_options_of_the_table_and_of_the_loader_are_all_told(dataset: Any, option: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"Unknown option '{option}'.*{told}"):
+        dataset.create_dataloader("missing", **{option: 3})
+
+
+def test_every_name_of_elsewhere_stands_for_an_option() -> None:
+    assert set(table_options._ELSEWHERE.values()) <= set(TABLE_OPTIONS)
+    assert not table_options._ELSEWHERE.keys() & {*TABLE_OPTIONS, *LOADER_OPTIONS}

@@ -93,8 +93,9 @@ def _scan(source: PathLike, column: str, file_format: FileFormat | None, access:
     except NoDataError:
         raise
     except ConfigError as error:
-        # Which of thousands of sources has no such column.
-        raise type(error)(f"{redact(os.fspath(source))}: {error}") from error
+        # Which of thousands of sources has no such column; and the format's option has another name here.
+        told = str(error).replace("pass format=", "pass file_format=")
+        raise type(error)(f"{redact(os.fspath(source))}: {told}") from error
 
 
 def _find_format(source: PathLike, access: StoreAccess) -> FileFormat:
