@@ -1,14 +1,13 @@
 """Worker processes of a command, which end when the command does, however it ends."""
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import connection
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
+
+from torch_dataloader_utils._core.parent import end_with_parent
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -30,7 +29,7 @@ class _SpawnedPool(ProcessPoolExecutor):
     """Spawned, because Arrow's threads do not survive a fork."""
 
     def __init__(self, workers: int) -> None:
-        super().__init__(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent)
+        super().__init__(workers, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
 
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -54,17 +53,3 @@ def _ended_on_interrupt() -> Iterator[None]:
         for process in multiprocessing.active_children():
             process.kill()
         raise
-
-
-def _follow_parent() -> None:
-    """In a worker, first: a thread that waits for the end of the parent, and then ends this process at once.
-
-    An idle worker waits for tasks on a pipe that its siblings hold open too, so it would not see that end.
-    """
-    parent: Any = multiprocessing.parent_process()
-
-    def wait() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="tdu-parent-watch", daemon=True).start()

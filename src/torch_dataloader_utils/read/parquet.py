@@ -63,13 +63,12 @@ class FileColumns:
         )
 
     def are_of(self, metadata: Any) -> bool:
-        """Whether `of` would surely give the same for this footer.
+        """Whether `of` would give the same for this footer, if none of these columns is nested.
 
-        `equals` compares leaf columns alone: nothing is said of files with groups, whose paths have dots.
+        `equals` compares leaf columns alone, and calls two list columns of different names equal.
         """
         return (
             self.paths == _leaf_paths(metadata)
-            and not any("." in path for path in self.paths)
             and bool(self.parquet.equals(metadata.schema))
             and self.key_values == metadata.metadata
         )
@@ -95,8 +94,8 @@ class LastColumns:
         if last is not None and last.are_of(metadata):
             return last
         columns = FileColumns.of(metadata)
-        # They keep their footer alive.
-        if metadata.serialized_size <= TAIL_BYTES:
+        # They keep their footer alive. Paths of nested columns have dots.
+        if metadata.serialized_size <= TAIL_BYTES and not any("." in path for path in columns.paths):
             self._last = columns
         return columns
 

@@ -3,15 +3,13 @@
 A dead worker cannot say. So each notes what it reads in shared memory, where the trainer's process finds it.
 """
 
-import multiprocessing
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, util
+from multiprocessing import util
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch
 
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.parent import end_with_parent
 from torch_dataloader_utils.errors import WorkerDiedError
 
 T = TypeVar("T")
@@ -138,16 +137,7 @@ def end_with_trainer(directory: str) -> None:
     torch looks at the parent every five seconds, which under forkserver is a server that outlives the trainer as long
     as workers do. Nothing here is worth saving by then; the trainer's directory is removed.
     """
-    trainer = multiprocessing.parent_process()
-    if trainer is None:
-        return
-
-    def wait() -> None:
-        connection.wait([trainer.sentinel])
-        shutil.rmtree(directory, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="tdu-trainer-watch", daemon=True).start()
+    end_with_parent(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 def sweep_if_orphaned(directory: str) -> None:
