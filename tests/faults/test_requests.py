@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.faults.s3_server import S3Server, options_for
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
+from tests.store.moto_server import BUCKET, running_moto
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
@@ -51,26 +50,15 @@ class Counted:
 
 @pytest.fixture(scope="module")
 def moto() -> Iterator[tuple[Counted, dict[str, Any]]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    counted = Counted(server._server.app)
-    server._server.app = counted
-    port = server._server.server_port
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        aws_access_key_id="test-key",
-        aws_secret_access_key="test-secret",
-        region_name="us-east-1",
-    )
-    client.create_bucket(Bucket="bucket")
-    random = np.random.default_rng(0)
-    wide = pa.table({f"c{i}": random.random(ROWS).astype(np.float32) for i in range(50)})
-    for file in range(2):
-        body = parquet_bytes(wide, ROWS // GROUPS, use_dictionary=False)
-        client.put_object(Bucket="bucket", Key=f"wide/{file}.parquet", Body=body)
-    yield counted, options_for(port)
-    server.stop()
+    with running_moto() as (server, client):
+        counted = Counted(server.app)
+        server.app = counted
+        random = np.random.default_rng(0)
+        wide = pa.table({f"c{i}": random.random(ROWS).astype(np.float32) for i in range(50)})
+        for file in range(2):
+            body = parquet_bytes(wide, ROWS // GROUPS, use_dictionary=False)
+            client.put_object(Bucket=BUCKET, Key=f"wide/{file}.parquet", Body=body)
+        yield counted, options_for(server.server_port)
 
 
 @pytest.fixture(scope="module")

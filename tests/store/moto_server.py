@@ -73,6 +73,16 @@ class MotoS3:
         methods = [method for method, _, _ in self.requests]
         return {method: methods.count(method) for method in sorted(set(methods))}
 
+    def expiring(self) -> tuple[dict[str, Any], Callable[[], dict[str, Any]], list[int]]:
+        """Options without their secret, the function that gives it, and a list that grows with each call of that."""
+        asked: list[int] = []
+
+        def credentials() -> dict[str, Any]:
+            asked.append(1)
+            return {"secret": "canary"}
+
+        return {name: value for name, value in self.options.items() if name != "secret"}, credentials, asked
+
     def answer(self, inner: Callable[..., Any], environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         """The WSGI application."""
         path = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"
@@ -91,24 +101,30 @@ class MotoS3:
 
 
 @contextmanager
-def moto_s3() -> Iterator[MotoS3]:
-    """A running server with one bucket."""
+def running_moto() -> Iterator[tuple[Any, Any]]:
+    """(server, boto3 client) of a running server with one bucket."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    port = server._server.server_port
     client = boto3.client(
         "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
+        endpoint_url=f"http://127.0.0.1:{server._server.server_port}",
         aws_access_key_id="test-key",
         aws_secret_access_key="test-secret",
         region_name="us-east-1",
     )
     client.create_bucket(Bucket=BUCKET)
-    made = MotoS3(options=options_for(port), client=client)
-    inner = server._server.app
-    server._server.app = lambda environ, start_response: made.answer(inner, environ, start_response)
     try:
-        yield made
+        yield server._server, client
     finally:
         client.close()
         server.stop()
+
+
+@contextmanager
+def moto_s3() -> Iterator[MotoS3]:
+    """A running server that counts and fails."""
+    with running_moto() as (server, client):
+        made = MotoS3(options=options_for(server.server_port), client=client)
+        inner = server.app
+        server.app = lambda environ, start_response: made.answer(inner, environ, start_response)
+        yield made

@@ -168,13 +168,7 @@ def test_a_large_corpus_is_joined_in_blocks_over_the_borders_of_parts(
 
 
 def test_expired_credentials_are_renewed_on_both_sides(s3: MotoS3, data: str) -> None:
-    asked: list[int] = []
-
-    def credentials() -> dict[str, Any]:
-        asked.append(1)
-        return {"secret": "canary"}
-
-    options = {name: value for name, value in s3.options.items() if name != "secret"}
+    options, credentials, asked = s3.expiring()
     s3.failures += [
         Failure("GET", "parquet", count=1, status="400 Bad Request", code="ExpiredToken"),
         Failure("PUT", "bin", count=1, status="400 Bad Request", code="ExpiredToken"),

@@ -3,7 +3,6 @@
 import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,13 +101,7 @@ def test_a_corpus_cannot_be_written_or_merged_in_place_in_a_store(tmp_path: Path
 
 
 def test_expired_credentials_are_renewed(s3: MotoS3, remote: str) -> None:
-    asked: list[int] = []
-
-    def credentials() -> dict[str, Any]:
-        asked.append(1)
-        return {"secret": "canary"}
-
-    options = {name: value for name, value in s3.options.items() if name != "secret"}
+    options, credentials, asked = s3.expiring()
     dataset = IndexedDataset(remote, storage_options=options, credentials=credentials)
     s3.failures.append(Failure("GET", "bin", count=1, status="400 Bad Request", code="ExpiredToken"))
     assert dataset[1].tolist() == [4, 5]
