@@ -98,13 +98,17 @@ def test_a_resumed_pass_in_runs_gives_the_rest(table, stop):
     assert came + [check_batch(batch) for batch in resumed] == expected
 
 
-def test_a_run_has_no_more_rows_than_a_row_group_and_no_more_bytes_than_some_megabytes(tmp_path):
-    rows = 300_000
+@pytest.mark.parametrize(("rows", "length"), [(300_000, 10), (250_000, 8)])  # of 40 bytes: thirds of a row group
+def test_a_run_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tmp_path, rows, length):
     random = np.random.default_rng(0).random(rows)
     wide_table = pa.table({f"x{i}": random for i in range(5)})
     pq.write_table(wide_table, tmp_path / "wide.parquet", row_group_size=rows, use_dictionary=False)
     _, wide = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None)
-    assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == 10  # of 40 bytes a row
+    assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == length
+
+
+def test_a_run_has_at_most_64_batches_and_no_more_rows_than_a_row_group(tmp_path):
+    write_table(tmp_path, [[300_000]])
     _, narrow = load(tmp_path, batch_size=100, num_workers=1, split_rows=None)
     assert run_length(narrow.plan().worker_inputs(0), narrow.pipeline) == 64
     folder = tmp_path / "short"

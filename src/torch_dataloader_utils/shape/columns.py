@@ -10,7 +10,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Any, Self
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from torch_dataloader_utils.shape.memory import (
     take_lists,
 )
 from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.views import split_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class Rows:
 
     def split(self, batch_rows: int) -> Iterator[Tensor]:
         """Views of `batch_rows` rows."""
-        return _split(self.values, batch_rows)
+        return split_rows(self.values, batch_rows)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -88,7 +88,7 @@ class Matrix:
 
     def split(self, batch_rows: int) -> Iterator[Tensor]:
         """Views of `batch_rows` rows."""
-        return _split(self.columns.t(), batch_rows)
+        return split_rows(self.columns.t(), batch_rows)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -216,18 +216,3 @@ def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tupl
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
     return tuple(gathered[index] for index in range(len(columns)))
-
-
-# Views of a column made at once. Of all columns together they should stay below the 700 new objects that start Python's
-# garbage collector, which walks over every one: 51 columns cut for a whole row group cost the trainer's thread twice
-# as much as cut by eight.
-_VIEWS_AT_ONCE = 8
-
-
-def _split(values: Tensor, rows: int) -> Iterator[Tensor]:
-    """Views of `rows` rows, the last one shorter if it must be.
-
-    Without a Python frame a view. `unsafe_` is about autograd, which decoded data has none of (a fifth faster).
-    """
-    parts = torch.unsafe_split(values, rows * _VIEWS_AT_ONCE)
-    return chain.from_iterable(map(torch.unsafe_split, parts, repeat(rows)))

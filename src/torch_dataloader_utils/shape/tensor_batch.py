@@ -11,6 +11,7 @@ from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.one_piece import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.views import in_lots
 
 
 class TensorBatch(dict[str, Any]):
@@ -55,9 +56,11 @@ class TensorBatch(dict[str, Any]):
         if not self:
             yield from (TensorBatch(num_rows=count) for count in rows)
             return
-        names = tuple(self)
-        for pieces in zip(*(_cut(column, rows) for column in self.values()), strict=True):
-            yield TensorBatch(zip(names, pieces, strict=True))
+        names, lots = tuple(self), in_lots(rows)
+        lot_rows = [sum(lot) for lot in lots]
+        for lot, *columns in zip(lots, *(_cut(column, lot_rows) for column in self.values()), strict=True):
+            for pieces in zip(*(_cut(column, lot) for column in columns), strict=True):
+                yield TensorBatch(zip(names, pieces, strict=True))
 
     def _move(self, move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]) -> "TensorBatch":
         """Every tensor moved by `move`: all plain ones at once, in memory from `allocate` if they are scattered."""

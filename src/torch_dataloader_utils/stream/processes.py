@@ -1,9 +1,11 @@
 """The worker processes of one loader, as the trainer's process sees them: tickets out, batches in."""
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import SlabCodec
@@ -112,14 +114,15 @@ def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int:
     if pipeline.codec is None or pipeline.functions:
         return 1
     schedule = works[0].program.schedule
-    groups = max(sum(len(work.group_start) for work in works), 1)
-    rows = sum(int((work.group_stop - work.group_start).sum()) for work in works)
+    group_rows = np.concatenate([work.group_stop - work.group_start for work in works])
     num_bytes = sum(int(work.inventory.groups.projected_bytes.sum()) for work in works)
     batch_rows = drawn_rows(schedule.draws(0)) if schedule.num_batches else 0
-    if not batch_rows or not rows:
+    if not batch_rows or not group_rows.any():
         return 1
-    most_rows = min(rows / groups, _RUN_BYTES * rows / max(num_bytes, 1))
-    return min(max(1, int(most_rows) // batch_rows), _MOST_BATCHES)
+    # Equal parts of a row group, as most are: a run that spans two of them is joined first.
+    whole = int(group_rows.max())
+    parts = math.ceil(max(whole * num_bytes / int(group_rows.sum()) / _RUN_BYTES, 1))
+    return min(max(1, whole // parts // batch_rows), _MOST_BATCHES)
 
 
 def _in_turn(
