@@ -1,10 +1,13 @@
-"""From a path to an inventory: the discovery stage, step by step."""
+"""From a path to an inventory: the discovery stage, step by step.
+
+list the files  →  scan the first  →  judge all by their paths  →  scan those that are left  →  assemble
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,21 +21,16 @@ from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupT
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
-from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, none_left, report_bad_files
+from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
-from torch_dataloader_utils.discover.formats import file_format_of, format_hint, scan_file
-from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, partition_values, type_partitions
+from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
+from torch_dataloader_utils.discover.formats import file_format_of, scan_file
+from torch_dataloader_utils.discover.hive import partition_values
 from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
-from torch_dataloader_utils.discover.schemas import (
-    check_columns,
-    check_distinct_names,
-    check_same_schema,
-    dataset_schema,
-)
-from torch_dataloader_utils.discover.sidecar import scan_sidecar
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError
+from torch_dataloader_utils.discover.schemas import check_same_schema
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
@@ -85,34 +83,48 @@ def scan_files(
         SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
         StoreError: the storage refused.
     """
-    file_format = file_format_of(format)
     _check_options(columns, partitioning, count_rows)
     check_on_error(on_error)
     request = ScanRequest(
-        file_format=file_format,
+        file_format=file_format_of(format),
         columns=None if columns is None else tuple(columns),
+        row_filter=filters,
         count_rows=count_rows is not False,
         text=text or TextOptions(),
+        text_schema=schema,
         on_error=on_error,
     )
     store, files = find_files(path, storage_options)
-    try:
-        frame = _frame(store, files, request, partitioning, schema)
-    except DataError as error:
-        hint = format_hint(files.entries[0].path, file_format)
-        if not hint:
-            raise
-        raise ConfigError(f"{files.source} was read as {format}, and its files are named otherwise: {hint}.") from error
-    request, verdicts = _with_filter(request, frame, filters, len(files.entries))
+    return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
+
+
+def scan_listed(
+    store: Store,
+    files: DataFiles,
+    request: ScanRequest,
+    *,
+    partitioning: Literal["hive"] | None = None,
+    executor: Executor | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Inventory:
+    """The inventory of files that are listed already; arguments, order and errors as in `scan_files`.
+
+    request: `text_schema` is that of all text files, None to infer it from the first one.
+    """
+    filters = request.row_filter
+    first = scan_first(store, files, request, partitioning)
+    request, verdicts = _judge_files(request, first, len(files.entries))
     chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
-    with ExitStack() as stack:
-        scans = _scans(store, files, request, frame, chosen, executor, stack)
-        stats, groups, bad = _collect(files, frame, chosen, watched(scans, len(chosen), on_progress), verdicts)
+    ready = first.scans if _is_answered_by_first(request) else {}
+    missing = [file for file in chosen if file not in ready]
+    with _scanned(store, request, _items(files, first, missing), executor) as scans:
+        in_order = (ready[file] if file in ready else next(scans) for file in chosen)
+        stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), on_progress), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
-        files=_file_table(files, stats, file_format, frame.partitions),
+        files=_file_table(files, stats, request.file_format, first.partitions),
         groups=groups,
-        schema=frame.schema.serialize().to_pybytes(),
+        schema=first.schema.serialize().to_pybytes(),
         source=files.source,
         row_filter="" if filters is None else str(filters),
         projection=request.columns,
@@ -120,82 +132,57 @@ def scan_files(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Frame:
-    """What the first good file and the paths say of the whole; scans by file that need no other read.
+def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tuple[ScanRequest, Int64s]:
+    """The request for all files, and one Verdict a file from its partition values alone.
 
-    hint: what to do about names that are no columns, for messages.
+    The filter stays in the request only where columns of the files can add to the verdict.
     """
-
-    hint: Callable[[str], str]
-    first_path: str
-    file_schema: pa.Schema
-    schema: pa.Schema
-    partitions: tuple[PartitionColumn, ...]
-    fields: tuple[pa.Field, ...]
-    ready: Mapping[int, FileScan | BadFile]
-
-
-def _frame(
-    store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None, text_schema: pa.Schema | None
-) -> _Frame:
-    scans: Sequence[FileScan | BadFile] | None = None
-    if files.sidecar is not None and request.file_format is FileFormat.PARQUET:
-        scans = scan_sidecar(store, files.sidecar, files.root, files.entries, request)
-    if scans is None:
-        # Only its schema is wanted yet, so that text is not counted here.
-        probe = replace(request, count_rows=False, text_schema=text_schema)
-        scans = _up_to_good(scan_file(store, probe, ScanItem(entry=entry)) for entry in files.entries)
-    number, first = next(((i, scan) for i, scan in enumerate(scans) if isinstance(scan, FileScan)), (0, None))
-    if first is None:
-        raise none_left([scan for scan in scans if isinstance(scan, BadFile)], files.source)
-    first_path, file_schema = files.entries[number].path, first.schema
-    check_distinct_names(file_schema, first_path)
-    partitions: tuple[PartitionColumn, ...] = ()
-    fields: tuple[pa.Field, ...] = ()
-    if partitioning is not None:
-        texts = parse_partitions([entry.path for entry in files.entries], files.root)
-        partitions, fields = type_partitions(texts, file_schema, first_path)
-    schema = dataset_schema(file_schema, fields)
-    hint = partial(hive_hint, [first_path] if partitioning is None else [], files.root)
-    check_columns(request.columns or (), schema, "columns", hint)
-    return _Frame(
-        hint=hint,
-        first_path=first_path,
-        file_schema=file_schema,
-        schema=schema,
-        partitions=partitions,
-        fields=fields,
-        ready=dict(enumerate(scans)),
-    )
-
-
-def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]:
-    """The scans up to the first good one."""
-    found: list[FileScan | BadFile] = []
-    for scan in scans:
-        found.append(scan)
-        if isinstance(scan, FileScan):
-            break
-    return found
-
-
-def _with_filter(
-    request: ScanRequest, frame: _Frame, filters: pc.Expression | None, num_files: int
-) -> tuple[ScanRequest, Int64s]:
-    """The request for all files, and a Verdict a file; the filter is in the request only if files can add to it."""
-    request = replace(request, text_schema=frame.file_schema)
-    if filters is None:
+    request = replace(request, text_schema=first.file_schema)
+    row_filter = request.row_filter
+    if row_filter is None:
         return request, np.full(num_files, Verdict.IN, dtype=np.int64)
-    used = filter_columns(filters, frame.schema, frame.hint(str(filters)))
-    verdicts = judge_partitions(filters, used, frame.schema, frame.partitions, num_files)
-    if used and set(used) <= {field.name for field in frame.fields}:
-        return request, verdicts
-    return replace(request, row_filter=filters, filter_columns=used), verdicts
+    used = filter_columns(row_filter, first.schema, first.hint(str(row_filter)))
+    verdicts = judge_partitions(row_filter, used, first.schema, first.partitions, num_files)
+    if used and set(used) <= {field.name for field in first.fields}:
+        return replace(request, row_filter=None), verdicts
+    return replace(request, filter_columns=used), verdicts
+
+
+def _is_answered_by_first(request: ScanRequest) -> bool:
+    """Whether the first scans serve this request too: they counted no lines and judged no row group."""
+    return not _is_text(request) and request.row_filter is None
+
+
+def _is_text(request: ScanRequest) -> bool:
+    return request.file_format in (FileFormat.CSV, FileFormat.JSON)
+
+
+def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterator[ScanItem]:
+    for file in numbers:
+        yield ScanItem(entry=files.entries[file], partition=partition_values(first.partitions, first.fields, file))
+
+
+@contextmanager
+def _scanned(
+    store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
+) -> Iterator[Iterator[FileScan | BadFile]]:
+    """The scans of the items in their order, made in the executor or, without one, in threads that end here."""
+    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else _REMOTE_THREADS
+    # Remote stores are waited for, lines of text files are counted, and an executor was brought to be used.
+    map_scans = map_in_order if executor is not None or _is_text(request) or not store.is_local else map_quick
+    pool: AbstractContextManager[Executor] = (
+        ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan") if executor is None else nullcontext(executor)
+    )
+    with pool as runs:
+        yield map_scans(partial(scan_file, store, request), items, runs, 4 * threads)
 
 
 def _collect(
-    files: DataFiles, frame: _Frame, chosen: Sequence[int], scans: Iterable[FileScan | BadFile], file_verdicts: Int64s
+    files: DataFiles,
+    first: FirstScan,
+    chosen: Sequence[int],
+    scans: Iterable[FileScan | BadFile],
+    file_verdicts: Int64s,
 ) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]]]:
     """The stats of all files, the row groups of the chosen ones as their scans come in, and which of them are bad."""
     stats = [entry.stat for entry in files.entries]
@@ -208,7 +195,7 @@ def _collect(
         if isinstance(scan, BadFile):
             bad.append((paths[file], scan))
             continue
-        check_same_schema(frame.file_schema, frame.first_path, scan.schema, paths[file])
+        check_same_schema(first.file_schema, first.path, scan.schema, paths[file])
         stats[file] = FileStat(size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
@@ -216,34 +203,6 @@ def _collect(
         verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad
-
-
-def _scans(
-    store: Store,
-    files: DataFiles,
-    request: ScanRequest,
-    frame: _Frame,
-    chosen: Sequence[int],
-    executor: Executor | None,
-    stack: ExitStack,
-) -> Iterator[FileScan | BadFile]:
-    is_text = request.file_format in (FileFormat.CSV, FileFormat.JSON)
-    ready = {} if is_text or request.row_filter is not None else frame.ready
-    missing = [file for file in chosen if file not in ready]
-    items = (
-        ScanItem(entry=files.entries[file], partition=partition_values(frame.partitions, frame.fields, file))
-        for file in missing
-    )
-    scan = partial(scan_file, store, request)
-    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else _REMOTE_THREADS
-    brings_executor = executor is not None
-    if executor is None:
-        executor = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan"))
-    # Remote stores are waited for, lines of text files are counted, and an executor was brought to be used.
-    map_scans = map_in_order if brings_executor or is_text or not store.is_local else map_quick
-    scans = map_scans(scan, items, executor, 4 * threads)
-    for file in chosen:
-        yield ready[file] if file in ready else next(scans)
 
 
 def _file_table(

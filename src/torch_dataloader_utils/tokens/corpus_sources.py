@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._store import StoreAccess, redact
-from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover.file_scan import ScanRequest
+from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.parallel import map_in_order
-from torch_dataloader_utils.discover.paths import PathLike, find_files
+from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
+from torch_dataloader_utils.discover.scan import scan_listed
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
@@ -87,9 +89,10 @@ def _plan_paths(
 
 def _scan(source: PathLike, column: str, file_format: FileFormat | None, access: StoreAccess) -> Inventory:
     """One inventory for each source keeps the given order, and lets each have a format and a schema of its own."""
-    found = _find_format(source, access) if file_format is None else file_format
+    store, files = find_files(source, access)
+    name = _find_format(source, files) if file_format is None else file_format
     try:
-        return scan_files(source, found, columns=(column,), storage_options=access)
+        return scan_listed(store, files, ScanRequest(file_format=file_format_of(name), columns=(column,)))
     except NoDataError:
         raise
     except ConfigError as error:
@@ -98,13 +101,13 @@ def _scan(source: PathLike, column: str, file_format: FileFormat | None, access:
         raise type(error)(f"{redact(os.fspath(source))}: {told}") from error
 
 
-def _find_format(source: PathLike, access: StoreAccess) -> FileFormat:
+def _find_format(source: PathLike, files: DataFiles) -> FileFormat:
     """The format that the ending of a source says, or those of the files in it."""
     named = _FORMATS.get(_ending(os.fspath(source)))
     if named is not None:
         return named
     examples: dict[FileFormat | None, str] = {}
-    for entry in find_files(source, access)[1].entries:
+    for entry in files.entries:
         examples.setdefault(_FORMATS.get(_ending(entry.path)), redact(entry.path))
     if None in examples:
         raise ConfigError(f"{examples[None]} ends in none of {sorted(_FORMATS)}. Give file_format='parquet' or 'orc'.")

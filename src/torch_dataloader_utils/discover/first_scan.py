@@ -1,0 +1,103 @@
+"""What one good file and the paths say of all files, before the others are scanned: columns, types, partitions."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
+from torch_dataloader_utils._store import Store
+from torch_dataloader_utils.discover.bad_files import BadFile, none_left
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.formats import format_hint, scan_file
+from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
+from torch_dataloader_utils.discover.paths import DataFiles
+from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema
+from torch_dataloader_utils.discover.sidecar import scan_sidecar
+from torch_dataloader_utils.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FirstScan:
+    """The schema that all files must have, and the data set's, which has the partition columns too.
+
+    path: the file that `file_schema` is from. partitions, fields: the partition columns and their Arrow fields.
+    scans: what was scanned on the way, by number of the file: bad files up to the first good one, or every file where
+    a sidecar serves. No lines are counted in them, and no filter is judged. hint: for a name that is no column, what
+    to do about it.
+    """
+
+    path: str
+    file_schema: pa.Schema
+    schema: pa.Schema
+    partitions: tuple[PartitionColumn, ...]
+    fields: tuple[pa.Field, ...]
+    scans: Mapping[int, FileScan | BadFile]
+    hint: Callable[[str], str]
+
+
+def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None) -> FirstScan:
+    """Scan files in their order until one is good.
+
+    Raises:
+        NoDataError: none is. ConfigError: a projected name that is no column, or files that are named as another
+        format than the one they do not decode as. SchemaError: two columns of one name, or partition values that
+        do not fit the files' own column. DataError, StoreError: see `scan_files`.
+    """
+    try:
+        return _scan_first(store, files, request, partitioning)
+    except DataError as error:
+        hint = format_hint(files.entries[0].path, request.file_format)
+        if not hint:
+            raise
+        read_as = request.file_format.name.lower()
+        raise ConfigError(
+            f"{files.source} was read as {read_as}, and its files are named otherwise: {hint}."
+        ) from error
+
+
+def _scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None) -> FirstScan:
+    scans = _probe(store, files, request)
+    number, first = next(((i, scan) for i, scan in enumerate(scans) if isinstance(scan, FileScan)), (0, None))
+    if first is None:
+        raise none_left([scan for scan in scans if isinstance(scan, BadFile)], files.source)
+    path = files.entries[number].path
+    check_distinct_names(first.schema, path)
+    partitions: tuple[PartitionColumn, ...] = ()
+    fields: tuple[pa.Field, ...] = ()
+    if partitioning is not None:
+        texts = parse_partitions([entry.path for entry in files.entries], files.root)
+        partitions, fields = type_partitions(texts, first.schema, path)
+    schema = dataset_schema(first.schema, fields)
+    hint = partial(hive_hint, [path] if partitioning is None else [], files.root)
+    check_columns(request.columns or (), schema, "columns", hint)
+    return FirstScan(
+        path=path,
+        file_schema=first.schema,
+        schema=schema,
+        partitions=partitions,
+        fields=fields,
+        scans=dict(enumerate(scans)),
+        hint=hint,
+    )
+
+
+def _probe(store: Store, files: DataFiles, request: ScanRequest) -> Sequence[FileScan | BadFile]:
+    """The scans of all files from their sidecar, or else those of the files up to the first good one."""
+    if files.sidecar is not None and request.file_format is FileFormat.PARQUET:
+        scans = scan_sidecar(store, files.sidecar, files.root, files.entries, request)
+        if scans is not None:
+            return scans
+    # A filter is bound to the schema that is looked for here, and lines are counted once it is known.
+    probe = replace(request, count_rows=False, row_filter=None)
+    return _up_to_good(scan_file(store, probe, ScanItem(entry=entry)) for entry in files.entries)
+
+
+def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]:
+    found: list[FileScan | BadFile] = []
+    for scan in scans:
+        found.append(scan)
+        if isinstance(scan, FileScan):
+            break
+    return found
