@@ -87,6 +87,20 @@ def test_full_validation_is_one_pass(corpora: list[str]) -> None:
         _build([None, 5, None], **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("num_dataset_builder_threads", [0, 1.5, "2"]),
+        ("mid_level_dataset_surplus", [-0.1, float("nan"), "0.005"]),
+        ("cache_lock_timeout_seconds", [-1, float("inf"), None]),
+    ],
+)
+def test_numbers_of_a_configuration_are_checked_before_anything_is_opened(name: str, wrong: list[Any]) -> None:
+    for value in wrong:
+        with pytest.raises(ConfigError, match=f"{name}={value!r}: pass a"):
+            GPTDatasetConfig(random_seed=1, sequence_length=8, **{name: value})
+
+
 def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a size"):
         _build([None, 1, 1], blend=(corpora, [1.0, 1.0, 1.0]), split="1")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
@@ -52,8 +53,9 @@ class PlanOptions:
     stop_row: int | None = None
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            _require_positive(name, getattr(self, name))
+        hold_integers(self, *_COUNTS, least=1)
+        hold_integers(self, "seed")
+        hold_integers(self, "first_row", "stop_row", least=0)
         if self.rank_sharding not in ("rows", "chunks"):
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
         if self.num_lanes is not None and self.rank_sharding == "chunks":
@@ -107,8 +109,7 @@ class Topology:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_ranks", "num_workers", "batch_size"):
-            _require_positive(name, getattr(self, name))
+        hold_integers(self, "num_ranks", "num_workers", "batch_size", least=1)
 
     def check_rank(self, rank: int) -> None:
         """Raise ConfigError unless rank is in [0, num_ranks)."""
@@ -117,8 +118,3 @@ class Topology:
                 f"rank={rank} is not in [0, num_ranks={self.num_ranks}). Pass the global rank "
                 "(torch.distributed.get_rank()), not the local one, and the world size as num_ranks."
             )
-
-
-def _require_positive(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{name}={value!r}: pass a whole number of at least 1.")

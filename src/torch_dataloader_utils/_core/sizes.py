@@ -1,7 +1,9 @@
 """Byte counts as people write them."""
 
+import operator
 import re
 
+from torch_dataloader_utils._core.integers import is_integer
 from torch_dataloader_utils.errors import ConfigError
 
 _POWERS = {"": 1, "B": 1}
@@ -18,8 +20,8 @@ def parse_bytes(size: int | str) -> int:
     Raises:
         ConfigError: no such number.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
+    if is_integer(size):
+        return operator.index(size)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
     if match is None or match[2].upper() not in _POWERS:
         raise ConfigError(f"{size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'.")

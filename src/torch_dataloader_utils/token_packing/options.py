@@ -3,8 +3,9 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 Fill = Literal["greedy", "best_fit"]
@@ -42,10 +43,8 @@ class TokenPacking:
     counts: Counts = "footers"
 
     def __post_init__(self) -> None:
-        _check_int("sequence_length", self.sequence_length, least=1)
-        _check_int("pad_id", self.pad_id, least=0)
-        if self.eod is not None:
-            _check_int("eod", self.eod, least=0)
+        hold_integers(self, "sequence_length", least=1)
+        hold_integers(self, "pad_id", "eod", least=0)
         for name, choices in (("fill", Fill), ("over_long", OverLong), ("counts", Counts)):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: pass one of {', '.join(get_args(choices))}.")
@@ -116,8 +115,3 @@ def pack_tokens(
         fields=tuple(fields),
         counts=counts,
     )
-
-
-def _check_int(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: pass a whole number of at least {least}.")

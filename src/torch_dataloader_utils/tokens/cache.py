@@ -48,8 +48,8 @@ class IndexCache:
     def load_or_build(self, name: str, description: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
         """The arrays of `description`: mapped from the cache, or built, published, and mapped.
 
-        A damaged cache file is built again. A directory that cannot be written is no obstacle: the indices are then
-        built in memory, and the log says so.
+        A damaged cache file is built again; the process that does so logs it. A directory that cannot be written is no
+        obstacle: the indices are then built in memory, and the log says so.
 
         Raises:
             NoDataError: with `trusts_cache`, when the file is not there.
@@ -59,17 +59,21 @@ class IndexCache:
         if self.trusts_cache:
             return self._load_trusted(path, description)
         found = _try_read(path, description)
-        if found is not None:
+        if isinstance(found, dict):
             return found
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             lock = _open_lock(path.with_suffix(".lock"))
         except OSError as error:
+            _log_damage(found)
             _LOGGER.warning("%s cannot be written (%s); indices are built in memory.", self.directory, error)
             return build()
         with _hold_lock(lock, path.with_suffix(".lock"), self.lock_timeout_seconds):
             found = _try_read(path, description)
-            return found if found is not None else _build(path, description, build)
+            if isinstance(found, dict):
+                return found
+            _log_damage(found)
+            return _build(path, description, build)
 
     def _load_trusted(self, path: Path, description: Mapping[str, Any]) -> Arrays:
         try:
@@ -93,14 +97,17 @@ def _build(path: Path, description: Mapping[str, Any], build: Callable[[], Array
         return arrays
 
 
-def _try_read(path: Path, description: Mapping[str, Any]) -> Arrays | None:
+def _try_read(path: Path, description: Mapping[str, Any]) -> Arrays | CorruptFileError | NoDataError:
+    """The arrays, or why there are none: the file is missing, or damaged."""
     try:
         return read_arrays(path, description)
-    except NoDataError:
-        return None
-    except CorruptFileError as error:
-        _LOGGER.warning("%s It is built again.", error)
-        return None
+    except (NoDataError, CorruptFileError) as error:
+        return error
+
+
+def _log_damage(why_not: CorruptFileError | NoDataError) -> None:
+    if isinstance(why_not, CorruptFileError):
+        _LOGGER.warning("A damaged index is replaced: %s", why_not)
 
 
 def _open_lock(path: Path) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._core.executor import Executor
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
@@ -16,7 +17,6 @@ from torch_dataloader_utils.tokens.corpus_sources import FileFormat, Sources, pl
 from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, open_parts
 from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
-from torch_dataloader_utils.tokens.integers import check_integer
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 
 _DEFAULT_PART_BYTES = 256 << 20

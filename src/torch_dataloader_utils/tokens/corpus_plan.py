@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.tokens.documents import Tokenizer
 from torch_dataloader_utils.tokens.dtypes import integer_limits
-from torch_dataloader_utils.tokens.integers import check_integer
 
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 2
@@ -35,11 +35,9 @@ class CorpusOptions:
     skips_nulls: bool
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size is not None:
-            size = check_integer("vocabulary_size", self.vocabulary_size, least=1)
-            object.__setattr__(self, "vocabulary_size", size)
+        hold_integers(self, "vocabulary_size", least=1)
+        hold_integers(self, "eod", least=0)
         if self.eod is not None:
-            object.__setattr__(self, "eod", check_integer("eod", self.eod, least=0))
             self._check_eod(self.eod)
 
     def _check_eod(self, eod: int) -> None:

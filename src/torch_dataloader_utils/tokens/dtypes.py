@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigTypeError
-from torch_dataloader_utils.tokens.integers import check_integer
 
 TokenDtype = np.dtype[Any]
 

@@ -1,0 +1,38 @@
+"""Whole numbers that a user gives, as Python ints: states and fingerprints are texts of them."""
+
+import operator
+from typing import Any, SupportsIndex, TypeGuard
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+def is_integer(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether it is a whole number, one of numpy's too; True and "32" are none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
+    """The value as a Python int.
+
+    Raises:
+        ConfigTypeError: no whole number. ConfigError: one below `least`.
+    """
+    wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+    if not is_integer(value):
+        raise ConfigTypeError(f"{name}={value!r}: pass {wanted}.")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise ConfigError(f"{name}={number}: pass {wanted}.")
+    return number
+
+
+def hold_integers(options: object, *names: str, least: int | None = None) -> None:
+    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python ints; None stays.
+
+    Raises:
+        ConfigTypeError, ConfigError: as `check_integer`.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            object.__setattr__(options, name, check_integer(name, value, least=least))

@@ -1,0 +1,44 @@
+"""Whole numbers in options: numpy's are taken and kept as Python's, everything else is refused by name."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torch_dataloader_utils import pack_tokens
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.settings import options_text
+from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones() -> None:
+    given = PlanOptions(seed=np.int64(7), split_rows=np.int32(5), stop_row=np.uint8(9))
+    plain = PlanOptions(seed=7, split_rows=5, stop_row=9)
+    assert (given, options_text(given)) == (plain, options_text(plain))
+    topology = Topology(num_ranks=np.int64(2), batch_size=np.int64(4))
+    position = Position(epoch=1, segment=Segment(topology=topology, steps=3))
+    state = json.loads(json.dumps(encode_state(Identity(fingerprint="f", options=given), position)))
+    saved = Position(epoch=1, segment=Segment(topology=Topology(num_ranks=2, batch_size=4), steps=3))
+    assert decode_state(state, Identity(fingerprint="f", options=plain), topology) == (saved.under(topology), None)
+    packing = pack_tokens("tokens", np.int64(8), eod=np.uint16(3))
+    assert json.loads(packing.describe())["eod"] == 3
+    assert parse_bytes(np.int64(5)) == 5
+
+
+@pytest.mark.parametrize("value", [1.5, "7", True])
+@pytest.mark.parametrize("name", ["seed", "split_rows", "first_row"])
+def test_what_is_no_whole_number_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigTypeError, match=f"{name}={value!r}: pass a whole number"):
+        PlanOptions(**{name: value})
+
+
+def test_numbers_below_the_least_are_refused_and_seeds_have_none() -> None:
+    with pytest.raises(ConfigError, match="batch_size=0: pass a whole number of at least 1"):
+        Topology(batch_size=0)
+    with pytest.raises(ConfigError, match="pad_id=-1: pass a whole number of at least 0"):
+        pack_tokens("tokens", 8, pad_id=-1)
+    assert PlanOptions(seed=-5).seed == -5
