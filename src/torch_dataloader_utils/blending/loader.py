@@ -9,9 +9,9 @@ import numpy as np
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils.blending.options import BlendOptions, Stop, Unit
 from torch_dataloader_utils.blending.progress import BlendPosition, BlendProgress
-from torch_dataloader_utils.blending.rows import join_rows, num_rows, slice_rows
 from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.blending.source import Source
+from torch_dataloader_utils.blending.steps import RowStream, mixed_batches, steps_with_last, whole_batches
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -117,59 +117,26 @@ class BlendedLoader:
         return position.steps + count_steps(self.options, self._start(position))
 
     def __iter__(self) -> Iterator[Any]:
-        position = self.progress.begin()
-        steps = blend_steps(self.options, self._start(position))
-        amounts = next(steps, None)
-        if amounts is None:
-            self.progress.reach(position, is_last=True)
+        position = begin = self.progress.begin()
+        schedule = blend_steps(self.options, self._start(position))
+        give = whole_batches if self.options.per == "batch" else mixed_batches
         with ExitStack() as stack:
-            streams = []
-            for source, mark in zip(self.sources, position.marks, strict=True):
-                batches = stack.enter_context(closing(source.batches(mark)))
-                streams.append(_RowStream(batches))
-            while amounts is not None:
-                batch = self._take(streams, amounts)
-                position, amounts = position.after(amounts), next(steps, None)
-                self.progress.reach(position, is_last=amounts is None)
+            streams = [
+                RowStream(stack.enter_context(closing(source.batches(mark))))
+                for source, mark in zip(self.sources, position.marks, strict=True)
+            ]
+            for step, batch in give(streams, steps_with_last(schedule)):
+                position = position.after(step.amounts)
+                self.progress.reach(position, is_last=step.is_last)
                 yield batch
-
-    def _take(self, streams: Sequence["_RowStream"], amounts: Any) -> Any:
-        given = np.flatnonzero(amounts).tolist()
-        if self.options.per == "batch":
-            return streams[given[0]].next_batch()
-        return join_rows([part for index in given for part in streams[index].take(int(amounts[index]))])
+        if position is begin:  # there was nothing to give
+            self.progress.reach(position, is_last=True)
 
     def _start(self, position: BlendPosition) -> BlendStart:
         left = [source.left(mark) for source, mark in zip(self.sources, position.marks, strict=True)]
         least, most = np.array(left, dtype=np.int64).T
         counts = np.array(position.counts, dtype=np.int64)
         return BlendStart(counts=counts, least_left=least, most_left=most, steps=position.steps)
-
-
-class _RowStream:
-    """The batches of one source without end, whole or row by row."""
-
-    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
-        self._batches = batches
-        self._batch: Any = None
-        self._start = self._stop = 0
-
-    def next_batch(self) -> Any:
-        """The next batch as the source gives it."""
-        return next(self._batches)[1]
-
-    def take(self, rows: int) -> list[Any]:
-        """The next `rows` rows, as parts of batches."""
-        parts = []
-        while rows:
-            if self._start == self._stop:
-                self._start, self._batch = next(self._batches)
-                self._stop = num_rows(self._batch)
-            count = min(rows, self._stop - self._start)
-            parts.append(slice_rows(self._batch, self._start, self._start + count))
-            self._start += count
-            rows -= count
-        return parts
 
 
 def _as_loader(source: Any, index: int) -> TableDataLoader:
