@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.s3_server import Rule, S3Server
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
-from tests.faults.test_retries import LATER, loader_of
+from tests.faults.test_retries import loader_of
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import CorruptFileError, DataError
@@ -29,12 +29,11 @@ def flip(at: int) -> Any:
 
 
 @pytest.mark.parametrize("at", [100, 700, 1500, 2300])
-def test_a_flip_in_a_reply_is_an_error_that_names_the_row_group_and_spares_other_rows(
-    server: S3Server, access: StoreAccess, at: int
-) -> None:
+def test_a_flip_in_a_reply_is_an_error_that_names_the_row_group(server: S3Server, access: StoreAccess, at: int) -> None:
     upload(server, compression="none", use_dictionary=False)
     loader = loader_of(access)
-    server.rules.append(Rule(flip(at), **LATER | {"count": None}))
+    # Of every reply: which requests come first depends on what other tests have left in the cache of footers.
+    server.rules.append(Rule(flip(at), key="^data/", count=None))
     with pytest.raises(CorruptFileError, match=r"s3://bucket/data/\d\.parquet row group \d"):
         list(loader)
 
