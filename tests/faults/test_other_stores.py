@@ -5,9 +5,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow.compute as pc
 import pytest
 
 from tests.faults.conftest import QUICK
@@ -125,6 +127,23 @@ def test_text_is_counted_and_read_where_a_server_names_no_version(
             )
             assert dataset.plan().is_exact
             assert_rows(loader, 500)
+
+
+def test_a_footer_is_not_kept_where_a_server_names_no_version(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path))
+    keeping = StoreAccess.of(remote=RemoteOptions(retry=QUICK))
+    web.etag, web.has_dates = "none", False
+    old = pc.field("row") < 600
+    for content, rows in ((PLANNED, 300), (OTHER_ROWS, 0), (PLANNED, 300)):  # all of one size
+        web.files["a.parquet"] = content
+        inventory = scan_files(web.url("a.parquet"), storage_options=keeping, filters=old)
+        assert inventory.groups.physical_rows.sum() == rows
+    assert not any(tmp_path.iterdir())
+    web.has_dates = True
+    scan_files(web.url("a.parquet"), storage_options=keeping)
+    assert any(tmp_path.iterdir())
 
 
 @contextmanager

@@ -18,6 +18,11 @@ def unversioned(size: int) -> str:
     return f"{size}-"
 
 
+def names_no_version(identity: str) -> bool:
+    """Whether an identity is no more than a size, as `unversioned` gives it: nothing may be kept under it."""
+    return identity.endswith("-") and identity[:-1].isdigit()
+
+
 def stat_of(info: Mapping[str, Any]) -> FileStat:
     """Size and identity from what fsspec's `info` or a detailed listing says of a file.
 

@@ -15,9 +15,9 @@ from torch_dataloader_utils._store.diagnosis import Kind, diagnose
 from torch_dataloader_utils._store.ending import pause
 from torch_dataloader_utils._store.faults import store_error
 from torch_dataloader_utils._store.fetch import PendingReads
-from torch_dataloader_utils._store.identity import check_identity, stat_of
+from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
-from torch_dataloader_utils._store.kept_tails import kept_tails
+from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
@@ -93,14 +93,19 @@ class FsspecStore:
 
     def kept_tail(self, path: str, identity: str) -> bytes | None:
         """The footer, if it is kept on this host and the options allow to."""
-        tails = kept_tails() if self.access.remote.keep_footers else None
+        tails = self._tails(identity)
         return None if tails is None else tails.get(path, identity)
 
     def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
         """Keeps the footer on this host's disk, unless the options or the environment say not to."""
-        tails = kept_tails() if self.access.remote.keep_footers else None
+        tails = self._tails(identity)
         if tails is not None:
             tails.put(path, identity, data)
+
+    def _tails(self, identity: str) -> KeptTails | None:
+        # The next job's file may be another one of the same size, where the server tells no more than that.
+        is_kept = self.access.remote.keep_footers and not names_no_version(identity)
+        return kept_tails() if is_kept else None
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""
