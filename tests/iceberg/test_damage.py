@@ -1,14 +1,16 @@
 """Damaged metadata and deletes: an error of ours that names the file, or the right rows; nothing else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.faults.hostile_files import good
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
-from torch_dataloader_utils.errors import FileChangedError, LoaderError
+from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError
 
 
 @pytest.fixture
@@ -83,3 +85,27 @@ def test_a_delete_file_that_was_replaced_after_planning_is_noticed(table: TableW
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(FileChangedError, match=path.name):
         IcebergDataset.create_dataloader(table.metadata, inventory=inventory)
+
+
+@pytest.mark.parametrize("count", [1 << 31, 1 << 40, 1 << 62])
+def test_a_count_of_rows_that_cannot_be_is_refused_before_it_is_planned_on(tmp_path: Path, count: int) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    path = Path(table.append([{"id": i} for i in range(5)]))
+    (file,) = table.live
+    table.live = [replace(file, arguments={**file.arguments, "record_count": count})]
+    table.remove()
+    with pytest.raises(CorruptFileError, match=rf"{path.name}: its metadata says that row group 0 has {count} rows"):
+        scan_iceberg(table.metadata)
+
+
+@pytest.mark.parametrize("lie", [{"group_rows": -5, "file_rows": -5}, {"group_rows": 1 << 40, "file_rows": 1 << 40}])
+def test_a_footer_of_rows_that_cannot_be_is_refused_too(tmp_path: Path, lie: dict[str, int]) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    path = Path(table.append([{"a": i} for i in range(3)], with_split_offsets=False))
+    path.write_bytes(good(**lie))
+    with pytest.raises(
+        CorruptFileError, match=rf"{path.name}: its metadata says that row group 0 has {lie['group_rows']}"
+    ):
+        scan_iceberg(table.metadata)

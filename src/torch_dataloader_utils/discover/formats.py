@@ -2,14 +2,12 @@
 
 from typing import assert_never
 
-import numpy as np
-
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.discover.checks import check_names, check_places
+from torch_dataloader_utils.discover.checks import checked
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc
@@ -53,15 +51,7 @@ def format_hint(path: str, file_format: FileFormat) -> str:
 
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:
     """What the metadata of one file says, checked; it may run in any thread or process."""
-    return unless_bad(lambda: _checked(store, request, item), request.on_error)
-
-
-def _checked(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
-    scan = _scan(store, request, item)
-    path = item.entry.path
-    check_names(path, scan.schema)
-    check_places([path], np.array([scan.size]), np.zeros(len(scan.groups), dtype=np.int32), scan.groups)
-    return scan
+    return unless_bad(lambda: checked(item.entry.path, _scan(store, request, item)), request.on_error)
 
 
 def _scan(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:

@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, unless_bad
+from torch_dataloader_utils.discover.checks import checked
 from torch_dataloader_utils.discover.faults import decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
 from torch_dataloader_utils.discover.footers import check_counts, check_total, group_rows, projected_leaves, read_footer
@@ -80,7 +81,7 @@ def scan_data_files(
     listed = _listed(data, files)
 
     def scan(file: DataFile) -> FileScan | BadFile:
-        return unless_bad(lambda: _scan(file, listed.get(file.path), request, files), request.on_error)
+        return unless_bad(lambda: _checked(file, listed.get(file.path), request, files), request.on_error)
 
     scans = files.map(scan, data)
     return list(watched(scans, len(data), on_progress))
@@ -92,6 +93,11 @@ def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
     directories = [directory for directory, count in counts.items() if count >= _LIST_FROM_FILES]
     listings = files.map(lambda directory: files.store(directory).list_files(directory), directories)
     return {entry.path: entry.stat for listing in listings for entry in listing.entries}
+
+
+def _checked(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:
+    # Before anything is planned on them: manifests and footers of others may say anything.
+    return checked(file.path, _scan(file, stat, request, files))
 
 
 def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:
