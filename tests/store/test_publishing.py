@@ -99,9 +99,13 @@ def put():
 def test_a_crash_at_any_point_leaves_a_whole_footer_or_none(tmp_path: Path) -> None:
     root = tmp_path / "crash-here"
     script = KEEP + "print(crash_everywhere(put, check), KeptTails(root).get('a', 'one') == data)"
-    steps, is_kept = run(script, root).split()
-    assert int(steps) >= 3
-    assert is_kept == "True"
+    for least_steps in (3, 2):  # the second time the directories are there, and what is left to do is open and rename
+        steps, is_kept = run(script, root).split()
+        assert int(steps) >= least_steps
+        assert is_kept == "True"
+        (kept,) = [path for path in files(root) if path.suffix != ".tmp"]
+        kept.unlink()
+    assert len(files(root)) == 1  # what the process that died before the rename has left; swept by age
 
 
 def test_a_full_disk_leaves_a_whole_footer_or_nothing(tmp_path: Path) -> None:
