@@ -23,6 +23,7 @@ def server(lasting_server: S3Server) -> Iterator[S3Server]:
     lasting_server.reset()
     yield lasting_server
     lasting_server.reset()
+    assert lasting_server.outlasted == 0
 
 
 @pytest.fixture(scope="session")

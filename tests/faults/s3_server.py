@@ -18,6 +18,9 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 
+# Less than the time-outs of storage clients (60 s), which must not be what ends a wait.
+_STALL_SECONDS = 30
+
 
 @dataclass(frozen=True)
 class Request:
@@ -104,7 +107,10 @@ def error_body(code: str) -> bytes:
 
 
 class S3Server:
-    """objects: (data, etag) by key. latency_seconds: before each answer. accepted_tokens: None for any."""
+    """objects: (data, etag) by key. latency_seconds: before each answer. accepted_tokens: None for any.
+
+    outlasted: replies that stalled for longer than any client should wait for them.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, str]] = {}
@@ -114,6 +120,7 @@ class S3Server:
         self.page_keys = 1000
         self.accepted_tokens: set[str] | None = None
         self.most_in_flight = 0
+        self.outlasted = 0
         self.done = threading.Event()
         self._in_flight = 0
         self._lock = threading.Lock()
@@ -288,8 +295,8 @@ class _Handler(BaseHTTPRequestHandler):
         stop = min(n for n in (reply.cut_after, reply.stall_after, len(reply.body)) if n is not None)
         self.wfile.write(reply.body[:stop])
         self.wfile.flush()
-        if reply.stall_after is not None:
-            s3.done.wait(60)
+        if reply.stall_after is not None and not s3.done.wait(_STALL_SECONDS):
+            s3.outlasted += 1
         if stop < len(reply.body):
             self.close_connection = True
             self.connection.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SO_LINGER 0: reset, not FIN

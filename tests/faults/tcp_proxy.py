@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# Less than the time-outs of storage clients (60 s), which must not be what ends a wait.
+_SILENCE_SECONDS = 30
+
 
 @dataclass(frozen=True)
 class Toxic:
@@ -21,12 +24,16 @@ class Toxic:
 
 
 class TcpProxy:
-    """Listens on `port`; `toxic(number)` says what happens to connection number 0, 1, ..."""
+    """Listens on `port`; `toxic(number)` says what happens to connection number 0, 1, ...
+
+    outlasted: connections that were silent for longer than any client should wait.
+    """
 
     def __init__(self, target_port: int, toxic: Callable[[int], Toxic]) -> None:
         self._target_port = target_port
         self._toxic = toxic
         self.connections = 0
+        self.outlasted = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
@@ -57,6 +64,9 @@ class TcpProxy:
         upstream, sink = await asyncio.open_connection("127.0.0.1", self._target_port)
         try:
             await asyncio.gather(_copy(reader, sink, Toxic()), _copy(upstream, writer, toxic))
+        except TimeoutError:
+            self.outlasted += 1
+            writer.transport.abort()
         except (OSError, asyncio.IncompleteReadError):
             writer.transport.abort()
         finally:
@@ -78,5 +88,6 @@ async def _copy(source: asyncio.StreamReader, sink: Any, toxic: Toxic) -> None:
         if toxic.silent_after is not None and sent >= toxic.silent_after:
             # Until it is cancelled. Something must know of it: of a task that waits for what nobody else knows, the
             # garbage collector takes the sockets.
-            await asyncio.sleep(3600)
+            await asyncio.sleep(_SILENCE_SECONDS)
+            raise TimeoutError
     sink.close()

@@ -22,8 +22,14 @@ def first_three(toxic: Toxic) -> Callable[[int], Toxic]:
 
 @pytest.mark.parametrize(
     "toxic",
-    [Toxic(reset_after=0), Toxic(reset_after=1500), Toxic(silent_after=1500), Toxic(drip_seconds=0.01)],
-    ids=["reset at once", "reset later", "silent", "drip"],
+    [
+        Toxic(reset_after=0),
+        Toxic(reset_after=1500),
+        Toxic(silent_after=0),
+        Toxic(silent_after=1500),
+        Toxic(drip_seconds=0.01),
+    ],
+    ids=["reset at once", "reset later", "silent at once", "silent later", "drip"],
 )
 def test_bad_connections_cost_time_and_no_row(server: S3Server, toxic: Toxic) -> None:
     total = upload(server, compression="none")
@@ -39,6 +45,7 @@ def test_bad_connections_cost_time_and_no_row(server: S3Server, toxic: Toxic) ->
         )
         assert_rows(loader, total)
         assert proxy.connections > 3
+        assert proxy.outlasted == 0
     finally:
         proxy.close()
     for thread in threading.enumerate():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.s3_server import Rule, S3Server, change, error
+from tests.faults.s3_server import Action, Rule, S3Server, change, error
 from tests.faults.tables import assert_rows, upload
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.requests import thread_requests
@@ -27,6 +27,15 @@ def patience(access: StoreAccess, **policy: Any) -> StoreAccess:
     return replace(access, remote=replace(access.remote, retry=RetryPolicy(**policy)))
 
 
+def resize(by: int) -> Action:
+    """Another number of bytes than Content-Range says; Content-Length is right."""
+
+    def act(server: S3Server, request: Any, reply: Any) -> None:
+        reply.body = reply.body[:by] if by < 0 else reply.body + bytes(by)
+
+    return act
+
+
 @pytest.mark.parametrize(
     "action",
     [
@@ -41,8 +50,24 @@ def patience(access: StoreAccess, **policy: Any) -> StoreAccess:
         change(stall_after=20),
         change(status=200, headers={}, body=b"another thing"),
         change(headers={"Content-Range": "bytes 0-9/100"}, body=b"0123456789"),
+        resize(-5),
+        resize(5),
     ],
-    ids=["503", "500", "502", "429", "400-timeout", "reset", "cut", "cut-later", "stall", "no-range", "wrong-range"],
+    ids=[
+        "503",
+        "500",
+        "502",
+        "429",
+        "400-timeout",
+        "reset",
+        "cut",
+        "cut-later",
+        "stall",
+        "no-range",
+        "wrong-range",
+        "too-short",
+        "too-long",
+    ],
 )
 def test_a_failure_that_passes_costs_no_row(server: S3Server, access: StoreAccess, action: Any) -> None:
     total = upload(server, compression="none")

@@ -1,0 +1,63 @@
+"""A process that ends does not wait for a storage that is down: Python joins threads before it lets go."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.s3_server import Action, Rule, S3Server, change, error
+
+# What is under way at the end is given up long before its time: the cap is ten minutes, a stall is one after five.
+PROGRAM = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from tests.faults.s3_server import options_for
+from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
+from torch_dataloader_utils.errors import StoreError
+
+policy = RetryPolicy(most_seconds=600, first_delay_seconds=600, most_delay_seconds=600, progress_seconds=300)
+access = StoreAccess.of(options_for(int(sys.argv[1])), remote=RemoteOptions(retry=policy))
+store = open_store("s3://bucket/good", access)
+store.ranges("s3://bucket/good", [(0, 4)])
+
+def read():
+    try:
+        store.ranges("s3://bucket/bad", [(0, 4)])
+    except StoreError as error:
+        print(error)
+
+pool = ThreadPoolExecutor(1)
+pool.submit(read)
+sys.stdin.read(1)
+"""
+
+
+@pytest.mark.parametrize("action", [error(503, "SlowDown"), change(stall_after=2)], ids=["waits", "stalls"])
+def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: Action) -> None:
+    for name in ("good", "bad"):
+        server.put(name, b"0123456789")
+    asked = threading.Event()
+
+    def fail(server: S3Server, request: Any, reply: Any) -> None:
+        action(server, request, reply)
+        asked.set()
+
+    server.rules.append(Rule(fail, key="bad", count=None))
+    job = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(server.port)],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert asked.wait(60)
+        output, _ = job.communicate("\n", timeout=25)
+    finally:
+        job.kill()
+        job.communicate()
+    assert job.returncode == 0
+    assert "a request to the storage was given up" in output
