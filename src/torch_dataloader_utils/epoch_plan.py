@@ -13,11 +13,10 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.settings import options_text, planning_fingerprint
-from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 from torch_dataloader_utils.plan.strategy_check import takes_ranks
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +30,7 @@ class EpochPlan:
     """
 
     inventory: Inventory
-    details: ExactPlan | TokenPlan | InexactPlan
+    details: PlanOfEpoch
 
     @property
     def epoch(self) -> int:

@@ -24,6 +24,8 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.kinds import PlanOfEpoch
+from torch_dataloader_utils.plan.lane_epoch import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.strategy_check import (
     StrategyCall,
@@ -194,6 +196,9 @@ class Planner:
         return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:
+        return EpochPlan(inventory=self.inventory, details=self._plan_details(position))
+
+    def _plan_details(self, position: Position) -> PlanOfEpoch:
         shared: dict[str, Any] = {
             "space": self.space,
             "options": self.options,
@@ -203,17 +208,14 @@ class Planner:
             "strategy": self._strategy_call,
         }
         segment = position.segment
-        details: ExactPlan | TokenPlan | InexactPlan
-        if self.space.exact and self.options.max_tokens_per_batch is not None:
+        if not self.space.exact:
+            return InexactPlan(present=segment, **shared)
+        shared |= {"topology": segment.topology, "done": segment.steps_of(0)}
+        if self.options.max_tokens_per_batch is not None:
             first = position.history[0] if position.history else segment
             budget = token_budget(self.options, first.topology)
-            batches = self._recent_batches.get((position.epoch, budget), self._token_batches)
-            details = TokenPlan(topology=segment.topology, done=segment.steps_of(0), batches=batches, **shared)
-        elif self.space.exact:
-            details = ExactPlan(topology=segment.topology, done=segment.steps_of(0), **shared)
-        else:
-            details = InexactPlan(present=segment, **shared)
-        return EpochPlan(inventory=self.inventory, details=details)
+            return TokenPlan(batches=self._recent_batches.get((position.epoch, budget), self._token_batches), **shared)
+        return ExactPlan(**shared) if self.options.num_lanes is None else LanePlan(**shared)
 
     def __str__(self) -> str:
         return str(self.inventory)

@@ -12,6 +12,7 @@ from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.epoch import ExactPlan
+from torch_dataloader_utils.plan.lane_epoch import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
 
 
@@ -106,7 +107,8 @@ options = st.builds(
 def make_plan(*, space, options, epoch=0, topology, **more):
     """A fresh plan."""
     chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
-    return ExactPlan(space=space, options=options, epoch=epoch, chunks=chunks, topology=topology, **more)
+    kind = ExactPlan if options.num_lanes is None else LanePlan
+    return kind(space=space, options=options, epoch=epoch, chunks=chunks, topology=topology, **more)
 
 
 @st.composite

@@ -187,6 +187,11 @@ def test_lanes_continue_on_another_topology(first_steps, second_steps):
     assert received == Counter(range(space.num_rows))
 
 
+def test_lanes_and_a_strategy_both_deal_chunks():
+    with pytest.raises(ConfigError, match="Leave one out"):
+        PlanOptions(num_lanes=4, strategy="ByHand")
+
+
 def test_lanes_that_do_not_fit_say_which_would():
     plan = make_plan(
         space=make_space([[10]]),

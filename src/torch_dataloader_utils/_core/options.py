@@ -60,6 +60,11 @@ class PlanOptions:
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
         if self.num_lanes is not None and self.rank_sharding == "chunks":
             raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
+        if self.num_lanes is not None and self.strategy:
+            raise ConfigError(
+                f"num_lanes={self.num_lanes} with the split strategy {self.strategy}: both deal chunks to "
+                "workers. Leave one out."
+            )
         if self.bucket_by and self.shuffle_rows is None:
             raise ConfigError(
                 f"bucket_by={self.bucket_by!r} sorts the rows of shuffle windows, and there are none: pass "

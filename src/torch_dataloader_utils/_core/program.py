@@ -75,6 +75,14 @@ class UntilExhausted:
         return ((0, self.batch_rows),)
 
 
+def numbers_of_rank(begin: int, end: int, rank: int, num_ranks: int) -> range:
+    """The micro-batches in [begin, end) that a rank takes: those whose remainder by num_ranks is `rank`, ascending.
+
+    begin=6, end=10, rank=1, num_ranks=2      7 9
+    """
+    return range(begin + (rank - begin) % num_ranks, end, num_ranks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatingLanes:
     """Micro-batches taken in turn from many lanes (see plan/lanes.py for the numbering).
@@ -105,8 +113,7 @@ class RotatingLanes:
             return ((len(self.lane_ids), self.tail_rows),)
         step = self.first_step + batch * self.num_workers
         begin = self.first_number + step * self.numbers_per_step
-        first = begin + (self.rank - begin) % self.num_ranks
-        numbers = range(first, begin + self.numbers_per_step, self.num_ranks)
+        numbers = numbers_of_rank(begin, begin + self.numbers_per_step, self.rank, self.num_ranks)
         position = {lane: index for index, lane in enumerate(self.lane_ids)}
         return tuple((position[number % self.num_lanes], self.micro_rows) for number in numbers)
 

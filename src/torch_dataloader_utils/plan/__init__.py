@@ -2,8 +2,8 @@
 
     chunk  →  order  →  slice  →  level  →  assign  →  level  →  windows
 
-In: plan rows (`RowSpace`), `PlanOptions`, and the topologies that an epoch has seen. Out: `ExactPlan`, `TokenPlan`
-(batches limited by tokens) or `InexactPlan` (row counts not known), which give each rank its `WorkerProgram`s.
+In: plan rows (`RowSpace`), `PlanOptions`, and the topologies that an epoch has seen. Out: a plan of one of the
+kinds in `kinds.py`, which gives each rank its `WorkerProgram`s.
 
 Promises: pure functions; every row once, equal steps on all ranks, the same answer in every process, after a resume
 too. One rank's part costs that rank alone. The standard library, numpy and `_core` only.

@@ -14,7 +14,7 @@ from torch_dataloader_utils.plan.assign import assign_units
 from torch_dataloader_utils.plan.level import Transfer, even_targets, level_list, plan_transfers
 from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
 from torch_dataloader_utils.plan.steps import StepSizes, count_steps, step_sizes
-from torch_dataloader_utils.plan.window import cut_windows
+from torch_dataloader_utils.plan.window import shuffle_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,11 +105,9 @@ class FreshDeal:
         sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
         kept, dropped = units.split_at(sizes.rows)
         weights = self.space.bytes_between(kept.start, kept.stop)
-        workers = level_workers(assign_units(kept, weights, self.topology.num_workers), sizes)
-        window_rows = self.options.window_rows(self.topology.batch_size)
-        if window_rows is not None:
-            workers = [cut_windows(lane, window_rows, self.options.interleave) for lane in workers]
-        return RankDeal(workers=tuple(workers), sizes=sizes, dropped=dropped)
+        lanes = level_workers(assign_units(kept, weights, self.topology.num_workers), sizes)
+        workers = tuple(shuffle_windows(lane, self.options, self.topology.batch_size) for lane in lanes)
+        return RankDeal(workers=workers, sizes=sizes, dropped=dropped)
 
     def _sliced(self, rank: int) -> Units:
         return slice_units(self.units, rank, self.topology.num_ranks)

@@ -6,7 +6,6 @@
 Nothing is read and nothing is remembered: two processes that hold the same arguments hold the same plan.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,13 +15,12 @@ from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Segment
-from torch_dataloader_utils._core.program import Schedule, SingleLane, WorkerProgram
+from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import keep_span
 from torch_dataloader_utils.plan.deal import Deal, FreshDeal, SequenceDeal
-from torch_dataloader_utils.plan.lanes import LaneDeal
 from torch_dataloader_utils.plan.remain import remaining_lanes, remaining_units
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.strategy_check import StrategyCall, takes_ranks
@@ -74,15 +72,6 @@ class ExactPlan:
             topology=topology,
         )
 
-    @cached_property
-    def _lanes(self) -> LaneDeal | None:
-        if self.options.num_lanes is None:
-            return None
-        micro_rows = self.options.lane_rows or self._first_topology.batch_size
-        return LaneDeal(
-            units=self.chunks, options=self.options, num_lanes=self.options.num_lanes, micro_rows=micro_rows
-        )
-
     @property
     def _first_topology(self) -> Topology:
         return self.history[0].topology if self.history else self.topology
@@ -90,38 +79,16 @@ class ExactPlan:
     @property
     def _buckets(self) -> EqualBuckets | None:
         """Buckets of as many rows as a batch had when the epoch began and its windows were cut."""
-        if not self.options.bucket_by:
-            return None
-        rows = self._first_topology.batch_size if self._lanes is None else self._lanes.micro_rows
-        return EqualBuckets(bucket_rows=rows)
-
-    @cached_property
-    def _first_number(self) -> int:
-        """With lanes: the first micro-batch that this topology takes."""
-        if self._lanes is None:
-            return 0
-        number = 0
-        for segment in self.history:
-            if segment.has_drifted:
-                raise ConfigError(
-                    "Ranks that received different numbers of batches cannot resume with num_lanes: the job's batches "
-                    "are one numbered sequence. Save the state when all ranks have taken the same steps."
-                )
-            number += segment.steps_of(0) * self._lanes.numbers_per_step(segment.topology)
-        return number
+        return EqualBuckets(bucket_rows=self._first_topology.batch_size) if self.options.bucket_by else None
 
     @cached_property
     def rank_steps(self) -> Int64s:
         """Steps of every rank under the present topology, those already done included. int64 [num_ranks]."""
-        if self._lanes is not None:
-            return np.full(self.topology.num_ranks, self._lanes.steps(self._first_number, self.topology))
         return self._deal.steps
 
     @cached_property
     def rank_rows(self) -> Int64s:
         """Rows that each rank delivers under the present topology, repeats not counted. int64 [num_ranks]."""
-        if self._lanes is not None:
-            return self._lanes.rank_rows(self._first_number, self.topology)
         if not self.topology.drop_last:
             return self._deal.rank_rows
         return np.minimum(self._deal.rank_rows, self._deal.steps * self.topology.batch_size)
@@ -129,17 +96,11 @@ class ExactPlan:
     @cached_property
     def dropped_rows(self) -> int:
         """Rows that drop_last leaves out, over all ranks."""
-        if self._lanes is not None:
-            left = self._lanes.num_rows - self._first_number * self._lanes.micro_rows
-            return max(0, left) - int(self.rank_rows.sum())
         return int((self._deal.rank_rows - self.rank_rows).sum())
 
     @cached_property
     def repeated_rows(self) -> int:
         """Rows delivered a second time so that every rank takes every step, over all ranks."""
-        if self._lanes is not None:
-            tail = self._lanes.tail_rows(self._first_number, self.topology)
-            return max(0, self.topology.num_ranks - tail) if tail else 0
         if self.topology.drop_last:
             return 0
         before_last = (self._deal.steps - 1) * self.topology.batch_size
@@ -156,18 +117,16 @@ class ExactPlan:
     @cached_property
     def moved_rows(self) -> int:
         """Rows that levelling moves between ranks."""
-        return sum(transfer.rows for transfer in self._deal.transfers) if self._lanes is None else 0
+        return sum(transfer.rows for transfer in self._deal.transfers)
 
     @cached_property
     def cuts(self) -> int:
         """Row ranges that levelling moves between ranks: at most num_ranks - 1."""
-        return len(self._deal.transfers) if self._lanes is None else 0
+        return len(self._deal.transfers)
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
         """What each worker of a rank still has to do, from step `done` on."""
         self.topology.check_rank(rank)
-        if self._lanes is not None:
-            return tuple(self._lane_program(self._lanes, rank, worker) for worker in range(self.topology.num_workers))
         share, workers = self._deal.rank(rank), self.topology.num_workers
         programs = []
         for worker, lane in enumerate(remaining_lanes(share, self.done)):
@@ -177,21 +136,16 @@ class ExactPlan:
                 batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=_last(sizes.tail, left)
             )
             extra = [self._repeat()] if sizes.repeated and left > 0 else []
-            programs.append(self._program([Units.concat([lane, *extra])], schedule))
+            programs.append(
+                WorkerProgram(
+                    lanes=(Units.concat([lane, *extra]),),
+                    schedule=schedule,
+                    seed=self.options.seed,
+                    epoch=self.epoch,
+                    by_length=self._buckets,
+                )
+            )
         return tuple(programs)
-
-    def _lane_program(self, lanes: LaneDeal, rank: int, worker: int) -> WorkerProgram:
-        mine = lanes.worker(rank, worker, self._first_number, self.done, self.topology)
-        return self._program(mine.lanes, mine.schedule)
-
-    def _program(self, lanes: Sequence[Units], schedule: Schedule) -> WorkerProgram:
-        return WorkerProgram(
-            lanes=tuple(lanes),
-            schedule=schedule,
-            seed=self.options.seed,
-            epoch=self.epoch,
-            by_length=self._buckets,
-        )
 
     def _repeat(self) -> Units:
         """One row to take a step with: the first of what this topology deals."""

@@ -4,12 +4,11 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.sizes import format_bytes
-from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
+from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
 
-def explain_plan(plan: ExactPlan | TokenPlan | InexactPlan, inventory: Inventory, max_ranks: int) -> str:
+def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int) -> str:
     """A table of ranks × workers, under a summary of the data, the options and what levelling did."""
     topology, options = plan.topology, plan.options
     lines = [
@@ -48,7 +47,7 @@ def explain_plan(plan: ExactPlan | TokenPlan | InexactPlan, inventory: Inventory
     return "\n".join(lines)
 
 
-def _counts(plan: ExactPlan | TokenPlan | InexactPlan) -> str:
+def _counts(plan: PlanOfEpoch) -> str:
     if isinstance(plan, InexactPlan):
         return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
     steps = sorted(set(plan.rank_steps.tolist()))

@@ -18,13 +18,13 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.program import RotatingLanes
+from torch_dataloader_utils._core.program import RotatingLanes, numbers_of_rank
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.level import Transfer, level_list, plan_transfers
 from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
 from torch_dataloader_utils.plan.steps import batches_of_worker
-from torch_dataloader_utils.plan.window import cut_windows
+from torch_dataloader_utils.plan.window import shuffle_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,7 @@ class LaneDeal:
         """All rows of one lane, windows cut; built once."""
         if lane not in self._built:
             units = level_list(lane, lambda i: slice_units(self.units, i, self.num_lanes), self._transfers)
-            window_rows = self.options.window_rows(self.micro_rows)
-            if window_rows is not None:
-                units = cut_windows(units, window_rows, self.options.interleave)
-            self._built[lane] = units
+            self._built[lane] = shuffle_windows(units, self.options, self.micro_rows)
         return self._built[lane]
 
     def numbers_per_step(self, topology: Topology) -> int:
@@ -118,24 +115,23 @@ class LaneDeal:
 
     def worker(self, rank: int, worker: int, first_number: int, first_step: int, topology: Topology) -> WorkerLanes:
         """The lanes of worker `worker` of rank `rank`, from step `first_step` of those that begin at `first_number`."""
-        ranks, workers = topology.num_ranks, topology.num_workers
+        workers = topology.num_workers
         numbers, steps = self.numbers_per_step(topology), self.steps(first_number, topology)
         tail = self.tail_rows(first_number, topology)
-        owns_tail = bool(tail) and steps > first_step and (steps - 1) % workers == worker
         skipped = batches_of_worker(first_step, worker, workers)
         begin = worker + skipped * workers
         batches = max(0, batches_of_worker(steps, worker, workers) - skipped)
         owned = self._owned(range(begin, steps - bool(tail), workers), rank, first_number, topology)
         lanes = [self._rest(lane, first_number + begin * numbers) for lane in owned]
-        mine = 0
-        if owns_tail:
-            last = self._from(first_number + (steps - 1) * numbers, tail)
-            mine = max(1, tail * (rank + 1) // ranks - tail * rank // ranks)
-            lanes.append(last.split_at(tail * rank // ranks)[1].split_at(mine)[0])
+        tail_rows = 0
+        if tail and steps > first_step and (steps - 1) % workers == worker:
+            last_step = self._from(first_number + (steps - 1) * numbers, tail)
+            lanes.append(_even_part(last_step, rank, topology.num_ranks))
+            tail_rows = lanes[-1].num_rows
         schedule = RotatingLanes(
             micro_rows=self.micro_rows,
             num_lanes=self.num_lanes,
-            num_ranks=ranks,
+            num_ranks=topology.num_ranks,
             rank=rank,
             num_workers=workers,
             first_step=begin,
@@ -143,7 +139,7 @@ class LaneDeal:
             numbers_per_step=numbers,
             num_batches=batches,
             lane_ids=tuple(owned),
-            tail_rows=mine,
+            tail_rows=tail_rows,
         )
         return WorkerLanes(lanes=tuple(lanes), schedule=schedule)
 
@@ -151,7 +147,7 @@ class LaneDeal:
         """The numbers that `rank` takes in `step`, ascending."""
         numbers = self.numbers_per_step(topology)
         begin = first_number + step * numbers
-        return range(begin + (rank - begin) % topology.num_ranks, begin + numbers, topology.num_ranks)
+        return numbers_of_rank(begin, begin + numbers, rank, topology.num_ranks)
 
     def _owned(self, steps: range, rank: int, first_number: int, topology: Topology) -> list[int]:
         """The lanes drawn from in these steps, ascending. Their numbers repeat after num_lanes steps at the latest."""
@@ -172,6 +168,15 @@ class LaneDeal:
             rows -= part.num_rows
             number += 1
         return Units.concat(parts)
+
+
+def _even_part(units: Units, index: int, count: int) -> Units:
+    """Part `index` of `count` about equal ones; where rows are too few, one row that the next part has too.
+
+    3 rows, count=2      1 and 2 rows          1 row, count=2      the same row twice
+    """
+    start, stop = (units.num_rows * border // count for border in (index, index + 1))
+    return units.split_at(start)[1].split_at(max(1, stop - start))[0]
 
 
 def _divisors(number: int) -> list[int]:

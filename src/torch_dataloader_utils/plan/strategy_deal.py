@@ -14,7 +14,7 @@ from torch_dataloader_utils.plan.deal import RankDeal, level_workers
 from torch_dataloader_utils.plan.level import Transfer, even_targets, level_list, plan_transfers
 from torch_dataloader_utils.plan.steps import count_steps, step_sizes
 from torch_dataloader_utils.plan.strategy_check import RankUnits
-from torch_dataloader_utils.plan.window import cut_windows
+from torch_dataloader_utils.plan.window import shuffle_windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,11 +64,9 @@ class StrategyDeal:
         kept, dropped = units.split_at(sizes.rows)
         owner = owner[: len(kept)]
         lanes = [kept.take(np.flatnonzero(owner == worker)) for worker in range(self.topology.num_workers)]
-        workers = level_workers(lanes, sizes)
-        window_rows = self.options.window_rows(self.topology.batch_size)
-        if window_rows is not None:
-            workers = [cut_windows(lane, window_rows, self.options.interleave) for lane in workers]
-        return RankDeal(workers=tuple(workers), sizes=sizes, dropped=dropped)
+        levelled = level_workers(lanes, sizes)
+        workers = tuple(shuffle_windows(lane, self.options, self.topology.batch_size) for lane in levelled)
+        return RankDeal(workers=workers, sizes=sizes, dropped=dropped)
 
     def _owners(self, rank: int, units: Units) -> Int64s:
         """The worker of each unit: as the strategy said for those it gave this rank, by LPT for those received."""

@@ -7,9 +7,16 @@ from itertools import pairwise
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.units import Units, Windows
 
 Piece = tuple[int, int]
+
+
+def shuffle_windows(lane: Units, options: PlanOptions, batch_rows: int) -> Units:
+    """The lane cut into windows if the options shuffle rows, else as it is. batch_rows: rows of one of its batches."""
+    window_rows = options.window_rows(batch_rows)
+    return lane if window_rows is None else cut_windows(lane, window_rows, options.interleave)
 
 
 def cut_windows(lane: Units, window_rows: int, interleave: int) -> Units:

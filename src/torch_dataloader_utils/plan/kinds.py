@@ -1,0 +1,14 @@
+"""The kinds of plans of one epoch. All of them have steps, rows and programs; they differ in what is dealt.
+
+ExactPlan      rows, dealt to ranks and workers and levelled
+LanePlan       micro-batches of lanes (num_lanes)
+TokenPlan      batches under a token budget (max_tokens_per_batch)
+InexactPlan    whole row groups, whose rows nobody has counted
+"""
+
+from torch_dataloader_utils.plan.epoch import ExactPlan
+from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.lane_epoch import LanePlan
+from torch_dataloader_utils.plan.token_epoch import TokenPlan
+
+PlanOfEpoch = ExactPlan | LanePlan | TokenPlan | InexactPlan
