@@ -1,13 +1,18 @@
 """The options that all table data sets share, checked once."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, Literal
 
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
+from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -72,6 +77,7 @@ class TableOptions:
         return cls(**options)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.shuffle_rows is not None and self.shuffle_buffer_size is not None:
             raise ConfigError("shuffle_rows and shuffle_buffer_size are two names of one option: pass one of them.")
         if self.num_workers is not None and self.num_workers < 0:
@@ -82,6 +88,20 @@ class TableOptions:
             raise ConfigError(f'on_error={self.on_error!r}: pass "raise" or "skip".')
         if self.count_rows not in ("auto", True, False):
             raise ConfigError(f'count_rows={self.count_rows!r}: pass "auto", True or False.')
+
+    def _check_types(self) -> None:
+        """What `PlanOptions` and `Topology` do not look at, or only once the data was scanned."""
+        object.__setattr__(self, "columns", check_column_names(self.columns))
+        object.__setattr__(self, "batch_size", check_integer("batch_size", self.batch_size, least=1))
+        object.__setattr__(self, "rank", check_integer("rank", self.rank))
+        hold_integers(self, "num_workers")
+        hold_integers(self, "decode_threads", least=0)
+        hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
+        if is_integer(self.num_ranks):
+            object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
+        seconds = self.progress_interval_sec
+        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
+            raise ConfigError(f"progress_interval_sec={seconds!r}: pass a number of seconds greater than 0.")
 
     def _check_packing(self, packing: TokenPacking) -> None:
         if not isinstance(packing, TokenPacking):

@@ -146,3 +146,37 @@ def test_what_is_printed_holds_no_secret(trips):
     secret = {"key": "canary-1234"}
     loader, dataset = StructuredDataset.create_dataloader(trips, storage_options=secret)
     assert "canary" not in f"{loader!r} {dataset!r} {loader.plan!r} {loader.plan.inventory!r}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("path", None, "a path is a str"),
+        ("columns", 1, "columns is a list of names; got 1"),
+        ("columns", ["row", 1], "Names are text, not 1"),
+        ("rank", "0", "rank='0': pass a whole number"),  # what os.environ["RANK"] gives
+        ("rank", 0.0, "rank=0.0: pass a whole number"),
+        ("num_workers", "2", "num_workers='2': pass a whole number"),
+        ("num_workers", float("nan"), "num_workers=nan: pass a whole number"),
+        ("batch_size", None, "batch_size=None: pass a whole number"),
+        ("batch_size", np.array([1, 2]), r"batch_size=array\(\[1, 2\]\): pass a whole number"),
+        ("decode_threads", float("nan"), "decode_threads=nan: pass a whole number"),  # looped for ever
+        ("decode_threads", -1, "decode_threads=-1: pass a whole number of at least 0"),
+        ("shuffle", "false", "shuffle='false': pass True or False"),  # was taken for True
+        ("drop_last", "no", "drop_last='no': pass True or False"),
+        ("drop_last", [], r"drop_last=\[\]: pass True or False"),
+        ("progress_interval_sec", "10", "progress_interval_sec='10': pass a number of seconds"),
+        ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_before_anything_is_read(trips, name, value, says):
+    with pytest.raises(ConfigError, match=says):
+        StructuredDataset.create_dataloader(**{"path": trips, name: value})
+
+
+def test_options_may_be_numpy_values_and_zero_or_one(trips):
+    options = {"num_ranks": np.int64(2), "rank": np.int32(1), "num_workers": np.int8(0), "shuffle": np.True_}
+    loader = load(trips, **options, columns=np.array(["row"]), drop_last=1, batch_size=np.uint16(4))
+    assert sum(batch.num_rows for batch in loader) == 20
+    saved = load(trips, num_ranks=2, rank=1, num_workers=0, shuffle=True, columns=["row"], drop_last=True)
+    saved.load_state_dict(loader.state_dict())

@@ -8,7 +8,13 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 def is_integer(value: object) -> TypeGuard[SupportsIndex]:
     """Whether it is a whole number, one of numpy's too; True and "32" are none."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return False
+    try:
+        operator.index(value)  # arrays and tensors have the method, and refuse unless they are one whole number
+    except TypeError:
+        return False
+    return True
 
 
 def check_integer(name: str, value: Any, *, least: int | None = None) -> int:

@@ -66,7 +66,7 @@ class StoreAccess:
         """The access that these arguments of a user describe; one that is made already stays as it is.
 
         Raises:
-            ConfigTypeError: credentials that cannot be called, or options that are no mapping.
+            ConfigTypeError: credentials that cannot be called, options that are no mapping, or another `remote`.
         """
         if isinstance(storage_options, StoreAccess):
             return storage_options
@@ -75,6 +75,8 @@ class StoreAccess:
                 f"credentials is a {type(credentials).__name__}: pass a function that returns storage options, such as "
                 "{'key': ..., 'secret': ..., 'token': ...}; it is called again when they expire."
             )
+        if remote is not None and not isinstance(remote, RemoteOptions):
+            raise ConfigTypeError(f"remote is a {type(remote).__name__}: pass RemoteOptions(...).")
         if not isinstance(storage_options, Secret):
             if storage_options is not None and not isinstance(storage_options, Mapping):
                 raise ConfigTypeError(f"storage_options is a {type(storage_options).__name__}: pass a dict.")

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:
 
 
 def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
-    many = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    many = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, os.PathLike)) else [path]
     if not many:
         raise NoDataError("the list of paths is empty; name at least one file, directory or pattern.")
     texts = [os.fspath(each) if isinstance(each, (str, os.PathLike)) else each for each in many]

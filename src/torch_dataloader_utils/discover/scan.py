@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
@@ -30,7 +31,7 @@ from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, wa
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
@@ -218,10 +219,7 @@ def _file_table(
 
 
 def _check_options(columns: Sequence[str] | None, partitioning: str | None, count_rows: CountRows) -> None:
-    if isinstance(columns, str):
-        raise ConfigTypeError(
-            f"columns is a list of names; got the one string {columns!r}. Write columns=[{columns!r}]."
-        )
+    check_column_names(columns)
     if partitioning not in (None, "hive"):
         raise ConfigError(f'partitioning={partitioning!r} is unknown; use "hive" or None.')
     if count_rows not in ("auto", True, False):

@@ -1,0 +1,27 @@
+"""Lists of column names that a user gives."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch_dataloader_utils.errors import ConfigTypeError
+
+
+def check_column_names(columns: Any) -> tuple[str, ...] | None:
+    """The names as a tuple; None, for all columns, stays.
+
+    One string is refused: it is a sequence too, of the columns "f", "a", "r" and "e".
+
+    Raises:
+        ConfigTypeError: no list of names.
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise ConfigTypeError(
+            f"columns is a list of names; got the one string {columns!r}. Write columns=[{columns!r}]."
+        )
+    names = tuple(columns) if isinstance(columns, Iterable) else (columns,)
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigTypeError(f"columns is a list of names; got {columns!r}. Names are text, not {name!r}.")
+    return names
