@@ -12,14 +12,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact, write_atomically
+from torch_dataloader_utils._store import (
+    Buffer,
+    FsspecStore,
+    Secret,
+    StoreAccess,
+    has_credentials,
+    open_store,
+    redact,
+    write_atomically,
+)
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
@@ -31,13 +39,16 @@ _CODES = "partition_codes."
 
 
 def save_inventory(
-    inventory: Inventory, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | Secret | None = None
+    inventory: Inventory,
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
 ) -> None:
-    """Writes the inventory to one Parquet file, local (then never half-written) or any fsspec URL.
+    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
 
     Raises:
         ConfigError: a file's URL carries a signature or password, which must not be stored.
         UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
+        StoreError: it cannot be written there, or the storage failed after retries.
     """
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(
@@ -49,19 +60,19 @@ def save_inventory(
             f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away. Pass them in "
             "storage_options= instead, and scan again."
         )
-    table = _to_table(inventory)
-    target = os.fspath(path)
-    if open_store(target, storage_options).is_local:
-        _write_local(table, Path(target.removeprefix("file://")))
+    sink = pa.BufferOutputStream()
+    pq.write_table(_to_table(inventory), sink, compression="zstd", use_dictionary=False)
+    target, data = os.fspath(path), memoryview(sink.getvalue())
+    store = open_store(target, storage_options)
+    if isinstance(store, FsspecStore):
+        store.write(target, len(data), lambda start, length: data[start : start + length])
     else:
-        options = storage_options.reveal() if isinstance(storage_options, Secret) else storage_options
-        with fsspec.open(target, "wb", **(options or {})) as file:
-            pq.write_table(table, file, compression="zstd", use_dictionary=False)
+        _write_local(Path(store.local_path(target)), data)
 
 
 def load_inventory(
     path: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | Secret | None = None,
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
     *,
     allowed_roots: Sequence[str] | None = None,
 ) -> Inventory:
@@ -174,10 +185,10 @@ def _check(inventory: Inventory, path: str) -> None:
             raise corrupt(path, f"partition column {column.name!r} of the saved inventory has codes without a value")
 
 
-def _write_local(table: pa.Table, target: Path) -> None:
+def _write_local(target: Path, data: Buffer) -> None:
     try:
         with write_atomically(target, mode=0o600) as file:
-            pq.write_table(table, file, compression="zstd", use_dictionary=False)
+            file.write(data)
     except OSError as error:
         raise StoreError(
             f"{target}: cannot write the inventory ({error}). Choose a directory that can be written."
