@@ -1,4 +1,4 @@
-"""Real servers for catalog tests: moto's S3 and Glue, and a small REST catalog."""
+"""A small REST catalog for catalog tests."""
 
 import json
 from collections.abc import Iterator

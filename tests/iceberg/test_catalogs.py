@@ -134,14 +134,12 @@ def test_property_names_of_all_stores() -> None:
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[str]:
-    server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
     pytest.importorskip("s3fs", reason="s3fs is not installed")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    from tests.store.moto_server import running_moto  # needs both
+
+    with running_moto() as (server, _):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -70,8 +70,7 @@ def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[
 
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
     counter = LineCounter(start=0, block_bytes=request.text.block_bytes, blank=b" \t\r")
-    blocks = count_lines(_pieces(store, entry, 0), counter).blocks()
-    return _whole(entry, int(blocks[:, 0].sum())) if codec_of(entry.path) else _as_groups(blocks)
+    return _counted_groups(entry, count_lines(_pieces(store, entry, 0), counter))
 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
@@ -82,12 +81,14 @@ def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, reques
     may_hold_line_ends = counter.has_quotes or not _closes(header)
     if may_hold_line_ends and not request.text.csv_has_no_quoted_newlines:
         return _whole(entry, _parsed_csv_rows(store, entry, column))
-    blocks = counter.blocks()
-    return _whole(entry, int(blocks[:, 0].sum())) if codec_of(entry.path) else _as_groups(blocks)
+    return _counted_groups(entry, counter)
 
 
-def _as_groups(blocks: Int64s) -> Int64s:
-    rows, offsets, lengths = blocks.T
+def _counted_groups(entry: FileEntry, counter: LineCounter) -> Int64s:
+    """A row group a block; one for the whole of a compressed file, which can only be read from its start."""
+    rows, offsets, lengths = counter.blocks().T
+    if codec_of(entry.path):
+        return _whole(entry, int(rows.sum()))
     return np.stack([rows, lengths, offsets, lengths], axis=1)
 
 

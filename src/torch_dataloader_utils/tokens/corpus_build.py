@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,9 @@ def build_corpus(
     existing = () if overwrites else _find_existing(outputs, store)
     parts = plan_parts(sources, column, part_bytes, file_format, access)
     _check_parts(parts, outputs)
-    _check_resumes(existing, parts, options, store)
-    return _build(parts, outputs, options, store, executor, on_progress)
+    job = _Job.of(parts, options, store)
+    _check_resumes(existing, job)
+    return _build(job, outputs, executor, on_progress)
 
 
 def _check_prefix(output_prefix: str) -> None:
@@ -140,19 +142,35 @@ def _check_parts(parts: Sequence[CorpusPart], outputs: Sequence[str]) -> None:
         raise ConfigError(f"{len(parts)} parts do not make {len(outputs)} corpora. Ask for fewer, or lower part_bytes.")
 
 
-def _build(
-    parts: Sequence[CorpusPart],
-    outputs: Sequence[str],
-    options: CorpusOptions,
-    store: PartStore,
-    executor: Executor | None,
-    on_progress: Progress | None,
-) -> CorpusReport:
-    store.prepare()
-    receipts, reused_parts = _build_parts(parts, options, store, executor, on_progress)
-    for output, own_parts in zip(outputs, divide_parts(parts, len(outputs)), strict=True):
-        store.join([digest_part(part, options) for part in own_parts], output)
-    store.remove()
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Job:
+    """The parts of all outputs in order, the key that each is kept under, and where."""
+
+    parts: tuple[CorpusPart, ...]
+    keys: tuple[str, ...]
+    options: CorpusOptions
+    store: PartStore
+
+    @classmethod
+    def of(cls, parts: Sequence[CorpusPart], options: CorpusOptions, store: PartStore) -> "_Job":
+        """The job of building these parts."""
+        keys = tuple(digest_part(part, options) for part in parts)
+        return cls(parts=tuple(parts), keys=keys, options=options, store=store)
+
+
+def _check_resumes(existing: Sequence[str], job: _Job) -> None:
+    """ConfigError, unless this very build made them and failed joining the next one: then all its parts are there."""
+    if existing and len(job.store.find(job.keys)) < len(job.keys):
+        raise _exists(existing[0])
+
+
+def _build(job: _Job, outputs: Sequence[str], executor: Executor | None, on_progress: Progress | None) -> CorpusReport:
+    job.store.prepare()
+    receipts, reused_parts = _build_parts(job, executor, on_progress)
+    keys = iter(job.keys)
+    for output, own_parts in zip(outputs, divide_parts(job.parts, len(outputs)), strict=True):
+        job.store.join(list(islice(keys, len(own_parts))), output)
+    job.store.remove()
     return CorpusReport(
         prefixes=tuple(outputs),
         document_count=sum(receipt.document_count for receipt in receipts),
@@ -177,42 +195,28 @@ def _find_existing(outputs: Sequence[str], store: PartStore) -> tuple[str, ...]:
     return existing
 
 
-def _check_resumes(
-    existing: Sequence[str], parts: Sequence[CorpusPart], options: CorpusOptions, store: PartStore
-) -> None:
-    """ConfigError, unless this very build made them and failed joining the next one: then all its parts are there."""
-    if existing and len(store.find([digest_part(part, options) for part in parts])) < len(parts):
-        raise _exists(existing[0])
-
-
 def _exists(output: str) -> ConfigError:
     return ConfigError(f"The corpus {redact(output)} exists. Pass overwrites=True to replace it.")
 
 
-def _build_parts(
-    parts: Sequence[CorpusPart],
-    options: CorpusOptions,
-    store: PartStore,
-    executor: Executor | None,
-    on_progress: Progress | None,
-) -> tuple[list[PartReceipt], int]:
+def _build_parts(job: _Job, executor: Executor | None, on_progress: Progress | None) -> tuple[list[PartReceipt], int]:
     """The receipts of all parts, and how many were there before."""
-    keys = [digest_part(part, options) for part in parts]
-    receipts = store.find(keys)
+    options, store = job.options, job.store
+    receipts = store.find(job.keys)
     reused_parts = len(receipts)
     tokens = sum(receipt.token_count for receipt in receipts.values())
-    missing = [(key, part) for key, part in zip(keys, parts, strict=True) if key not in receipts]
+    missing = [(key, part) for key, part in zip(job.keys, job.parts, strict=True) if key not in receipts]
     futures = [] if executor is None else [executor.submit(build_part, part, options, store) for _, part in missing]
     try:
         for place, (key, part) in enumerate(missing):
             receipts[key] = futures[place].result() if futures else build_part(part, options, store)
             tokens += receipts[key].token_count
             if on_progress is not None:
-                on_progress(len(receipts), len(parts), tokens)
+                on_progress(len(receipts), len(job.parts), tokens)
     finally:
         for future in futures:
             future.cancel()
-    return [receipts[key] for key in keys], reused_parts
+    return [receipts[key] for key in job.keys], reused_parts
 
 
 def build_part(part: CorpusPart, options: CorpusOptions, store: PartStore) -> PartReceipt:

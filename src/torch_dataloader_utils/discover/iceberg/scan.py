@@ -1,7 +1,7 @@
 """From a table to an inventory: the Iceberg part of discovery, step by step."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,8 @@ def scan_table(
     deleted = _deleted_positions(table, listed, options)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
     check_positions(scanned.files, scanned.scans, positions)
-    extras = _extras(table, target, schema, scanned.files, positions, _equality_index(table, listed))
+    equality = _equality_index(table, listed)
+    extras = _extras(_table_fields(table, target, schema, equality.key_ids), scanned.files, positions, equality)
     inventory = Inventory(
         files=_file_table(scanned.files, scanned.scans, extras),
         groups=_groups(scanned.scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
@@ -201,20 +202,19 @@ def _equality_index(table: OpenTable, listed: SnapshotFiles) -> EqualityIndex:
     return index_equality_deletes(entries, unpartitioned, table.files)
 
 
-def _extras(
-    table: OpenTable,
-    target: ScanTarget,
-    schema: pa.Schema,
-    data: Sequence[DataFile],
-    positions: Sequence[Int64s],
-    equality: EqualityIndex,
-) -> tuple[IcebergFile, ...]:
-    fields = TableFields(
+def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_ids: Iterable[int]) -> TableFields:
+    return TableFields(
         schema=schema.serialize().to_pybytes(),
-        keys=key_schema(table.metadata, target.schema, equality.key_ids).serialize().to_pybytes(),
+        keys=key_schema(table.metadata, target.schema, key_ids).serialize().to_pybytes(),
         names=name_ids(table.metadata),
         defaults=initial_defaults((*table.metadata.schemas, target.schema)),
     )
+
+
+def _extras(
+    fields: TableFields, data: Sequence[DataFile], positions: Sequence[Int64s], equality: EqualityIndex
+) -> tuple[IcebergFile, ...]:
+    """What the reader needs of each data file besides its place, in the order of `data`."""
     return tuple(
         IcebergFile(
             table=fields,
