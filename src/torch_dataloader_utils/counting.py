@@ -20,7 +20,7 @@ def count_live_rows(
     """The inventory with every row group counted; reads the filter's columns of the groups that need it, once.
 
     share: of those groups, which this process counts.
-    on_progress: called here after each row group with (row groups done, row groups of this process).
+    on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
     """
     unknown = np.flatnonzero(inventory.groups.live_rows == UNKNOWN)
     if len(unknown) == 0:

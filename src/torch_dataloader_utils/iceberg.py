@@ -64,7 +64,7 @@ def scan_iceberg(
             allow_bare_vectors: see `IcebergDataset.create_dataloader`.
         count_rows: "auto" and True count what equality deletes and filters leave by reading key and filter columns
             once; False leaves those row groups uncounted.
-        on_progress: called here after each data file with (files done, files to scan).
+        on_progress: called in the caller's thread after each data file with (files done, files to scan).
 
     Returns:
         Data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.

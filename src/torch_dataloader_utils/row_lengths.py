@@ -34,7 +34,7 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
     need not read it. (Not under a filter: its text need not say all of it.)
 
     reader: of the one column that is measured. share: which row groups; nothing is exchanged.
-    on_progress: called here after each row group with (row groups done, row groups to do).
+    on_progress: called in the caller's thread after each row group with (row groups done, row groups to do).
 
     Raises:
         DataError, StoreError: see Reader.read.

@@ -39,7 +39,7 @@ def leave_out_bad_groups(
     Each row group left out is logged, and noted in the inventory.
 
     share: which row groups this process reads.
-    on_progress: called here after each row group with (row groups done, row groups of this process).
+    on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
 
     Raises:
         NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped.

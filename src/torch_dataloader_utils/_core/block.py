@@ -1,4 +1,4 @@
-"""What reading and shaping promise to the stream: the two protocols that `datasets.py` plugs together."""
+"""What reading and shaping promise to the stream: protocols, which the composition root plugs together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol

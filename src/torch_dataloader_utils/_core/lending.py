@@ -18,7 +18,8 @@ class Loans(Generic[K]):
 
     What is lent is an array over the same memory, and it comes back when that array dies. A tensor made of it
     (`torch.from_numpy`), and every tensor that shares its storage, keep it alive; numpy's views of it do not, because
-    they refer to the memory's owner. Death comes in any thread, in the middle of anything: all it does is one append.
+    they refer to the memory's owner. An array may die in any thread and at any moment, so its callback does nothing but
+    append to a deque.
     """
 
     def __init__(self) -> None:

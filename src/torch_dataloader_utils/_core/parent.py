@@ -8,10 +8,12 @@ from multiprocessing import connection
 
 
 def end_with_parent(before_end: Callable[[], object] | None = None) -> None:
-    """In a worker, early: a thread that waits for the end of the parent, and then ends this process at once.
+    """Start a thread that ends this process as soon as its parent has ended; call it early in a worker.
 
-    The parent is who asked for this process, under forkserver too; where there is none, nothing is done. An idle worker
-    waits on pipes that its siblings hold open as well, and would not see that end. before_end: what to clean up then.
+    The parent is the process that asked for this one, under forkserver too; without a parent nothing is done. An idle
+    worker would not notice by itself: it waits on pipes that its siblings hold open as well.
+
+    before_end: called first, to clean up.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

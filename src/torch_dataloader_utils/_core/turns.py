@@ -15,10 +15,10 @@ R = TypeVar("R")
 # An item that takes more is mostly C++, which threads do side by side: a footer of 10 columns takes 0.1 ms and a row
 # group of 20 KB 0.25 ms, half of either in Python; 65,536 rows of 51 columns take 10 ms, with 1 ms of Python.
 _LONG_SECONDS = 0.5e-3
-# A thread that gets so small a part of the time waits for disks. For the interpreter's lock it waits less: two threads
-# share it.
+# A thread whose processor time is a smaller part of the time that passed waits for disks. Threads that only wait for
+# the interpreter's lock get more: two of them share it.
 _BUSY_PART = 0.25
-# Once is an accident: the first lot of a thread whose allocator is cold took 0.6 ms an item.
+# One slow lot may be chance: the first lot of a thread whose allocator is cold took 0.6 ms an item.
 _LOTS_IN_A_ROW = 3
 
 

@@ -40,8 +40,8 @@ class Coverage:
 def check_coverage(plan: EpochPlan) -> Coverage:
     """Add up what every worker of every rank delivers.
 
-    Where row counts are not known, rows stand for themselves as far as they are known: row groups are then never cut,
-    so that a row group is delivered whole or not at all.
+    Where row counts are not known, this counts plan rows instead: row groups are then never cut, so that each is
+    delivered whole or not at all.
     """
     ranks = [0] if plan.is_shared else range(plan.topology.num_ranks)
     spans = _Spans()

@@ -54,7 +54,7 @@ def disk_is_full(error: OSError) -> bool:
 
 
 def of_os_error(error: OSError, advice: str = "") -> Failure:
-    """Of the operating system: exit code 2 where the path is what is wrong, 1 where the storage is."""
+    """The failure for an error of the operating system: exit code 2 if the path is wrong, 1 if the storage is."""
     if disk_is_full(error):
         return Failure(f"{error}. Free some space, or write elsewhere. {advice}", DATA_PROBLEM)
     if error.errno in _WRONG_PLACE or error.errno is None:
@@ -63,7 +63,7 @@ def of_os_error(error: OSError, advice: str = "") -> Failure:
 
 
 def of_interrupt(interrupt: KeyboardInterrupt, advice: str = "") -> Failure:
-    """Of Ctrl-C and of SIGTERM: exit codes 130 and 143."""
+    """The failure for Ctrl-C or SIGTERM: exit code 130 or 143."""
     if isinstance(interrupt, Terminated):
         return Failure(f"Terminated. {advice}", _SIGNALLED + signal.SIGTERM)
     return Failure(f"Interrupted. {advice}", _SIGNALLED + signal.SIGINT)

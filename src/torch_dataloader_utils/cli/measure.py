@@ -118,6 +118,6 @@ def _partitions(inventory: Inventory) -> set[str]:
 
 
 def _any_reader(inventory: Inventory, source: DataSource) -> Callable[[int], int]:
-    """Where pyarrow alone cannot read what the inventory names: our reader, and nothing after it."""
+    """Our reader and nothing after it, where pyarrow alone cannot read what the inventory names."""
     reader = source.reader(inventory)
     return lambda group: int(reader.read(inventory.task(group)).num_rows)

@@ -51,7 +51,11 @@ _PLAN = (
     click.option("--split-bytes", metavar="SIZE", help="Bytes of a chunk, such as 64MiB."),
     click.option("--split-rows", type=int, metavar="N", help="Rows of a chunk; wins over bytes."),
     click.option(
-        "--rank-sharding", type=click.Choice(["rows", "chunks"]), default="rows", show_default=True, help="Equal steps?"
+        "--rank-sharding",
+        type=click.Choice(["rows", "chunks"]),
+        default="rows",
+        show_default=True,
+        help="rows: equal steps on all ranks; chunks: each chunk stays on one rank.",
     ),
     click.option("--lanes", "num_lanes", type=int, metavar="G", help="An order that survives other topologies."),
     click.option("--lane-rows", type=int, metavar="N", help="Rows of a lane's micro-batch."),

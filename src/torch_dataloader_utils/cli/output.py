@@ -27,7 +27,7 @@ def _plain(value: Any) -> Any:
 
 
 def console() -> "Console":
-    """Where people read."""
+    """The console that tables are printed on: stdout."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)

@@ -43,7 +43,7 @@ def report_bad_files(
 ) -> tuple[str, ...]:
     """The notes of an inventory that leaves these files out; also logged and warned of. () if there are none.
 
-    bad: (path, what is wrong). rows: of all of them, where something else than the files themselves says.
+    bad: (path, what is wrong). rows: how many they hold together, if a manifest says so.
 
     Raises:
         NoDataError: none of `num_files` is left.

@@ -39,7 +39,8 @@ def map_quick(function: Callable[[T], R], items: Iterable[T], executor: Executor
     """The results in the order of the items: made here as long as that is quick, the others in the executor.
 
     There, sixteen items make a task (handed over one by one, local files took 1.7 times as long), and at most
-    `most_tasks` are under way or waiting to be taken. An error in a task leaves before what the same task gave.
+    `most_tasks` are under way or waiting to be taken. An error in a task is raised before the results of the items that
+    the same task had done.
     """
     source, pace = iter(items), Pace()
     lots = takewhile(bool, (list(islice(source, size)) for size in chain(_FIRST_LOTS, repeat(_ITEMS_A_TASK))))
@@ -71,7 +72,7 @@ def map_watched(
 ) -> list[R]:
     """`function` of every item, in their order, by so many threads, which have this name.
 
-    on_progress: called here after each result with (results, items).
+    on_progress: called in the caller's thread after each result with (results, items).
     """
     with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
         return list(watched(pool.map(function, items), len(items), on_progress))

@@ -134,7 +134,7 @@ def has_exact_statistics(kind: pa.DataType) -> bool:
 
 
 def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:
-    # Comparisons with NaN are false, all but "!=". Arrow prints them infix and everything else as a call, whose
-    # truth is its own business; a call-like text inside a string literal errs on the safe side.
+    # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix and everything else as a call
+    # "name(...)", which may be true for NaN. Text inside a string literal that looks like a call costs pruning only.
     text = str(row_filter)
     return "!=" in text or _CALL.search(text) is not None

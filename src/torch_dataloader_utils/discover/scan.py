@@ -72,7 +72,7 @@ def scan_files(
         schema: of text files, which carry none; otherwise inferred from the first one.
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
-        on_progress: called here after each file with (files done, files to scan).
+        on_progress: called in the caller's thread after each file with (files done, files to scan).
         on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; how many
             rows that is, nobody can say.
 

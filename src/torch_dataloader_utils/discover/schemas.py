@@ -39,7 +39,7 @@ def check_columns(
 ) -> None:
     """Raises ConfigError, naming near matches, unless every name is a column of the schema.
 
-    hint: for a name that is none, more about what to do.
+    hint: gives, for a name that is no column, more about what to do.
     """
     for name in names:
         if name not in schema.names:

@@ -51,7 +51,7 @@ class Deal(Protocol):
 
     @property
     def first_unit(self) -> Units:
-        """The first unit of the epoch (none if it has no rows): whom a rank without rows borrows from."""
+        """The first unit of the epoch, none if it has no rows; a rank without rows repeats the first row of it."""
         ...
 
     def rank(self, rank: int) -> RankDeal:

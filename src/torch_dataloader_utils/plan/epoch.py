@@ -32,7 +32,7 @@ class ExactPlan:
     """The plan of one epoch whose row counts are known.
 
     history: the finished segments of other topologies, oldest first. done: steps already received under `topology`.
-    chunks: all chunks in this epoch's order (see order.py), whoever has them ready.
+    chunks: all chunks in this epoch's order, from `order_chunks`.
     """
 
     space: RowSpace

@@ -1,4 +1,4 @@
-"""One epoch's plan where row counts are not known: the same steps as an exact plan, short of every count."""
+"""One epoch's plan where row counts are not known: the steps of an exact plan that need no counts."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -21,7 +21,7 @@ from torch_dataloader_utils.plan.slice import slice_units
 class TargetSizeSplitStrategy:
     """Chunks of about target_bytes (or target_rows, which win), dealt round and round to ranks, by LPT to workers.
 
-    Files without row groups are one chunk each. The steps are those of a plan without a strategy, short of levelling.
+    Files without row groups are one chunk each. The steps are those of a plan without a strategy, but for levelling.
     """
 
     target_bytes: int = DEFAULT_SPLIT_BYTES

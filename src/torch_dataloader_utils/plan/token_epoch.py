@@ -1,4 +1,4 @@
-"""One epoch's plan where batches are limited by tokens: an ExactPlan in all that is asked of it, dealt by batches."""
+"""One epoch's plan where batches are limited by tokens: it says all that an ExactPlan does, and deals whole batches."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from torch_dataloader_utils.plan.token_batches import BatchDeal, join_batches
 
 
 def token_budget(options: PlanOptions, topology: Topology) -> TokenBudget:
-    """The budget of an epoch that began under `topology`; whatever its batches are resumed under, windows keep it."""
+    """The budget of an epoch that began under `topology`; its windows keep it under every later topology."""
     if options.max_tokens_per_batch is None:
         raise ConfigError("There is no token budget: max_tokens_per_batch is None. Pass it.")
     return TokenBudget(

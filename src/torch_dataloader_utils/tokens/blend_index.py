@@ -78,7 +78,10 @@ def _blend(
 
 
 def _number_picks(picks: npt.NDArray[np.int16], counts: Counts) -> npt.NDArray[np.int64]:
-    """The how-manieth sample of its data set each pick is, when `counts` samples were taken before."""
+    """Which sample of its data set each pick is, int64: `counts[k]` of data set k were taken before.
+
+    picks 0 1 0, counts 5 2      5 2 6
+    """
     order = np.argsort(picks, kind="stable")
     sizes = np.bincount(picks, minlength=len(counts))
     group_starts = np.cumsum(sizes) - sizes

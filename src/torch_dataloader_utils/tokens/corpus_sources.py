@@ -96,7 +96,7 @@ def _scan(source: PathLike, column: str, file_format: FileFormat | None, access:
     except NoDataError:
         raise
     except ConfigError as error:
-        # Which of thousands of sources has no such column; and the format's option has another name here.
+        # Say which of perhaps thousands of sources it is, and what the option for the format is called here.
         told = str(error).replace("pass format=", "pass file_format=")
         raise type(error)(f"{redact(os.fspath(source))}: {told}") from error
 

@@ -236,7 +236,7 @@ def _is_part(name: str) -> bool:
 
 @contextlib.contextmanager
 def _told_to_go_on() -> Iterator[None]:
-    """Failures of the store say what is left of the work, whichever they are: parts may be lost, or replaced."""
+    """Adds to every failure of the store that the same call goes on with the parts that are done."""
     try:
         yield
     except (StoreError, NoDataError, FileChangedError) as error:

@@ -118,8 +118,8 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
 def _place(descending_tokens: list[int], capacity: int) -> tuple[list[int], int]:
     """Best fit of sorted pieces: the sample of each, and how many samples there are."""
     placed: list[int] = []
-    # Open samples, sorted, each as free tokens * 2^32 + number, for integers compare twice as fast as tuples: the first
-    # one with enough room is the tightest.
+    # Open samples by free tokens, ascending, so that the first with enough room is the tightest. Each is one integer,
+    # free tokens * 2^32 + number: integers compare twice as fast as tuples.
     free: list[int] = []
     used = 0
     for tokens in descending_tokens:

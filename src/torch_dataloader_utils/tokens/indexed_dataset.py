@@ -38,9 +38,9 @@ class IndexedDataset(Dataset[Any]):
     Views of a mapped corpus are read-only and stay valid when the data set is gone. torch does not know of read-only
     memory: copy a view before you write to a tensor of it, or the process ends with SIGSEGV. A .bin that is cut or
     overwritten in place while it is mapped gives zeros, other tokens or SIGBUS; `mmap=False` checks the length.
-    Pickling keeps the path and the
-    identity of the files: a local corpus that was open is opened and compared on the other side, a remote one at its
-    first access there, without looking it up again.
+
+    Pickling keeps the path and the identity of the files: a local corpus that was open is opened and compared on the
+    other side, a remote one at its first access there, without looking it up again.
 
     Args:
         path_prefix: path or URL without ".idx" and ".bin".

@@ -95,8 +95,10 @@ def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
 
 
 def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: WorkerProgram) -> WorkerRow:
-    """One worker. Its lanes advance together, so that each spans the whole axis; but for the rows of the job's
-    incomplete last step, which are a lane of their own and come at the end.
+    """One worker, with the bars of its lanes.
+
+    Lanes advance together, so each spans the whole axis. Only the rows of the job's incomplete last step, which are a
+    lane of their own, come at the end.
     """
     lanes = [own[uses.lane[own] == lane] for lane in range(len(program.lanes))]
     sizes = [_sizes(uses, lane, units) for lane, units in zip(lanes, program.lanes, strict=True)]

@@ -24,7 +24,9 @@ _MOST_ENCODINGS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """places: (scheme, authority, directory) of each root; local ones have the scheme "", and "" as authority is any.
+    """Directories of stores, and whether a path lies in one of them.
+
+    places: (scheme, authority, directory) of each root. Local roots have the scheme ""; the authority "" is any.
 
     Names are compared by whole parts, ".." and, on this machine, links resolved: /data does not hold /data-2. On the
     web, hosts are compared without case and paths without query and percent-encoding; one with "..", in any spelling,

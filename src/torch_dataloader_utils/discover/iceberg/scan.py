@@ -63,7 +63,7 @@ def scan_table(
 ) -> Inventory:
     """The inventory of a table's live data files, sorted by path.
 
-    on_progress: called here after each data file with (files done, files to scan).
+    on_progress: called in the caller's thread after each data file with (files done, files to scan).
 
     Live rows account for position deletes and deletion vectors; they are UNKNOWN where equality deletes apply, or a
     filter that statistics do not decide, until someone counts.
