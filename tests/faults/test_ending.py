@@ -1,4 +1,4 @@
-"""A process that ends does not wait for a storage that is down: Python joins threads before it lets go."""
+"""Nothing waits for a storage that is down once nobody wants the answer: neither the end of a process nor an error."""
 
 import subprocess
 import sys
@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from tests.faults.s3_server import Action, Rule, S3Server, change, error
+from tests.faults.tables import upload
+from torch_dataloader_utils._store import RemoteOptions, StoreAccess
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.errors import StoreError
 
 # What is under way at the end is given up long before its time: the cap is ten minutes, a stall is one after five.
 PROGRAM = """
@@ -61,3 +65,27 @@ def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: 
         job.communicate()
     assert job.returncode == 0
     assert "a request to the storage was given up" in output
+
+
+def test_a_scan_that_fails_does_not_wait_for_what_else_is_under_way() -> None:
+    answered, may_go = threading.Event(), threading.Event()
+
+    def stall(server: S3Server, request: Any, reply: Any) -> None:
+        if not may_go.wait(30):
+            answered.set()
+
+    server = S3Server()
+    try:
+        upload(server, files=6)
+        server.rules.append(Rule(error(403, "AccessDenied"), key="data/2", count=None))
+        server.rules.append(Rule(stall, key="data/[345]", count=None))
+        access = StoreAccess.of(server.storage_options, remote=RemoteOptions(keep_footers=False))
+        with pytest.raises(StoreError, match="data/2"):
+            scan_files("s3://bucket/data", storage_options=access)
+        assert not answered.is_set()
+    finally:
+        may_go.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("tdu-scan"):
+                thread.join(20)
+        server.close()

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat, takewhile
 from typing import Any, TypeVar
@@ -15,6 +16,19 @@ R = TypeVar("R")
 
 _ITEMS_A_TASK = 16
 _FIRST_LOTS = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
+
+
+@contextmanager
+def threads_for(count: int, name: str) -> Iterator[Executor]:
+    """So many threads with this name, until all their work is done; or an error, or Ctrl-C, which leave at once.
+
+    What is under way then ends in its own time, unheard: a request to a store that fails may be tried for minutes.
+    """
+    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_pending: int) -> Iterator[R]:
@@ -74,5 +88,5 @@ def map_watched(
 
     on_progress: called in the caller's thread after each result with (results, items).
     """
-    with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
-        return list(watched(pool.map(function, items), len(items), on_progress))
+    with threads_for(threads, name) as pool:
+        return list(watched(map_in_order(function, items, pool, max(1, len(items))), len(items), on_progress))

@@ -5,7 +5,6 @@ list the files  →  scan the first  →  judge all by their paths  →  scan th
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,7 @@ from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRe
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import partition_values
-from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, watched
+from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
@@ -172,7 +171,7 @@ def _scanned(
     # Remote stores are waited for, lines of text files are counted, and an executor was brought to be used.
     map_scans = map_in_order if executor is not None or _is_text(request) or not store.is_local else map_quick
     pool: AbstractContextManager[Executor] = (
-        ThreadPoolExecutor(threads, thread_name_prefix="tdu-scan") if executor is None else nullcontext(executor)
+        threads_for(threads, "tdu-scan") if executor is None else nullcontext(executor)
     )
     with pool as runs:
         yield map_scans(partial(scan_file, store, request), items, runs, 4 * threads)

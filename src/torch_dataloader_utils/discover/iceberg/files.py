@@ -1,14 +1,13 @@
 """Files of one table: opened where the path rules say, with the catalog's credentials, many at once."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.roots import Roots
-from torch_dataloader_utils.discover.parallel import map_in_order
+from torch_dataloader_utils.discover.parallel import map_in_order, threads_for
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,5 +54,5 @@ class Files:
         """The results in order, many computed at once."""
         is_local = all(store.is_local for store in self._stores.values())
         threads = _LOCAL_THREADS if is_local else _REMOTE_THREADS
-        with ThreadPoolExecutor(threads, thread_name_prefix="tdu-iceberg") as pool:
+        with threads_for(threads, "tdu-iceberg") as pool:
             yield from map_in_order(function, items, pool, 4 * threads)
