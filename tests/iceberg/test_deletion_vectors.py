@@ -1,6 +1,7 @@
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,16 @@ def test_a_vector_replaces_position_deletes_and_older_vectors(tmp_path: Path) ->
     table.delete_vectors({path: [1]})
     table.delete_vectors({path: [1, 2, 8]})
     assert read_ids(table) == [0, 3, 4, 5, 6, 7]
+
+
+def test_a_vector_touches_no_file_that_is_newer_than_itself(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    older, newer = table.append(ids(0, 4)), table.append(ids(4, 8))
+    table.delete_vectors({older: [1], newer: [1]})
+    (place,) = [number for number, entry in enumerate(table.live) if entry.path == newer]
+    table.live[place] = replace(table.live[place], sequence_number=9)
+    table.append(ids(8, 9))
+    assert read_ids(table) == [0, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_vectors_are_matched_by_the_manifest_not_by_the_paths_in_the_puffin_footer(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,28 @@ def test_a_delete_applies_to_files_of_its_own_and_earlier_snapshots_only(tmp_pat
     table.live[0] = type(entry)(**{**vars(entry), "sequence_number": 9})  # the file is newer than the delete
     table.append(ids(4, 5))
     assert sorted(read_ids(table)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("with_older_file", [True, False])
+def test_a_delete_touches_a_file_of_its_own_commit(tmp_path: Path, with_older_file: bool) -> None:
+    # As writers of streams do it: rows that a commit adds and, later in the same commit, takes back.
+    table = numbered(tmp_path)
+    older = [table.append(ids(0, 4))] if with_older_file else []
+    added = table.append(ids(4, 8))
+    table.delete_positions([(path, 1) for path in (*older, added)])
+    table.live[-2] = replace(table.live[-2], sequence_number=table.live[-1].sequence_number)
+    table.append(ids(8, 9))
+    assert sorted(read_ids(table)) == [*([0, 2, 3] if with_older_file else []), 4, 6, 7, 8]
+
+
+def test_a_delete_file_that_names_an_older_file_and_a_newer_one_touches_the_older_one(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    older, newer = table.append(ids(0, 4)), table.append(ids(4, 8))
+    table.delete_positions([(older, 1), (newer, 1)])
+    (place,) = [number for number, entry in enumerate(table.live) if entry.path == newer]
+    table.live[place] = replace(table.live[place], sequence_number=9)
+    table.append(ids(8, 9))
+    assert sorted(read_ids(table)) == [0, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
