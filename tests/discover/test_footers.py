@@ -1,12 +1,15 @@
 """Metadata that lies."""
 
+import os
+
 import numpy as np
 import pytest
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.checks import check_places
 from torch_dataloader_utils.discover.footers import check_total
-from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.discover.scan import scan_files
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 GOOD = np.array([[3, 30, 4, 20], [UNKNOWN, 20, 24, 10]], dtype=np.int64)
 
@@ -34,3 +37,13 @@ def test_row_groups_that_do_not_add_up_to_the_file_are_refused():
 def test_a_file_count_of_zero_is_a_writers_slip_and_logged(caplog):
     check_total("a", 5, 0)
     assert "says 0 rows" in caplog.text
+
+
+def test_a_footer_of_more_bytes_than_any_table_needs_is_refused_unread(tmp_path):
+    path = tmp_path / "a.parquet"
+    with path.open("wb") as file:
+        file.truncate(80 << 20)  # a hole: takes no room on the disk
+        file.seek(0, os.SEEK_END)
+        file.write((70 << 20).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet has 73,400,328 bytes of footer, the limit is"):
+        scan_files(path)

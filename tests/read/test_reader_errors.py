@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.faults.hostile_files import chunk, column, data_page, group, parquet, row_group
 from tests.read.files import (
     make_spec,
     make_task,
@@ -21,6 +23,7 @@ from tests.read.files import (
     write_stream,
 )
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
+from torch_dataloader_utils._store import FileStat, LocalStore
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,
@@ -33,8 +36,10 @@ from torch_dataloader_utils.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
+from torch_dataloader_utils.read.checks import check_all_decoded
 from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.read.source import TAIL_BYTES
 
 TABLE = pa.table({"row": np.arange(100), "word": [f"w{i}" for i in range(100)]})
 WRITERS: dict[str, Callable[[Path], list[RowGroupTask]]] = {
@@ -87,6 +92,44 @@ def test_a_replaced_file_is_changed_before_anything_is_said_of_its_content(tmp_p
     write_arrow(path, TABLE.slice(0, 40), 40)
     with pytest.raises(FileChangedError, match="not the file that was planned"):
         READER.read(last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewrittenStore(LocalStore):
+    """Local files, one of which is written to as soon as it was looked up: it is open by then, and not read yet."""
+
+    contents: list[bytes]
+
+    def stat(self, path: str) -> FileStat:
+        seen = LocalStore.stat(self, path)
+        while self.contents:
+            with Path(path).open("r+b") as file:
+                file.write(self.contents.pop())
+        return seen
+
+
+@pytest.mark.parametrize("how", ["other rows", "damage", "another length"])
+def test_a_large_file_that_is_written_to_while_it_is_read_is_changed(tmp_path: Path, how: str) -> None:
+    table = pa.table({"row": np.arange(20_000)})
+    options: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
+    (other,) = write_parquet(tmp_path / "other.parquet", pa.table({"row": np.arange(20_000) + 1}), **options)
+    (task,) = write_parquet(tmp_path / "a.parquet", table, **options)
+    assert task.file_size == other.file_size > TAIL_BYTES
+    content = {"other rows": Path(other.path).read_bytes(), "damage": bytes(5_000)}.get(how, bytes(task.file_size + 1))
+    reader = make_reader(make_spec(table.schema))
+    reader.read(task)  # the footer is known, so that nothing else looks the file up
+    reader._stores[""] = RewrittenStore(contents=[content])
+    with pytest.raises(FileChangedError, match="plan the data set again"):
+        reader.read(task)
+
+
+def test_nothing_is_said_of_the_content_of_a_large_file_that_was_replaced(tmp_path: Path) -> None:
+    path, table = tmp_path / "a.arrow", pa.table({"row": np.arange(100_000)})
+    last = write_arrow(path, table, 20_000)[-1]
+    write_arrow(path, table.slice(0, 40_000), 20_000)
+    assert path.stat().st_size > TAIL_BYTES
+    with pytest.raises(FileChangedError, match="not the file that was planned"):
+        make_reader(make_spec(table.schema)).read(last)
 
 
 def test_a_file_that_is_gone_has_changed(tasks: list[RowGroupTask]) -> None:
@@ -216,3 +259,28 @@ def test_credentials_in_a_url_stay_out_of_messages() -> None:
     with pytest.raises((StoreError, DataError, ConfigError)) as caught:
         READER.read(task)
     assert "canary" not in str(caught.value)
+
+
+def test_a_name_that_is_no_text_is_a_corrupt_file(tmp_path: Path) -> None:
+    name, page = b"\xff\xfe", data_page(bytes(8), 1)
+    chunks = [chunk([name], uncompressed=len(page), compressed=len(page))]
+    path = tmp_path / "a.parquet"
+    path.write_bytes(parquet([group("root", 1), column(name)], [row_group(chunks, 1)], 1, page))
+    with pytest.raises(CorruptFileError, match=r"a\.parquet row group 0 does not decode \(UnicodeDecodeError"):
+        READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+
+
+def test_a_footer_of_more_bytes_than_any_table_needs_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    with path.open("wb") as file:
+        file.truncate(80 << 20)  # a hole: takes no room on the disk
+        file.seek(0, os.SEEK_END)
+        file.write((70 << 20).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet row group 0: the file has 73,400,328 bytes"):
+        READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+
+
+def test_a_column_that_a_decoder_drops_without_a_word_is_told(tmp_path: Path) -> None:
+    (task, *_) = write_parquet(tmp_path / "a.parquet", TABLE)
+    with pytest.raises(UnsupportedFeatureError, match="does not decode column word, which the file has"):
+        check_all_decoded(task, ["row", "word"], TABLE.select(["row"]).to_batches()[0])
