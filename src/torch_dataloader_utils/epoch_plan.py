@@ -113,9 +113,10 @@ class EpochPlan:
 
         from torch_dataloader_utils.plan_table import rank_table
 
-        chosen = range(self.topology.num_ranks) if ranks is None else ranks
-        tables = [rank_table(self, rank) for rank in chosen]
-        return pa.concat_tables(tables) if tables else rank_table(self, 0).slice(0, 0)
+        chosen = list(range(self.topology.num_ranks) if ranks is None else ranks)
+        plan = self.details
+        tables = [rank_table(rank, plan.programs(rank), self.inventory, plan.space) for rank in chosen or [0]]
+        return pa.concat_tables(tables) if chosen else tables[0].slice(0, 0)
 
     def __repr__(self) -> str:
         topology, steps = self.topology, self.steps

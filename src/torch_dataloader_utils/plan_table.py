@@ -1,25 +1,24 @@
 """Plans as tables, for people and programs: one row for each row range that a worker reads."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.program import WorkerProgram
+from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.uses import group_uses
 
-if TYPE_CHECKING:
-    from torch_dataloader_utils.epoch_plan import EpochPlan
 
-
-def rank_table(plan: "EpochPlan", rank: int) -> pa.Table:
+def rank_table(rank: int, programs: Sequence[WorkerProgram], inventory: Inventory, space: RowSpace) -> pa.Table:
     """The row ranges of one rank, worker after worker, in reading order; see `EpochPlan.to_arrow`."""
     columns: dict[str, list[Any]] = {}
-    space = plan.details.space
-    paths = plan.inventory.files.paths
-    for worker, program in enumerate(plan.details.programs(rank)):
+    groups, paths = inventory.groups, inventory.files.paths
+    for worker, program in enumerate(programs):
         for lane, units in enumerate(program.lanes):
             uses = group_uses(units, space.group_start[:-1], space.group_start[1:])
-            groups = plan.inventory.groups
             begin = space.group_start[uses.group]
             values = {
                 "rank": np.full(len(uses), rank, dtype=np.int32),

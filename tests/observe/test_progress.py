@@ -18,6 +18,7 @@ from torch_dataloader_utils._observe.bars import TerminalBars
 from torch_dataloader_utils._observe.board import RankBoard
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils._observe.time_left import seconds_left
 
 
 @pytest.fixture
@@ -166,4 +167,4 @@ def test_a_board_that_cannot_be_opened_is_done_without(tmp_path, monkeypatch):
     [(50, 100, 10.0, 5.0), (0, 100, 0.0, None), (5, None, 1.0, None), (9, 5, 1.0, 0)],
 )
 def test_time_left(rows, num_rows, pace, left):
-    assert progress.seconds_left(rows, num_rows, pace) == left
+    assert seconds_left(rows, num_rows, pace) == left

@@ -6,7 +6,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch_dataloader_utils._observe.board import RankBoard
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.progress import seconds_left
+from torch_dataloader_utils._observe.time_left import seconds_left
 
 
 class TerminalBars:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils._observe.time_left import seconds_left
 
 logger = logging.getLogger("torch_dataloader_utils.progress")
 
@@ -99,13 +100,6 @@ class LogLines:
             ending,
             extra={"event": event, "epoch": run.epoch, "rank": run.rank, "metrics": metrics.to_dict()},
         )
-
-
-def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
-    """Seconds until all rows are through at this pace; None where that cannot be said."""
-    if num_rows is None or rows_per_second <= 0:
-        return None
-    return max(0, num_rows - rows) / rows_per_second
 
 
 def _rows(rows: int, num_rows: int | None) -> str:
