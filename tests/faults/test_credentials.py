@@ -84,6 +84,17 @@ def test_a_function_that_gives_expired_credentials_is_asked_once_more(server: S3
     assert len(server.requests) == 2
 
 
+def test_keys_that_were_rotated_are_asked_for_again(server: S3Server, tokens: TokenFile) -> None:
+    url = server.put("a", b"0123456789")
+    rotated = Rule(error(403, "InvalidAccessKeyId"), count=None)
+    server.rules.append(rotated)
+    with pytest.raises(StoreError, match=r"or the credentials have expired \(HTTP 403 InvalidAccessKeyId.*2 attempts"):
+        open_store(url, StoreAccess.of(endpoint(server), tokens, REMOTE)).ranges(url, [(0, 4)])
+    rotated.count, rotated.seen = 1, 0
+    (data,) = open_store(url, StoreAccess.of(endpoint(server), tokens, REMOTE)).ranges(url, [(0, 4)])
+    assert bytes(data) == b"0123"
+
+
 def test_a_look_up_with_expired_credentials_has_no_reason_to_tell_and_is_tried_again(
     server: S3Server, tokens: TokenFile
 ) -> None:

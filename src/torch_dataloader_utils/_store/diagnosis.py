@@ -54,6 +54,8 @@ class StalledError(TimeoutError):
 _EXPIRED_CODES = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
 )
+# Keys that were rotated; those of a user who mistyped them, too.
+_MAYBE_EXPIRED_CODES = frozenset({"InvalidAccessKeyId"})
 # Some come with status 400.
 _TRANSIENT_CODES = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "IncompleteBody"})
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 529})
@@ -142,6 +144,8 @@ def _from_botocore(response: Mapping[str, Any]) -> Diagnosis:
 def _kind(status: int, code: str) -> Kind:
     if code in _EXPIRED_CODES or status == 401:
         return Kind.EXPIRED
+    if code in _MAYBE_EXPIRED_CODES:
+        return Kind.MAYBE_EXPIRED
     if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES:
         return Kind.TRANSIENT
     if status in (412, 416):
