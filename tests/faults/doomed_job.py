@@ -55,14 +55,17 @@ def run(path: str, method: str, how: str) -> None:
         multiprocessing_context=method,
     )
     rows: list[int] = []
+    workers: list[int] = []
     try:
         for batch in loader:
+            workers = workers or [child.pid for child in Process().children(recursive=True)]
             rows += batch["row"].tolist()
             if how == "waits" and len(rows) == 50:
-                say(pid=os.getpid(), children=[child.pid for child in Process().children(recursive=True)])
+                say(pid=os.getpid(), children=workers)
                 signal.pause()
     except LoaderError as error:
-        say(how=how, error=type(error).__name__, text=str(error), rows=rows, state=loader.state_dict())
+        told = {"how": how, "error": type(error).__name__, "text": str(error), "workers": workers}
+        say(**told, rows=rows, state=loader.state_dict())
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class LiveFile:
     arguments: dict[str, Any]
     spec_id: int
     partition: tuple[Any, ...]
-    sequence_number: int
+    sequence_number: int | None
     snapshot_id: int
 
 
@@ -317,7 +317,7 @@ class TableWriter:
             partition_spec_id=spec.spec_id,
             content=ManifestContent.DELETES if is_delete else ManifestContent.DATA,
             sequence_number=sequence_number,
-            min_sequence_number=min(each.sequence_number for each in part),
+            min_sequence_number=min(each.sequence_number or 0 for each in part),
             added_snapshot_id=snapshot_id,
             added_files_count=sum(each.snapshot_id == snapshot_id for each in part),
             existing_files_count=sum(each.snapshot_id != snapshot_id for each in part),

@@ -122,6 +122,17 @@ def test_a_delete_that_differs_in_scheme_and_host_finds_its_file_without_a_rewri
     assert sorted(read_ids(table)) == [0, 1, 4, 5]
 
 
+def test_a_file_of_an_earlier_snapshot_inherits_no_sequence_number(tmp_path: Path) -> None:
+    # It would be that of the newest snapshot, and no delete would touch the file any more.
+    table = numbered(tmp_path)
+    path = table.append(ids(0, 5))
+    table.delete_positions([(path, 1)])
+    table.live[0] = replace(table.live[0], sequence_number=None)
+    table.append(ids(5, 9))
+    with pytest.raises(CorruptFileError, match=rf"the entry of {path} has no sequence number"):
+        scan_iceberg(table.metadata)
+
+
 def test_dangling_deletes_are_ignored_counted_and_explained(tmp_path: Path) -> None:
     table = numbered(tmp_path)
     first = table.append(ids(0, 5))
