@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
@@ -94,7 +95,7 @@ def plan_epoch(
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last
     )
-    position = Position(epoch=epoch, segment=Segment(topology=topology))
+    position = Position(epoch=check_integer("epoch", epoch), segment=Segment(topology=topology))
     return Planner(inventory=inventory, options=options, strategy=strategy).plan(position)
 
 

@@ -45,9 +45,10 @@ def blend(
     Raises:
         ConfigError: weights or options out of range, sources of different ranks, of no rows, or of uncounted ones.
     """
+    shares = _as_shares(weights)
     loaders = [_as_loader(source, index) for index, source in enumerate(sources)]
-    if not loaders or len(loaders) != len(weights):
-        raise ConfigError(f"blend got {len(loaders)} sources and {len(weights)} weights: pass one weight a source.")
+    if not loaders or len(loaders) != len(shares):
+        raise ConfigError(f"blend got {len(loaders)} sources and {len(shares)} weights: pass one weight a source.")
     if len({id(loader.dataset) for loader in loaders}) < len(loaders):
         raise ConfigError("blend got the same data set twice. Make a loader for each use: a loader has one position.")
     if per == "batch" and batch_size is not None:
@@ -56,7 +57,7 @@ def blend(
         )
     first_rows = loaders[0].dataset.topology.batch_size
     options = BlendOptions(
-        weights=tuple(float(weight) for weight in weights),
+        weights=shares,
         per=per,
         stop=stop,
         batch_rows=1 if per == "batch" else first_rows if batch_size is None else batch_size,
@@ -137,6 +138,13 @@ class BlendedLoader:
         least, most = np.array(left, dtype=np.int64).T
         counts = np.array(position.counts, dtype=np.int64)
         return BlendStart(counts=counts, least_left=least, most_left=most, steps=position.steps)
+
+
+def _as_shares(weights: Any) -> tuple[float, ...]:
+    try:
+        return tuple(float(weight) for weight in weights)
+    except (TypeError, ValueError) as error:
+        raise ConfigTypeError(f"weights={weights!r}: pass a list of positive numbers, one for each source.") from error
 
 
 def _as_loader(source: Any, index: int) -> TableDataLoader:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils.errors import ConfigError
 
 Unit = Literal["batch", "sample"]
@@ -27,11 +28,11 @@ class BlendOptions:
                 raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")
         if self.per not in get_args(Unit):
             raise ConfigError(f'per={self.per!r}: pass "batch" or "sample".')
-        is_count = isinstance(self.stop, int) and not isinstance(self.stop, bool) and self.stop > 0
-        if not is_count and self.stop not in get_args(StopPolicy):
+        if is_integer(self.stop):
+            hold_integers(self, "stop", least=1)
+        elif self.stop not in get_args(StopPolicy):
             raise ConfigError(f'stop={self.stop!r}: pass "first_exhausted", "all_exhausted" or a number of steps.')
-        if self.batch_rows < 1:
-            raise ConfigError(f"batch_size={self.batch_rows}: pass a whole number of at least 1.")
+        object.__setattr__(self, "batch_rows", check_integer("batch_size", self.batch_rows, least=1))
 
     def describe(self) -> dict[str, Any]:
         """What decides the order of a blend, for its state."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.seal import check_seal, sealed
 from torch_dataloader_utils.blending.options import BlendOptions
@@ -67,6 +68,7 @@ class BlendProgress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch."""
+        epoch = check_integer("epoch", epoch)
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
         self._epoch, self._present = epoch, None

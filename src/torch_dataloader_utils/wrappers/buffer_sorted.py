@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
 
@@ -72,12 +73,10 @@ class BufferSortedDataset(Dataset[ItemT]):
                 f"{type(base_dataset).__name__} has no __len__ or no sort_key(index), which sorting needs. Add them, "
                 "or use a RowDataset with length_column=."
             )
-        if buffer_size < 1 or pack_size < 1:
-            raise ConfigError(f"buffer_size={buffer_size} and pack_size={pack_size} must be at least 1.")
         self._base_dataset = base_dataset
-        self._buffer_size = buffer_size
-        self._pack_size = pack_size
-        self._seed = 0 if init_seed is None else init_seed
+        self._buffer_size = check_integer("buffer_size", buffer_size, least=1)
+        self._pack_size = check_integer("pack_size", pack_size, least=1)
+        self._seed = 0 if init_seed is None else check_integer("init_seed", init_seed)
         self._epoch = SharedEpoch()
         # The last order made, as ((epoch, buffer), positions): replaced as a whole, so threads never see half of it.
         self._cached: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
@@ -33,8 +34,8 @@ def pad_stack_1d(
         raise ConfigError(
             "There are no items to pad: the shape and dtype of the result would be unknown. Pass one at least."
         )
-    if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-        raise ConfigError(f"pad_to_multiple_of={pad_to_multiple_of}: give at least 1, or None.")
+    if pad_to_multiple_of is not None:
+        check_integer("pad_to_multiple_of", pad_to_multiple_of, least=1)
     if padding_side not in ("left", "right"):
         raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
     for row, item in enumerate(items):

@@ -11,6 +11,7 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
 
 
@@ -214,11 +215,10 @@ def plan_shard(
         ConfigError: num_shards or batch_size below 1, index outside [0, num_shards), `split_batches` without a
             batch size that num_shards divides.
     """
+    num_shards, index = check_integer("num_shards", num_shards), check_integer("index", index)
     if num_shards < 1 or not 0 <= index < num_shards:
         raise ConfigError(f"Shard {index} of {num_shards} does not exist: index must be in [0, num_shards).")
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size}: give at least 1, or None to shard item by item.")
-    run_items = 1 if batch_size is None else batch_size
+    run_items = 1 if batch_size is None else check_integer("batch_size", batch_size, least=1)
     if split_batches:
         if batch_size is None or batch_size % num_shards:
             raise ConfigError(

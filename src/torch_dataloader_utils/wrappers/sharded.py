@@ -8,6 +8,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
 
@@ -66,6 +67,8 @@ class ShardedDataset(Dataset[ItemT]):
         """
         if not isinstance(dataset, Sized):
             raise ConfigTypeError(f"{type(dataset).__name__} has no __len__. Use streaming_shard for a stream.")
+        total_shards = check_integer("total_shards", total_shards)
+        current_shard = check_integer("current_shard", current_shard)
         if total_shards < 1 or not 0 <= current_shard < total_shards:
             raise ConfigError(f"Shard {current_shard} of {total_shards} does not exist: give one in [0, total_shards).")
         try:

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from torch_dataloader_utils._core.integers import check_integer
+
 
 class SharedEpoch:
     """One integer in shared memory.
@@ -24,7 +26,7 @@ class SharedEpoch:
 
     @value.setter
     def value(self, epoch: int) -> None:
-        self._cell.fill_(epoch)
+        self._cell.fill_(check_integer("epoch", epoch))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"cell": self._cell}

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
@@ -89,8 +90,8 @@ class TokenBatchSampler(Sampler[list[int]]):
             ("max_rows_per_batch", 1 if max_rows_per_batch is None else max_rows_per_batch),
             ("pad_to_multiple_of", pad_to_multiple_of),
         ):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: pass at least 1.")
+            check_integer(name, value, least=1)
+        seed, rank = check_integer("seed", seed), check_integer("rank", rank)
         if not 0 <= rank < num_ranks:
             raise ConfigError(f"rank={rank} must be in [0, num_ranks={num_ranks}).")
         self._budget = TokenBudget(
@@ -111,7 +112,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         Count steps in the trainer: with workers the sampler runs ahead of what was received. Other numbers of ranks
         make other batches, so change them between epochs.
         """
-        self._epoch, self._first_batch = epoch, first_batch
+        self._epoch = check_integer("epoch", epoch)
+        self._first_batch = check_integer("first_batch", first_batch, least=0)
 
     @property
     def repeated_rows(self) -> int:
