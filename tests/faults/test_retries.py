@@ -77,6 +77,20 @@ def test_a_failure_that_passes_costs_no_row(server: S3Server, access: StoreAcces
     assert server.rules[0].seen > 6
 
 
+@pytest.mark.parametrize("by", [-5, 5])
+def test_a_body_of_another_length_than_its_range_is_asked_for_again(
+    server: S3Server, access: StoreAccess, by: int
+) -> None:
+    url = server.put("a", bytes(range(100)))
+    server.rules.append(Rule(resize(by)))
+    (data,) = open_store(url, access).ranges(url, [(10, 50)])
+    assert bytes(data) == bytes(range(10, 60))
+    assert len(server.requests) == 2
+    server.rules[0].count = None
+    with pytest.raises(StoreError, match=r"the reply (ended after|is longer than)"):
+        open_store(url, access).ranges(url, [(10, 50)])
+
+
 def test_discovery_tries_again_too(server: S3Server, access: StoreAccess) -> None:
     total = upload(server)
     server.rules += [Rule(error(503, "SlowDown"), method, count=2) for method in ("GET", "HEAD")]

@@ -7,6 +7,7 @@ import pytest
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import plan_epoch, scan_iceberg
+from torch_dataloader_utils.discover.iceberg.paths import PathIndex
 from torch_dataloader_utils.errors import CorruptFileError
 
 
@@ -120,6 +121,15 @@ def test_a_delete_that_differs_in_scheme_and_host_finds_its_file_without_a_rewri
     table.delete_positions([(f"hdfs://namenode:8020{path}", 2)])
     table.delete_positions([(f"file://{path}", 3)])
     assert sorted(read_ids(table)) == [0, 1, 4, 5]
+
+
+def test_a_delete_that_could_mean_two_files_is_refused() -> None:
+    index = PathIndex.of(["s3://a/t/x.parquet", "s3://b/t/x.parquet", "s3://b/t/y.parquet"])
+    assert index.find("s3a://b/t/x.parquet") == 1
+    assert index.find("hdfs://host/t/y.parquet") == 2
+    assert index.find("s3://b/t/z.parquet") is None
+    with pytest.raises(CorruptFileError, match="2 data files differ from that in scheme or host only"):
+        index.find("hdfs://host/t/x.parquet")
 
 
 def test_a_file_of_an_earlier_snapshot_inherits_no_sequence_number(tmp_path: Path) -> None:
