@@ -4,7 +4,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from numbers import Real
 from typing import Any, Literal
 
 import pyarrow.compute as pc
@@ -14,6 +13,7 @@ from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
+from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
@@ -99,9 +99,7 @@ class TableOptions:
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
-        seconds = self.progress_interval_sec
-        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
-            raise ConfigError(f"progress_interval_sec={seconds!r}: pass a number of seconds greater than 0.")
+        check_not_negative("progress_interval_sec", self.progress_interval_sec, what="number of seconds")
 
     def _check_packing(self, packing: TokenPacking) -> None:
         if not isinstance(packing, TokenPacking):

@@ -165,7 +165,7 @@ def test_what_is_printed_holds_no_secret(trips):
         ("shuffle", "false", "shuffle='false': pass True or False"),  # was taken for True
         ("drop_last", "no", "drop_last='no': pass True or False"),
         ("drop_last", [], r"drop_last=\[\]: pass True or False"),
-        ("progress_interval_sec", "10", "progress_interval_sec='10': pass a number of seconds"),
+        ("progress_interval_sec", "10", "progress_interval_sec='10': pass a finite number of seconds"),
         ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
     ],
 )

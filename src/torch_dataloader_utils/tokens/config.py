@@ -1,15 +1,14 @@
 """Configuration of the data sets over token corpora; names and defaults are Megatron-Core's, unknown ones are ours."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
 
@@ -90,7 +89,8 @@ class BlendedMegatronDatasetConfig:
         object.__setattr__(self, "storage_options", access.options)
         hold_integers(self, "random_seed", least=0)
         hold_integers(self, "sequence_length", "num_dataset_builder_threads", least=1)
-        _check_numbers(self, "mid_level_dataset_surplus", "cache_lock_timeout_seconds")
+        check_not_negative("mid_level_dataset_surplus", self.mid_level_dataset_surplus)
+        check_not_negative("cache_lock_timeout_seconds", self.cache_lock_timeout_seconds, what="number of seconds")
         if self.index_builder not in ("lock", "job", "node"):
             raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
         _check_blends(self.blend, self.blend_per_split, self.split)
@@ -105,15 +105,6 @@ class BlendedMegatronDatasetConfig:
     def split_matrix(self) -> SplitMatrix | None:
         """Where each split begins and ends, as fractions of a corpus."""
         return None if self.split is None else parse_split(self.split)
-
-
-def _check_numbers(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ConfigTypeError(f"{name}={value!r}: pass a number of at least 0.")
-        if not 0 <= float(value) < math.inf:
-            raise ConfigError(f"{name}={value!r}: pass a finite number of at least 0.")
 
 
 def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None, split: str | None) -> None:
