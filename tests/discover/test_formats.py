@@ -45,6 +45,22 @@ def test_stripes_are_row_groups(rows, stripe_bytes):
     assert inventory.num_rows == rows
 
 
+@pytest.mark.parametrize("kind", ["arrow", "orc"])
+def test_partition_columns_weigh_nothing(tmp_path, kind):
+    folder = tmp_path / "year=2024"
+    folder.mkdir()
+    table = pa.table({"x": range(1000), "y": range(1000)})
+    if kind == "orc":
+        orc.write_table(table, folder / "a")
+    else:
+        with pa.ipc.new_file(folder / "a", table.schema) as writer:
+            writer.write_table(table)
+    options = {"format": kind, "partitioning": "hive"}
+    with_year = scan_files(tmp_path, columns=["x", "year"], **options).groups.projected_bytes
+    assert with_year.tolist() == scan_files(tmp_path, columns=["x"], **options).groups.projected_bytes.tolist()
+    assert (with_year < scan_files(tmp_path, **options).groups.projected_bytes).all()
+
+
 def test_an_orc_file_with_more_than_one_stripe_was_tested(tmp_path):
     orc.write_table(file_table(0, 200_000), tmp_path / "a.orc", stripe_size=200_000)
     inventory = scan_files(tmp_path, "orc", columns=["row"])

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from torch_dataloader_utils.cli.source import DataSource, parse_pairs
+from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -93,9 +93,6 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
     ) -> Any:
         if not (is_required or paths or inventory_path):
             return function(source=None, **others)
-        properties = parse_pairs(catalog_options, "--catalog-option")
-        if catalog is not None:
-            properties["name"] = catalog
         source = DataSource(
             paths=paths,
             format=format_name,
@@ -104,7 +101,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
             partitioning=partitioning,
             storage=parse_pairs(storage, "--option"),
             inventory_path=inventory_path,
-            catalog=properties or None,
+            catalog=catalog_properties(catalog, catalog_options),
             snapshot_id=snapshot_id,
         )
         return function(source=source, **others)

@@ -163,6 +163,16 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
     return found
 
 
+def catalog_properties(name: str | None, pairs: Iterable[str]) -> dict[str, Any] | None:
+    """What --catalog and --catalog-option say together; None where neither is given.
+
+    Raises:
+        ConfigError: see `parse_pairs`.
+    """
+    properties = parse_pairs(pairs, "--catalog-option")
+    return {**properties, **({} if name is None else {"name": name})} or None
+
+
 def _value(text: str) -> Any:
     if text in ("true", "false", "null") or text[:1] in ("[", "{"):
         try:

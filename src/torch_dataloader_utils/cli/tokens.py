@@ -14,7 +14,7 @@ from torch_dataloader_utils.cli.failures import DATA_PROBLEM, USAGE, Failure, di
 from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.process_pool import process_pool
-from torch_dataloader_utils.cli.source import DataSource, parse_pairs
+from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,13 +109,12 @@ def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
     Raises:
         ConfigError: a filter or a snapshot of files.
     """
-    catalog, properties = options["catalog"], parse_pairs(options["catalog_options"], "--catalog-option")
     source = DataSource(
         paths=sources,
         format=options["file_format"] or "parquet",
         filter_text=options["filter_text"],
         storage=parse_pairs(options["storage"], "--option"),
-        catalog=(properties if catalog is None else {**properties, "name": catalog}) or None,
+        catalog=catalog_properties(options["catalog"], options["catalog_options"]),
         snapshot_id=options["snapshot_id"],
     )
     if not source.is_table and (source.filter_text is not None or source.snapshot_id is not None):

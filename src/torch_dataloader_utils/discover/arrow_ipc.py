@@ -15,6 +15,7 @@ import pyarrow as pa
 from torch_dataloader_utils._store import Buffer, Span, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.schemas import projected_part
 
 TAIL_BYTES = 64 << 10
 _HEAD_BYTES = 64 << 10
@@ -49,8 +50,7 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     groups = np.zeros((len(rows), 4), dtype=np.int64)
     groups[:, 0] = rows
     groups[:, 2:] = np.array(spans, dtype=np.int64).reshape(-1, 2)
-    share = 1.0 if request.columns is None or not schema.names else len(set(request.columns)) / len(schema.names)
-    groups[:, 1] = groups[:, 3] * min(1.0, share)
+    groups[:, 1] = groups[:, 3] * projected_part(schema, request.columns)
     return FileScan(groups=groups, size=tail.size, identity=tail.identity, schema=schema)
 
 

@@ -7,13 +7,13 @@ pyarrow gives neither, but it gives the decoded tail as protobuf bytes; a walk o
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.schemas import projected_part
 
 TAIL_BYTES = 64 << 10
 """The reader itself wants the last 16 KiB; stripes cost about 20 bytes each in the footer."""
@@ -39,7 +39,7 @@ def scan_orc(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         start = tail.size - len(tail.data)
         file = pa_orc.ORCFile(SparseFile([(start, len(tail.data))], [tail.data], tail.size))
         schema = file.schema
-        rows = _stripe_rows(file.reader.serialized_file_tail(), _projected_part(schema, request.columns))
+        rows = _stripe_rows(file.reader.serialized_file_tail(), projected_part(schema, request.columns))
         if len(rows) != file.nstripes or rows[:, 0].sum() != file.nrows:
             raise corrupt(path, f"the tail says {file.nrows} rows in {file.nstripes} stripes, which do not add up")
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema)
@@ -72,12 +72,6 @@ def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
             sum(parts),
         )
     return rows
-
-
-def _projected_part(schema: pa.Schema, columns: tuple[str, ...] | None) -> float:
-    if columns is None or not schema.names:
-        return 1.0
-    return len(set(columns).intersection(schema.names)) / len(schema.names)
 
 
 def _fields(message: Buffer) -> Iterator[tuple[int, "int | Buffer"]]:

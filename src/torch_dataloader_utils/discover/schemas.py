@@ -50,6 +50,18 @@ def check_columns(
             )
 
 
+def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
+    """Which part of a file's columns is projected, by their number: for formats that do not say their sizes.
+
+    columns: None for all; those that the file does not hold (partition columns) do not count.
+
+        file columns x y, projected x and the partition column year      0.5
+    """
+    if columns is None or not schema.names:
+        return 1.0
+    return len(set(columns).intersection(schema.names)) / len(schema.names)
+
+
 def leaf_counts(schema: pa.Schema) -> list[int]:
     """How many Parquet leaf columns each field has, in field order.
 

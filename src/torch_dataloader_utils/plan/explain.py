@@ -1,6 +1,7 @@
 """A plan as text."""
 
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.sizes import format_bytes
@@ -15,13 +16,7 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int) -> str
         f"{inventory.num_files} files, {inventory.num_groups} row groups, {_rows(inventory.num_rows)} rows, "
         f"{format_bytes(int(plan.space.byte_start[-1]))} projected; {len(plan.chunks)} chunks",
         *inventory.notes,
-        f"epoch {plan.epoch}, seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
-        + (f", windows of {options.shuffle_rows} rows" if options.shuffle_rows else "")
-        + (f", buckets by {options.bucket_by}" if options.bucket_by else "")
-        + (f" of at most {options.max_tokens_per_batch:,} tokens" if options.max_tokens_per_batch else "")
-        + ("" if options.stop_row is None else f", rows [{options.first_row}, {options.stop_row}) only")
-        + (f", {options.num_lanes} lanes" if options.num_lanes else "")
-        + (f", strategy {options.strategy}" if options.strategy else ""),
+        f"epoch {plan.epoch}, {_order(options)}",
         f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
         f'rank_sharding="{options.rank_sharding}"',
         _counts(plan),
@@ -45,6 +40,24 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int) -> str
         imbalance = max(loads) * len(loads) / sum(loads)
         lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
     return "\n".join(lines)
+
+
+def _order(options: PlanOptions) -> str:
+    """What decides the order of rows."""
+    text = f"seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
+    if options.shuffle_rows:
+        text += f", windows of {options.shuffle_rows} rows"
+    if options.bucket_by:
+        text += f", buckets by {options.bucket_by}"
+    if options.max_tokens_per_batch:
+        text += f" of at most {options.max_tokens_per_batch:,} tokens"
+    if options.stop_row is not None:
+        text += f", rows [{options.first_row}, {options.stop_row}) only"
+    if options.num_lanes:
+        text += f", {options.num_lanes} lanes"
+    if options.strategy:
+        text += f", strategy {options.strategy}"
+    return text
 
 
 def _counts(plan: PlanOfEpoch) -> str:
