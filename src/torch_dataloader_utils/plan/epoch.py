@@ -22,7 +22,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import keep_span
 from torch_dataloader_utils.plan.deal import Deal, FreshDeal, SequenceDeal
 from torch_dataloader_utils.plan.remain import remaining_lanes, remaining_units
-from torch_dataloader_utils.plan.steps import batches_of_worker
+from torch_dataloader_utils.plan.steps import batches_of_worker, lacks_last_row
 from torch_dataloader_utils.plan.strategy_check import StrategyCall, takes_ranks
 from torch_dataloader_utils.plan.strategy_deal import StrategyDeal
 
@@ -109,10 +109,8 @@ class ExactPlan:
 
     def padding_rows(self, rank: int) -> int:
         """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
-        if not self.repeated_rows:
-            return 0
-        before_last = (int(self.rank_steps[rank]) - 1) * self.topology.batch_size
-        return int(self.rank_rows[rank] == before_last)
+        rows, steps = int(self.rank_rows[rank]), int(self.rank_steps[rank])
+        return int(self.repeated_rows > 0 and lacks_last_row(rows, steps, self.topology.batch_size))
 
     @cached_property
     def moved_rows(self) -> int:

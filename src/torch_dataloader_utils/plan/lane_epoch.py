@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.plan.lanes import LaneDeal
+from torch_dataloader_utils.plan.steps import lacks_last_row
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
 
@@ -83,10 +84,8 @@ class LanePlan:
 
     def padding_rows(self, rank: int) -> int:
         """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
-        if not self.repeated_rows:
-            return 0
-        before_last = (int(self.rank_steps[rank]) - 1) * self.topology.batch_size
-        return int(self.rank_rows[rank] == before_last)
+        rows, steps = int(self.rank_rows[rank]), int(self.rank_steps[rank])
+        return int(self.repeated_rows > 0 and lacks_last_row(rows, steps, self.topology.batch_size))
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
         """What each worker of a rank still has to do, from step `done` on."""

@@ -48,6 +48,14 @@ def batches_of_worker(steps: int, worker: int, num_workers: int) -> int:
     return max(0, -(-(steps - worker) // num_workers))
 
 
+def lacks_last_row(rows: int, steps: int, batch_rows: int) -> bool:
+    """Whether a rank's own rows end with the step before its last one, for which it then repeats a row.
+
+    rows=8 steps=3 batch_rows=4      True
+    """
+    return rows == (steps - 1) * batch_rows
+
+
 def count_steps(rank_rows: Int64s, topology: Topology, *, equal: bool) -> Int64s:
     """Steps of every rank, int64 [num_ranks].
 

@@ -49,25 +49,12 @@ class BlendedMegatronDatasetBuilder:
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
     ) -> None:
-        if config.blend is None and config.blend_per_split is None:
-            raise ConfigError("There is nothing to build: give blend with split, or blend_per_split.")
-        if len(sizes) != len(Split) or any(size is not None and size < 0 for size in sizes):
-            raise ConfigError(f"Sizes are three numbers of samples (or None); {list(sizes)} were given.")
+        _check_arguments(sizes, config)
         self.cls = cls
         self.sizes = tuple(sizes)
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        if config.full_validation and sizes[Split.valid.value] is not None:
-            raise ConfigError(
-                f"full_validation takes every validation sample once, and a size of {sizes[Split.valid.value]} was "
-                "given for validation. Pass None."
-            )
-        for split in Split:
-            blend, bookends = self._select_blend(split)
-            if blend is None or bookends is None or blend[1] is None or len(blend[0]) == 1:
-                continue
-            if sizes[split.value] is None:
-                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
+        self._check_weighted_blends()
 
     def build(self) -> list[TopLevelDataset | None]:
         """Train, valid and test; None for a split without data, or on a rank that does not need it.
@@ -78,6 +65,14 @@ class BlendedMegatronDatasetBuilder:
         # A trusted cache is full: nobody builds, and nobody has to wait.
         with take_turns("lock" if self.config.fast_cache_load else self.config.index_builder):
             return [self._build_split(split) for split in Split]
+
+    def _check_weighted_blends(self) -> None:
+        """Raises ConfigError for a split that is blended by weights and has no size."""
+        for split in Split:
+            blend, bookends = self._select_blend(split)
+            is_weighted = blend is not None and bookends is not None and blend[1] is not None and len(blend[0]) > 1
+            if is_weighted and self.sizes[split.value] is None:
+                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
 
     def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
         """What a split is made of, and which part of each corpus it takes."""
@@ -132,3 +127,16 @@ class BlendedMegatronDatasetBuilder:
         corpus = self.cls.build_low_level_dataset(prefix, self.config)
         exposed = split_range(bookends, self.cls.numel_low_level_dataset(corpus))
         return self.cls(corpus, prefix, exposed, size, split, self.config)
+
+
+def _check_arguments(sizes: Sizes, config: BlendedMegatronDatasetConfig) -> None:
+    if config.blend is None and config.blend_per_split is None:
+        raise ConfigError("There is nothing to build: give blend with split, or blend_per_split.")
+    if len(sizes) != len(Split) or any(size is not None and size < 0 for size in sizes):
+        raise ConfigError(f"Sizes are three numbers of samples (or None); {list(sizes)} were given.")
+    validation_size = sizes[Split.valid.value]
+    if config.full_validation and validation_size is not None:
+        raise ConfigError(
+            f"full_validation takes every validation sample once, and a size of {validation_size} was given for "
+            "validation. Pass None."
+        )
