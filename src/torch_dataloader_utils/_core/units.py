@@ -28,7 +28,7 @@ def _empty() -> Int64s:
     return np.zeros(0, dtype=np.int64)
 
 
-def _ranges(starts: Int64s, lengths: Int64s) -> Int64s:
+def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
     """The concatenation of range(starts[i], starts[i] + lengths[i])."""
     total = int(lengths.sum())
     if total == 0:
@@ -71,7 +71,7 @@ class Windows:
     def take(self, indices: Int64s) -> "Windows":
         """The windows at `indices`, in that order."""
         lengths = self.offsets[indices + 1] - self.offsets[indices]
-        pieces = _ranges(self.offsets[indices], lengths)
+        pieces = ranges(self.offsets[indices], lengths)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return Windows(
             piece_start=self.piece_start[pieces],

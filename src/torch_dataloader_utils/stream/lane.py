@@ -1,6 +1,7 @@
 """One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
 
 from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,14 @@ from torch_dataloader_utils.stream.windows import LaneWindows
 # is not waited for longer.
 _JOINED_BATCHES = 16
 _JOINED_BYTES = 1 << 20
+
+
+class Span(NamedTuple):
+    """Rows [start, stop) of a block."""
+
+    block: Block
+    start: int
+    stop: int
 
 
 class LaneReader:
@@ -49,15 +58,13 @@ class LaneReader:
         """The row group that the last rows came from, for messages."""
         return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
 
-    def take(self, rows: int) -> list[Block]:
-        """The next `rows` rows as one block or several; fewer only where the lane ends."""
-        taken = []
+    def take(self, rows: int) -> Iterator[Span]:
+        """The next `rows` rows, as one span or several; fewer only where the lane ends."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
-            taken.append(block if count == block.num_rows else block.slice(start, start + count))
             self._moved(count)
             rows -= count
-        return taken
+            yield Span(block, start, start + count)
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
         """Batches that lie whole in the present block, at most `most`; the fast path, views all of them."""

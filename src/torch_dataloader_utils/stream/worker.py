@@ -1,19 +1,19 @@
 """One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
-from torch_dataloader_utils._core.program import Draws, SingleLane, UntilExhausted, WorkerInput, drawn_rows
+from torch_dataloader_utils._core.program import Draws, SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError
+from torch_dataloader_utils.stream.assemble import Assembler, Drawn
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
+from torch_dataloader_utils.stream.lot import Lot
 
 Function = Callable[[Any], Any]
 
@@ -63,6 +63,9 @@ class WorkerStream:
             LaneReader(work.program, lane, self._decoder.lane(lane), pipeline.shaper, exact=work.exact)
             for lane in work.program.lanes
         ]
+        self._assembler = Assembler(
+            schedule=self._schedule, lanes=self._lanes, shaper=pipeline.shaper, says_where=bool(pipeline.functions)
+        )
 
     @property
     def num_batches(self) -> int | None:
@@ -76,8 +79,8 @@ class WorkerStream:
 
     def __iter__(self) -> Iterator[Any]:
         with self._running():
-            for batch, lane in self._batches():
-                yield self._finish(batch, lane)
+            for batch, source in self._batches():
+                yield self._finish(batch, source)
 
     def runs(self, length: int) -> Iterator[Run]:
         """The same batches, `length` at a time as long as there are so many; without the user's functions.
@@ -88,11 +91,13 @@ class WorkerStream:
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
         with self._running():
-            for first in range(0, self.num_batches, length):
-                numbers = range(first, min(first + length, self.num_batches))
-                draws = [self._schedule.draws(number) for number in numbers]
-                batch = self._batch([(self._lanes[lane], rows) for lane, rows in joined_draws(draws)])
-                yield Run(batch=batch, rows=tuple(map(drawn_rows, draws)))
+            for block, batches in self._assembler.lots(length):
+                stop = 0
+                for first in range(0, len(batches), length):
+                    rows = tuple(batch.rows for batch in batches[first : first + length])
+                    start, stop = stop, stop + sum(rows)
+                    self.counters.rows += stop - start
+                    yield Run(batch=block.slice(start, stop).to_batch(), rows=rows)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -106,20 +111,21 @@ class WorkerStream:
             for lane in self._lanes:
                 lane.close()
 
-    def _batches(self) -> Iterator[tuple[Any, LaneReader]]:
+    def _batches(self) -> Iterator[tuple[Any, LaneReader | Drawn]]:
+        """Every batch, with what knows where it ends."""
         schedule = self._schedule
         match schedule:
             case SingleLane():
                 regular = schedule.num_batches - len(schedule.tail_rows)
                 yield from self._regular_batches(self._lanes[0], schedule.batch_rows, regular)
                 for rows in schedule.tail_rows:
-                    yield self._batch([(self._lanes[0], rows)]), self._lanes[0]
+                    yield self._batch(((0, rows),))
             case UntilExhausted():
                 yield from self._until_exhausted(self._lanes[0], schedule.batch_rows)
+            case _ if self._assembler.mixes:
+                yield from self._mixed_batches()
             case _:
-                for number in range(schedule.num_batches or 0):
-                    draws = [(self._lanes[lane], rows) for lane, rows in schedule.draws(number)]
-                    yield self._batch(draws), draws[-1][0]
+                yield from map(self._batch, map(schedule.draws, range(schedule.num_batches or 0)))
 
     def _regular_batches(self, lane: LaneReader, rows: int, count: int) -> Iterator[tuple[Any, LaneReader]]:
         done = 0
@@ -130,29 +136,38 @@ class WorkerStream:
                 yield batch, lane
             if done < count:
                 done += 1
-                yield self._batch([(lane, rows)]), lane
+                yield self._batch(((0, rows),))
 
     def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
-        while blocks := lane.take(rows):
-            self.counters.rows += sum(block.num_rows for block in blocks)
-            yield self._pipeline.shaper.concat(blocks).to_batch(), lane
+        while spans := list(lane.take(rows)):
+            lot = Lot()
+            lot.add(spans)
+            self.counters.rows += lot.num_rows
+            yield lot.block(self._pipeline.shaper).to_batch(), lane
 
-    def _batch(self, draws: list[tuple[LaneReader, int]]) -> Any:
-        blocks = [block for lane, rows in draws for block in lane.take(rows)]
-        found, wanted = sum(block.num_rows for block in blocks), sum(rows for _, rows in draws)
-        if found != wanted:
-            raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
-        self.counters.rows += found
-        block = blocks[0] if len(blocks) == 1 else self._pipeline.shaper.concat(blocks)
-        return block.to_batch()
+    def _mixed_batches(self) -> Iterator[tuple[Any, Drawn]]:
+        for block, batches in self._assembler.lots(1):
+            stop = 0
+            whole = block.split(batches[0].rows)
+            for drawn in batches:
+                start, stop = stop, stop + drawn.rows
+                self.counters.rows += drawn.rows
+                # The last batch of an epoch may be a shorter one.
+                yield next(whole) if drawn.rows == batches[0].rows else block.slice(start, stop).to_batch(), drawn
 
-    def _finish(self, batch: Any, lane: LaneReader) -> Any:
+    def _batch(self, draws: Draws) -> tuple[Any, LaneReader]:
+        block = self._assembler.batch(draws)
+        self.counters.rows += block.num_rows
+        return block.to_batch(), self._lanes[draws[-1][0]]
+
+    def _finish(self, batch: Any, source: LaneReader | Drawn) -> Any:
         if not self._pipeline.functions:
             return batch
-        with self._watch(lane.where):
-            return self._call_functions(batch, lane)
+        where = source.where
+        with self._watch(where):
+            return self._call_functions(batch, where)
 
-    def _call_functions(self, batch: Any, lane: LaneReader) -> Any:
+    def _call_functions(self, batch: Any, where: str) -> Any:
         for function in self._pipeline.functions:
             try:
                 batch = function(batch)
@@ -160,20 +175,14 @@ class WorkerStream:
                 raise
             except Exception as error:  # a user's function: any error, told with its rows
                 raise TransformError(
-                    f"{function_name(function)} raised {type(error).__name__}: {error}. The batch ends in {lane.where}."
+                    f"{function_name(function)} raised {type(error).__name__}: {error}. The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
-                raise TransformError(f"{name} returned None for the batch that ends in {lane.where}: return the batch.")
+                raise TransformError(f"{name} returned None for the batch that ends in {where}: return the batch.")
         return batch
 
 
 def function_name(function: Function) -> str:
     """What to call a user's function in messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def joined_draws(draws: Sequence[Draws]) -> Iterator[tuple[int, int]]:
-    """The draws of all batches in turn, neighbours from one lane made one."""
-    for lane, group in groupby((draw for batch in draws for draw in batch), key=itemgetter(0)):
-        yield lane, sum(rows for _, rows in group)

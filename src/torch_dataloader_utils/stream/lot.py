@@ -1,0 +1,63 @@
+"""Consecutive batches put together at once, from as many lanes as they draw from.
+
+Rows that follow each other in a lane are one slice, whatever batches they are for. The slices are joined or, where
+batches take from them in turns, gathered by one order; slicing and joining for every batch would cost 11 ms a batch of
+51 columns from 32 lanes.
+
+    lane 0: a b c d      lane 1: e f g h      two batches of two draws each: a b e f | c d g h
+    slices: a b c d | e f g h                 order: 0 1 4 5 2 3 6 7
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.units import ranges
+from torch_dataloader_utils.stream.lane import Span
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Rows [start, stop) of a block."""
+
+    block: Block
+    start: int
+    stop: int
+
+    def rows(self) -> Block:
+        whole = self.start == 0 and self.stop == self.block.num_rows
+        return self.block if whole else self.block.slice(self.start, self.stop)
+
+
+@dataclass(slots=True)
+class Lot:
+    """Spans of rows, in the order in which batches have them."""
+
+    num_rows: int = 0
+    _slices: list[_Slice] = field(default_factory=list)
+    _number: dict[int, int] = field(default_factory=dict)
+    _spans: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """The next rows; all that is added of one block follows what was added of it before."""
+        for block, start, stop in spans:
+            number = self._number.setdefault(id(block), len(self._slices))
+            if number == len(self._slices):
+                self._slices.append(_Slice(block, start, stop))
+            self._slices[number].stop = stop
+            self._spans.append((number, start, stop - start))
+            self.num_rows += stop - start
+
+    def block(self, shaper: Shaper) -> Block:
+        """All rows (at least one)."""
+        if len(self._slices) == 1:
+            return self._slices[0].rows()
+        number, start, rows = np.array(self._spans, dtype=np.int64).T
+        blocks = [each.rows() for each in self._slices]
+        if (np.diff(number) >= 0).all():
+            return shaper.concat(blocks)
+        ends = np.cumsum([block.num_rows for block in blocks])
+        shift = np.array([end - each.stop for end, each in zip(ends, self._slices, strict=True)])
+        return shaper.gather(blocks, ranges(start + shift[number], rows))

@@ -1,0 +1,129 @@
+"""Batches that are put together many at once, against the same rows one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.stream.tables import check_batch, write_table
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.errors import TransformError
+from torch_dataloader_utils.stream import assemble
+from torch_dataloader_utils.stream.lane import Span
+from torch_dataloader_utils.stream.lot import Lot
+
+
+class Listed:
+    """A block of Python objects."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    @property
+    def num_rows(self):
+        return len(self.rows)
+
+    def slice(self, start, stop):
+        return Listed(self.rows[start:stop])
+
+
+class ListShaper:
+    """Joins and gathers them; says in `used` what it did."""
+
+    def __init__(self):
+        self.used = []
+
+    def concat(self, blocks):
+        self.used.append("concat")
+        return Listed([row for block in blocks for row in block.rows])
+
+    def gather(self, blocks, order):
+        self.used.append("gather")
+        rows = [row for block in blocks for row in block.rows]
+        return Listed([rows[place] for place in order])
+
+
+@given(st.data())
+def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
+    """Lanes of one block after the other, drawn from in any turns."""
+    lanes = [
+        [Listed([(lane, block, row) for row in range(size)]) for block, size in enumerate(sizes)]
+        for lane, sizes in enumerate(
+            data.draw(st.lists(st.lists(st.integers(1, 9), min_size=1), min_size=1, max_size=4))
+        )
+    ]
+    lot, expected, left = Lot(), [], [list(enumerate(lane)) for lane in lanes]
+    taken = [0] * len(lanes)
+    for lane in data.draw(st.lists(st.integers(0, len(lanes) - 1), min_size=1, max_size=20)):
+        if not left[lane]:
+            continue
+        block = left[lane][0][1]
+        stop = data.draw(st.integers(taken[lane] + 1, block.num_rows))
+        lot.add([Span(block, taken[lane], stop)])
+        expected += block.rows[taken[lane] : stop]
+        taken[lane] = stop
+        if stop == block.num_rows:
+            left[lane].pop(0)
+            taken[lane] = 0
+    if expected:
+        shaper = ListShaper()
+        assert lot.block(shaper).rows == expected
+        assert lot.num_rows == len(expected)
+        assert shaper.used in ([], ["concat"], ["gather"])
+
+
+def test_rows_of_one_block_and_of_blocks_in_turn_are_not_gathered():
+    first, second, shaper = Listed([*range(6)]), Listed([*range(6, 9)]), ListShaper()
+    lot = Lot()
+    lot.add([Span(first, 1, 3), Span(first, 3, 6)])
+    assert lot.block(shaper).rows == [1, 2, 3, 4, 5]
+    assert shaper.used == []
+    lot.add([Span(second, 0, 2)])
+    assert lot.block(shaper).rows == [1, 2, 3, 4, 5, 6, 7]
+    assert shaper.used == ["concat"]
+
+
+LANES = {"shuffle": True, "split_rows": 30, "num_lanes": 12, "lane_rows": 2, "batch_size": 12}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, [[200, 90], [110, 137]])
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"shuffle_rows": 20}, {"output_format": "numpy"}, {"drop_last": True}])
+def test_batches_of_mixed_lanes_are_the_same_many_at_once_and_one_by_one(table, monkeypatch, num_workers, options):
+    def rows():
+        loader, _ = StructuredDataset.create_dataloader(str(table), num_workers=num_workers, **LANES, **options)
+        if options.get("output_format") == "numpy":
+            return [batch["row"].tolist() for batch in loader]
+        return [check_batch(batch) for batch in loader]
+
+    together = rows()
+    monkeypatch.setattr(assemble, "_MOST_BATCHES", 1)
+    assert together == rows()
+    assert len(np.unique([row for batch in together for row in batch])) >= (537 if "drop_last" not in options else 528)
+
+
+def test_a_transform_that_fails_in_a_lot_is_told_with_its_own_row_group(table, monkeypatch):
+    def message(wanted):
+        seen = []
+
+        def fails_later(batch):
+            seen.append(batch)
+            if len(seen) > wanted:
+                raise ValueError("not this one")
+            return batch
+
+        loader, _ = StructuredDataset.create_dataloader(str(table), num_workers=0, transform=fails_later, **LANES)
+        with pytest.raises(TransformError) as error:
+            list(loader)
+        return str(error.value)
+
+    together = [message(wanted) for wanted in range(0, 40, 3)]
+    monkeypatch.setattr(assemble, "_MOST_BATCHES", 1)
+    assert together == [message(wanted) for wanted in range(0, 40, 3)]
+    assert len(set(together)) > 1
