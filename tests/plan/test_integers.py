@@ -36,6 +36,17 @@ def test_what_is_no_whole_number_is_refused_by_name(name: str, value: Any) -> No
         PlanOptions(**{name: value})
 
 
+def test_none_stays_where_it_is_a_value_and_is_refused_elsewhere() -> None:
+    assert PlanOptions(split_rows=None, stop_row=None) == PlanOptions()
+    for name in ("seed", "split_bytes", "interleave"):
+        with pytest.raises(ConfigTypeError, match=f"{name}=None"):
+            PlanOptions(**{name: None})
+    with pytest.raises(ConfigTypeError, match="num_ranks=None"):
+        Topology(num_ranks=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match="sequence_length=None"):
+        pack_tokens("tokens", None)  # type: ignore[arg-type]
+
+
 def test_numbers_below_the_least_are_refused_and_seeds_have_none() -> None:
     with pytest.raises(ConfigError, match="batch_size=0: pass a whole number of at least 1"):
         Topology(batch_size=0)

@@ -1,7 +1,9 @@
 """Whole numbers that a user gives, as Python ints: states and fingerprints are texts of them."""
 
 import operator
-from typing import Any, SupportsIndex, TypeGuard
+from dataclasses import fields
+from types import NoneType
+from typing import Any, SupportsIndex, TypeGuard, get_args
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
@@ -32,13 +34,16 @@ def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
     return number
 
 
-def hold_integers(options: object, *names: str, least: int | None = None) -> None:
-    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python ints; None stays.
+def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
+    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python ints.
+
+    None stays in fields whose type has it (`int | None`).
 
     Raises:
         ConfigTypeError, ConfigError: as `check_integer`.
     """
+    optional = {field.name for field in fields(options) if NoneType in get_args(field.type)}
     for name in names:
         value = getattr(options, name)
-        if value is not None:
+        if value is not None or name not in optional:
             object.__setattr__(options, name, check_integer(name, value, least=least))
