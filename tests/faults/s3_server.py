@@ -18,8 +18,8 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 
-# Less than the time-outs of storage clients (60 s), which must not be what ends a wait.
-_STALL_SECONDS = 30
+# Less than the time-outs of storage clients (15 s in s3fs), which must not be what ends a wait.
+_STALL_SECONDS = 10
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Less than the time-outs of storage clients (60 s), which must not be what ends a wait.
-_SILENCE_SECONDS = 30
+# Less than the time-outs of storage clients (15 s in s3fs), which must not be what ends a wait.
+_SILENCE_SECONDS = 10
 
 
 @dataclass(frozen=True)
