@@ -21,7 +21,7 @@ from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.epoch_plan import EpochPlan
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
@@ -78,6 +78,12 @@ def plan_epoch(
     Raises:
         ConfigError: arguments out of range, or lanes that do not fit the topology.
     """
+    if not isinstance(inventory, Inventory):
+        raise ConfigTypeError(
+            f"plan_epoch got a {type(inventory).__name__} as inventory: pass what scan_files(path), "
+            "scan_iceberg(table) or load_inventory(path) gives."
+        )
+    num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
     options = PlanOptions(
         split_bytes=parse_bytes(split_bytes),

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.shell import tdu, tdu_json
+from tests.cli.shell import one_line, tdu, tdu_json
 from tests.stream.tables import write_table
 from torch_dataloader_utils import plan_epoch, scan_files
 from torch_dataloader_utils.cli.pictures.html import plan_page
@@ -123,3 +123,7 @@ def test_pictures_and_the_list_of_reads_are_written(table, tmp_path):
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     rows = pq.read_table(reads)
     assert sum(b - a for a, b in zip(rows["start_row"].to_pylist(), rows["stop_row"].to_pylist(), strict=True)) == 1500
+
+
+def test_a_picture_of_no_format_is_one_line_that_names_formats(table, tmp_path):
+    assert "Use .png, .pdf or .svg" in one_line(tdu("plan", table, "--png", tmp_path / "plan.xyz", code=2))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import RowDataset, StructuredDataset, plan_epoch, scan_files
 from torch_dataloader_utils._core.state import encode_state
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, SchemaError
 
 ROWS = 40
 
@@ -180,3 +180,20 @@ def test_options_may_be_numpy_values_and_zero_or_one(trips):
     assert sum(batch.num_rows for batch in loader) == 20
     saved = load(trips, num_ranks=2, rank=1, num_workers=0, shuffle=True, columns=["row"], drop_last=True)
     saved.load_state_dict(loader.state_dict())
+
+
+def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
+    with pytest.raises(ConfigTypeError, match=r"a str as inventory: pass what scan_files\(path\)"):
+        plan_epoch(str(trips))
+    with pytest.raises(ConfigError, match="num_workers=-1: pass a whole number of at least 0"):
+        plan_epoch(scan_files(trips), num_workers=-1)
+
+
+def test_types_of_text_that_were_guessed_wrong_are_given_as_the_message_says(tmp_path):
+    for number, value in enumerate(("null", "1.5")):
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"fare": {value}}}\n')
+    with pytest.raises(SchemaError, match=r"inventory=scan_files\(\.\.\., schema=\)"):
+        list(load(tmp_path, format="jsonl"))
+    inventory = scan_files(tmp_path, "jsonl", schema=pa.schema([("fare", pa.float32())]))
+    batches = load(tmp_path, format="jsonl", inventory=inventory, output_format="dict")
+    assert [batch["fare"] for batch in batches] == [[None, 1.5]]

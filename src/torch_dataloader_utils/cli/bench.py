@@ -37,7 +37,9 @@ _COSTLY_BATCHES = 0.5
     "--output-format", type=click.Choice(["torch", "numpy", "arrow", "dict"]), default="torch", show_default=True
 )
 @click.option("--seconds", "most_seconds", default=5.0, show_default=True, help="Most of one run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each; the median counts."
+)
 @json_option
 def command(
     source: DataSource,

@@ -70,8 +70,8 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
             return StoreError(f"{task.where} cannot be read ({text}). Check the disk or mount and its permissions.")
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
-                f"{task.where} does not fit the data set's schema ({text}). Give the column another type, or mend "
-                "the file."
+                f"{task.where} does not fit the data set's schema ({text}). Types of text are guessed from the start "
+                "of the first file: give them with inventory=scan_files(..., schema=), or mend the file."
             )
         case _:
             return CorruptFileError(

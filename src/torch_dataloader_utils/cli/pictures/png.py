@@ -7,7 +7,7 @@ from typing import Any
 from torch_dataloader_utils._core.sizes import format_bytes
 from torch_dataloader_utils.cli.pictures.svg import file_hue
 from torch_dataloader_utils.cli.pictures.timeline import Timeline
-from torch_dataloader_utils.errors import MissingDependencyError
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 _LABELLED_WORKERS = 64
 
@@ -16,7 +16,7 @@ def save_png(summary: dict[str, Any], timeline: Timeline, path: Path) -> None:
     """Write the picture; the ending of `path` chooses the format (.png, .pdf, .svg).
 
     Raises:
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed. ConfigError: an ending of no format that it writes.
     """
     try:
         from matplotlib.figure import Figure
@@ -26,6 +26,8 @@ def save_png(summary: dict[str, Any], timeline: Timeline, path: Path) -> None:
         ) from error
     count = len(timeline.workers)
     figure = Figure(figsize=(12, 1.8 + min(24.0, 0.27 * max(count, 3))), dpi=150, layout="constrained")
+    if path.suffix.lstrip(".").lower() not in ("", *figure.canvas.get_supported_filetypes()):
+        raise ConfigError(f"--png {path}: {path.suffix!r} is no format of pictures. Use .png, .pdf or .svg.")
     axes = figure.add_subplot()
     for place, worker in zip(_places(timeline), timeline.workers, strict=True):
         lanes = [lane for lane in worker.lanes if lane]

@@ -125,7 +125,10 @@ def _load_table(place: TablePlace) -> Any:
     try:
         return _find(load_catalog(**properties), name)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
-        raise NoDataError(f"the catalog has no table {name} ({_text(error, properties)}). Check its name.") from error
+        raise NoDataError(
+            f"the catalog has no table {name} ({_text(error, properties)}). Check its name; catalogs in SQL also keep "
+            'tables by the name of the catalog, which is catalog_config\'s "name".'
+        ) from error
     except (NotInstalledError, ImportError) as error:
         raise MissingDependencyError(
             f"this catalog needs a client that is not installed ({error}). Run: {_INSTALL} and the client."
