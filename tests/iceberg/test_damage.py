@@ -109,3 +109,13 @@ def test_a_footer_of_rows_that_cannot_be_is_refused_too(tmp_path: Path, lie: dic
         CorruptFileError, match=rf"{path.name}: its metadata says that row group 0 has {lie['group_rows']}"
     ):
         scan_iceberg(table.metadata)
+
+
+def test_a_data_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    path = table.append([{"id": 1}])
+    table.live *= 2
+    table.remove()
+    with pytest.raises(CorruptFileError, match=f"{Path(path).name} is in the snapshot twice"):
+        scan_iceberg(table.metadata)
