@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._core.block import SlabCodec
-from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput, drawn_rows
 from torch_dataloader_utils._observe.meter import LoaderMeter
-from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
-from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
@@ -25,9 +22,6 @@ from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
 _RUN_BYTES = 4 << 20
 # Sizes are those in the files; encoded well, a row is larger in memory.
 _MOST_BATCHES = 64
-
-Delivered = tuple[int, Cursor, Any]
-"""Worker, how far it had come, batch."""
 
 
 def as_it_is(batch: Any) -> Any:
@@ -71,24 +65,22 @@ class WorkerProcesses:
         length = run_length(works, self._pipeline) if in_turn else 1
         # No slabs where tickets may reach any process, which then would not know its free slabs.
         codec = self._pipeline.codec if self._in_order else None
-        readers = None if codec is None else [SlabReader(codec) for _ in works]
+        receiver = Receiver(codec, len(works), meter)
         self._sampler.start(
             works,
             first_worker=first_worker,
             count=left if self._in_order else None,
             run_length=length,
-            freed=None if readers is None else lambda worker: readers[worker].take_freed(),
+            freed=None if codec is None else receiver.take_freed,
         )
         if left == 0:
             return
         answers = self._answers(meter, len(works), left if length == 1 else self._sampler.count)
-        if codec is not None and left is not None and length > 1:
-            turns = [(first_worker + number) % len(works) for number in range(len(works))]
-            yield from _in_turn(answers, turns, left, codec, readers, meter)
+        if codec is None or left is None or length == 1:
+            yield from receiver.one_by_one(answers)
             return
-        for answer in answers:
-            meter.received(answer.worker, answer.tally)
-            yield answer.worker, answer.cursor, _read(answer, readers)
+        turns = [(first_worker + number) % len(works) for number in range(len(works))]
+        yield from receiver.in_turn(answers, turns, left, codec)
 
     def _answers(self, meter: LoaderMeter, num_workers: int, count: int | None) -> Iterator[Answer]:
         """The answers that carry batches, `count` of them, or until every worker has ended."""
@@ -123,44 +115,3 @@ def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int:
     whole = int(group_rows.max())
     parts = math.ceil(max(whole * num_bytes / int(group_rows.sum()) / _RUN_BYTES, 1))
     return min(max(1, whole // parts // batch_rows), _MOST_BATCHES)
-
-
-def _in_turn(
-    answers: Iterator[Answer],
-    turns: Sequence[int],
-    left: int,
-    codec: SlabCodec,
-    readers: Sequence[SlabReader] | None,
-    meter: LoaderMeter,
-) -> Generator[Delivered]:
-    """One batch of each worker in turn, out of the runs that they answer with."""
-    runs: dict[int, Iterator[Delivered]] = {}
-    for number in range(left):
-        worker = turns[number % len(turns)]
-        delivered = next(runs.get(worker, iter(())), None)
-        if delivered is None:
-            answer = next(answers, None)
-            if answer is None or answer.worker != worker:
-                raise InternalError(f"Worker {worker} was to answer with batches; {answer} came. Please report this.")
-            runs[worker] = _batches_of(answer, codec, readers, meter)
-            delivered = next(runs[worker])
-        yield delivered
-    next(answers, None)  # lets them end: the last one is out
-
-
-def _batches_of(
-    answer: Answer, codec: SlabCodec, readers: Sequence[SlabReader] | None, meter: LoaderMeter
-) -> Iterator[Delivered]:
-    """The batches of a run; each is counted when it is taken."""
-    waiting = sum(answer.run_rows)
-    rows_before = answer.tally[0] - waiting
-    for rows, batch in zip(answer.run_rows, codec.cut(_read(answer, readers), answer.run_rows), strict=True):
-        rows_before += rows
-        meter.received(answer.worker, (rows_before, *answer.tally[1:]))
-        yield answer.worker, answer.cursor, batch
-
-
-def _read(answer: Answer, readers: Sequence[SlabReader] | None) -> Any:
-    if answer.slab is None or readers is None:
-        return answer.batch
-    return readers[answer.worker].read(answer.slab)
