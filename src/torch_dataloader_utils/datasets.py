@@ -18,7 +18,8 @@ from torch_dataloader_utils.keyword_options import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
-from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
+from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_filters, check_names
 from torch_dataloader_utils.table_rows import find_inventory
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
@@ -210,6 +211,7 @@ class StructuredDataset(WiredDataset):
             DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
         """
         check_names(loader_options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
+        checked = check_loader_options(loader_options)
         dataset = cls(
             path,
             format,
@@ -256,5 +258,5 @@ class StructuredDataset(WiredDataset):
             mesh=mesh,
         )
         warn_about(dataset.plan())
-        started = worker_start(remote, dataset.num_processes, loader_options)
+        started = worker_start(remote, dataset.num_processes, checked)
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **started), dataset

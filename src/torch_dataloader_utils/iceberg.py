@@ -24,7 +24,8 @@ from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.shapers import OutputFormat
-from torch_dataloader_utils.stream.loader import LOADER_OPTIONS, TableDataLoader
+from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
 from torch_dataloader_utils.table_rows import counting_share, shows_bars
@@ -223,6 +224,7 @@ class IcebergDataset(WiredDataset):
         """
         own, loader_options = separate_options(options, TABLE_OPTIONS)
         check_names(loader_options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
+        checked = check_loader_options(loader_options)
         dataset = cls(
             table,
             catalog_config,
@@ -261,5 +263,5 @@ class IcebergDataset(WiredDataset):
             **own,
         )
         warn_about(dataset.plan())
-        started = worker_start(remote, dataset.num_processes, loader_options)
+        started = worker_start(remote, dataset.num_processes, checked)
         return TableDataLoader(dataset, num_workers=dataset.num_processes, **started), dataset

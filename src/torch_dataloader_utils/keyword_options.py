@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class LoaderKeywords(TypedDict, total=False):
     """What a loader takes beside its data set: callbacks, and what goes to torch's DataLoader as it is."""
 
-    callbacks: Sequence[LoaderCallback]
+    callbacks: Sequence[LoaderCallback] | None
     pin_memory: bool
     pin_memory_device: str
     timeout: float

@@ -3,14 +3,38 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from torch_dataloader_utils._core.block import SlabCodec
-from torch_dataloader_utils._core.position import Position
-from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+@runtime_checkable
+class PositionedLoader(Protocol):
+    """What is asked of a loader: those of `create_dataloader` and blends are such.
+
+    codec: how its batches are written into flat buffers, or None. progress: has `position`, the one after the batch
+    given last, and `encode(position)`, its state.
+    """
+
+    @property
+    def codec(self) -> SlabCodec | None: ...
+
+    @property
+    def progress(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class DevicePrefetcher:
@@ -27,13 +51,22 @@ class DevicePrefetcher:
     are the loader's.
     """
 
-    def __init__(self, loader: TableDataLoader, device: torch.device | str | int, *, depth: int = 2) -> None:
-        if depth < 1:
-            raise ConfigError(f"depth={depth}: pass how many batches to hold ready, at least 1.")
+    def __init__(self, loader: PositionedLoader, device: torch.device | str | int, *, depth: int = 2) -> None:
+        """A prefetcher of this loader.
+
+        Raises:
+            ConfigTypeError: no loader of this package, or a depth that is no whole number.
+            ConfigError: no such device here, or a depth below 1.
+        """
+        if not isinstance(loader, PositionedLoader):
+            raise ConfigTypeError(
+                f"DevicePrefetcher got a {type(loader).__name__}: pass the loader that create_dataloader or blend "
+                "gives. Those of torch have pin_memory=True."
+            )
         self.loader = loader
-        self.device = torch.device(device)
-        self._depth = depth
-        self._given: Position | None = None
+        self.device = _find_device(device)
+        self._depth = check_integer("depth", depth, least=1)
+        self._given: Any = None
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -54,7 +87,7 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         copy = _CudaCopier(self.device, self.loader.codec) if self.device.type == "cuda" else None
-        waiting: deque[tuple[Any, Position]] = deque()
+        waiting: deque[tuple[Any, Any]] = deque()
         self._given = self.loader.progress.position
         for batch in self.loader:
             moved = batch if copy is None else copy.start(batch)
@@ -65,11 +98,22 @@ class DevicePrefetcher:
             yield self._give(waiting.popleft(), copy)
         self._given = None
 
-    def _give(self, ready: tuple[Any, Position], copy: "_CudaCopier | None") -> Any:
+    def _give(self, ready: tuple[Any, Any], copy: "_CudaCopier | None") -> Any:
         moved, self._given = ready
         if copy is not None:
             return copy.finish(moved)
         return moved.to(self.device) if hasattr(moved, "to") else moved
+
+
+def _find_device(device: Any) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        wanted = f'device={device!r}: pass a torch.device or its name, such as "cuda", "cuda:1" or "cpu".'
+        raise (ConfigTypeError if isinstance(error, TypeError) else ConfigError)(wanted) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f'device={device!r}: torch finds no CUDA device here. Pass "cpu", or install torch for CUDA.')
+    return found
 
 
 @dataclass(slots=True)

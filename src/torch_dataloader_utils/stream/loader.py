@@ -1,6 +1,5 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
-import inspect
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,41 +12,13 @@ from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
+from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
 from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
 from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
 from torch_dataloader_utils.stream.worker import WorkerStream
-
-# What a caller may choose of torch's DataLoader; the rest follows from batches being made where they are read.
-LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
-    "self",
-    "dataset",
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-    "drop_last",
-} | {"callbacks"}
-
-
-# These of them say how worker processes do their work.
-_WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
-
-
-def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for options of worker processes where there are none."""
-    meant = [name for name in _WORKER_OPTIONS if options.get(name)]
-    if num_workers == 0 and meant:
-        raise ConfigError(
-            f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "
-            "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out, "
-            "decode_ahead_bytes= says how far threads read ahead; or pass num_workers=1 or more."
-        )
 
 
 class TableDataLoader(DataLoader[Any]):
@@ -66,8 +37,15 @@ class TableDataLoader(DataLoader[Any]):
     dataset: TableDataset
 
     def __init__(
-        self, dataset: TableDataset, *, num_workers: int, callbacks: Sequence[LoaderCallback] = (), **options: Any
+        self,
+        dataset: TableDataset,
+        *,
+        num_workers: int,
+        callbacks: Sequence[LoaderCallback] | None = None,
+        **options: Any,
     ) -> None:
+        callbacks = check_callbacks("callbacks", callbacks)
+        options = check_loader_options(options)
         check_has_workers(num_workers, options)
         super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
         self._meter = LoaderMeter((*dataset.callbacks, *callbacks))

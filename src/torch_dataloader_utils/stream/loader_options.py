@@ -1,0 +1,126 @@
+"""What a caller may choose of torch's DataLoader, checked before anything is read; torch checks some of it, and late."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import get_all_start_methods
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._core.reals import check_not_negative
+from torch_dataloader_utils._observe.callbacks import LoaderCallback
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+# The rest follows from batches being made where they are read.
+LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
+    "self",
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "drop_last",
+} | {"callbacks"}
+
+
+# These of them say how worker processes do their work.
+_WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+
+
+def check_loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with Python's own numbers and bools, and callbacks as a tuple.
+
+        callbacks=None  ()      prefetch_factor=np.int64(2)  2      pin_memory="false", timeout=None  ConfigTypeError
+
+    Raises:
+        ConfigTypeError: an option of another type. ConfigError: one that is out of range.
+    """
+    # A later torch may have options that are not known here: they stay as they are.
+    return {name: _CHECKS[name](name, value) if name in _CHECKS else value for name, value in options.items()}
+
+
+def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options of worker processes where there are none."""
+    meant = [name for name in _WORKER_OPTIONS if options.get(name)]
+    if num_workers == 0 and meant:
+        raise ConfigError(
+            f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "
+            "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out, "
+            "decode_ahead_bytes= says how far threads read ahead; or pass num_workers=1 or more."
+        )
+
+
+def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
+    """The callbacks as a tuple; None is none.
+
+    Raises:
+        ConfigTypeError: no list, or something in it lacks a method of LoaderCallback.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass a list of LoaderCallback objects.")
+    callbacks = tuple(value)
+    for callback in callbacks:
+        if isinstance(callback, type) or not isinstance(callback, LoaderCallback):
+            raise ConfigTypeError(
+                f"{name}: {callback!r} is no LoaderCallback. Pass objects of subclasses of it, which have the methods "
+                "that you do not override."
+            )
+    return callbacks
+
+
+def _prefetch_factor(name: str, value: Any) -> int | None:
+    return None if value is None else check_integer(name, value, least=1)
+
+
+def _seconds(name: str, value: Any) -> float:
+    return check_not_negative(name, value, what="number of seconds")
+
+
+def _function(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass a function of the worker's number, or None.")
+    return value
+
+
+def _generator(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, torch.Generator):
+        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass a torch.Generator, or None.")
+    return value
+
+
+def _context(name: str, value: Any) -> Any:
+    known = get_all_start_methods()
+    wanted = f"{name}={value!r}: pass one of {known}, a context of multiprocessing, or None."
+    if value is not None and not isinstance(value, str | BaseContext):
+        raise ConfigTypeError(wanted)
+    if isinstance(value, str) and value not in known:
+        raise ConfigError(wanted)
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigTypeError(f'{name}={value!r}: pass the name of a device, such as "cuda".')
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "callbacks": check_callbacks,
+    "pin_memory": check_flag,
+    "pin_memory_device": _text,
+    "timeout": _seconds,
+    "worker_init_fn": _function,
+    "multiprocessing_context": _context,
+    "generator": _generator,
+    "prefetch_factor": _prefetch_factor,
+    "persistent_workers": check_flag,
+    "in_order": check_flag,
+}

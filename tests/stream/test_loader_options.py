@@ -1,0 +1,98 @@
+"""Options of the loader itself: another type is refused before anything is read, with or without worker processes."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.stream.tables import write_table
+from torch_dataloader_utils import DevicePrefetcher, LoaderCallback, StructuredDataset
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, [[13, 7]])
+    return str(folder)
+
+
+class Count(LoaderCallback):
+    def __init__(self):
+        self.batches = 0
+
+    def on_batch(self, run, batch):
+        self.batches += 1
+
+
+def load(path, **options):
+    return StructuredDataset.create_dataloader(path, **{"batch_size": 8, "num_workers": 0, **options})[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("callbacks", [1], "callbacks: 1 is no LoaderCallback"),
+        ("callbacks", "x", "callbacks is a str: pass a list"),
+        ("callbacks", Count(), "callbacks is a Count: pass a list"),
+        ("callbacks", [Count], "is no LoaderCallback. Pass objects"),
+        ("mesh", "x", "mesh is a str: pass a DeviceMesh"),
+        ("timeout", None, "timeout=None: pass a finite number of seconds"),
+        ("timeout", "", "timeout='': pass a finite number of seconds"),
+        ("timeout", -1, "timeout=-1: pass a finite number of seconds"),
+        ("pin_memory", "x", "pin_memory='x': pass True or False"),
+        ("pin_memory_device", 0, "pin_memory_device=0: pass the name of a device"),
+        ("in_order", "x", "in_order='x': pass True or False"),
+        ("worker_init_fn", 3, "worker_init_fn is a int: pass a function"),
+        ("generator", 3, "generator is a int: pass a torch.Generator"),
+        ("persistent_workers", "x", "persistent_workers='x': pass True or False"),
+        ("prefetch_factor", "x", "prefetch_factor='x': pass a whole number of at least 1"),
+        ("prefetch_factor", 0, "prefetch_factor=0: pass a whole number of at least 1"),
+        ("multiprocessing_context", 3, "multiprocessing_context=3: pass one of"),
+        ("multiprocessing_context", "thread", "multiprocessing_context='thread': pass one of"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(table, name, value, says, num_workers):
+    with pytest.raises(ConfigError, match=says):
+        load(table, num_workers=num_workers, **{name: value})
+
+
+def test_options_of_torch_are_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ConfigTypeError, match="timeout"):
+        load(tmp_path / "nothing there", timeout=None)
+
+
+def test_no_callbacks_and_numpy_values_are_taken(table):
+    watch = Count()
+    assert len(list(load(table, callbacks=None, pin_memory=np.False_, in_order=1, timeout=np.int64(0)))) == 3
+    context = multiprocessing.get_context("fork")
+    options = {"prefetch_factor": np.int64(2), "timeout": np.float32(60), "multiprocessing_context": context}
+    assert len(list(load(table, num_workers=1, callbacks=iter([watch]), generator=torch.Generator(), **options))) == 3
+    assert watch.batches == 3
+
+
+def test_only_loaders_of_this_package_are_prefetched(table):
+    for loader in (3, [1, 2], DataLoader([1, 2])):
+        with pytest.raises(ConfigTypeError, match="pass the loader that create_dataloader or blend gives"):
+            DevicePrefetcher(loader, "cpu")
+
+
+@pytest.mark.parametrize("device", [None, 3.5, "cudaa", "", "cuda:x"])
+def test_a_device_that_is_none_is_refused(table, device):
+    with pytest.raises(ConfigError, match="pass a torch[.]device or its name"):
+        DevicePrefetcher(load(table), device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused(table):
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        DevicePrefetcher(load(table), "cuda")
+
+
+@pytest.mark.parametrize("depth", ["2", 1.5, None])
+def test_a_depth_is_a_whole_number(table, depth):
+    with pytest.raises(ConfigTypeError, match="depth"):
+        DevicePrefetcher(load(table), "cpu", depth=depth)
