@@ -82,7 +82,7 @@ def test_only_loaders_of_this_package_are_prefetched(table):
 
 @pytest.mark.parametrize("device", [None, 3.5, "cudaa", "", "cuda:x"])
 def test_a_device_that_is_none_is_refused(table, device):
-    with pytest.raises(ConfigError, match="pass a torch[.]device or its name"):
+    with pytest.raises(ConfigError, match=r"pass a torch\.device or its name"):
         DevicePrefetcher(load(table), device)
 
 

@@ -12,7 +12,7 @@ from torch_dataloader_utils import IcebergDataset, StructuredDataset, keyword_op
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS
 from torch_dataloader_utils.keyword_options import IcebergKeywords, LoaderKeywords, RowLoaderKeywords, TableKeywords
-from torch_dataloader_utils.stream.loader import LOADER_OPTIONS
+from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
 from torch_dataloader_utils.table_options import TABLE_OPTIONS
 
 NAMES = {"torch": torch, "DeviceMesh": DeviceMesh, "BooleanExpression": BooleanExpression}

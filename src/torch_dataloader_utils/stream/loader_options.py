@@ -1,4 +1,4 @@
-"""What a caller may choose of torch's DataLoader, checked before anything is read; torch checks some of it, and late."""
+"""What a caller may choose of torch's DataLoader, checked before anything is read; torch checks some, and late."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
