@@ -158,7 +158,7 @@ class StructuredDataset(WiredDataset):
             columns: names to deliver, in this order; None for all. Only these (and the filter's) are read.
             filters: a pyarrow expression; exactly the rows for which it is true. May name columns that are not
                 delivered and partition columns. Files and row groups that cannot match are not read.
-            shuffle: permute chunks by (shuffle_seed, epoch).
+            shuffle: permute chunks by (shuffle_seed, epoch). The seed is any integer, taken modulo 2^64.
             split_bytes: size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB".
             split_rows: size of a chunk in rows; wins over split_bytes.
             split_strategy: an object with `generate`, or the name of an installed plug-in.

@@ -21,7 +21,7 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.row_lengths import read_lengths
 from torch_dataloader_utils.shape.lengths import check_has_lengths
@@ -155,6 +155,9 @@ class RowDataset(Dataset[Any]):
         The fast way to random batches, ten times and more for many columns:
 
             DataLoader(range(len(rows)), batch_size=64, sampler=sampler, collate_fn=rows.take)
+
+        Raises:
+            IndexError: outside the data set. TypeError: no list of whole numbers.
         """
         return self._gather(self._positions(indices)).to_batch()
 
@@ -173,8 +176,12 @@ class RowDataset(Dataset[Any]):
         return self._known_lengths
 
     def sort_key(self, index: SupportsIndex) -> int | float:
-        """The length of a row, from `length_column` alone (see `lengths`)."""
-        return self.lengths[operator.index(index)].item()  # type: ignore[no-any-return]
+        """The length of a row, from `length_column` alone (see `lengths`).
+
+        Raises:
+            IndexError: outside the data set. TypeError: not a whole number.
+        """
+        return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
 
     def cache_info(self) -> CacheInfo:
         """What the row group cache of this process has done: too many misses ask for a larger `cache_bytes`."""
@@ -187,7 +194,7 @@ class RowDataset(Dataset[Any]):
     def _positions(self, indices: Sequence[SupportsIndex]) -> Int64s:
         """Row numbers in [0, len(self))."""
         total = len(self)
-        positions = np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
+        positions = _whole_numbers(indices, total)
         wrong = np.flatnonzero((positions < -total) | (positions >= total))
         if len(wrong):
             raise IndexError(f"row {positions[wrong[0]]} of {total} rows")
@@ -227,3 +234,15 @@ class RowDataset(Dataset[Any]):
         if self._length_reader is None:
             raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
         return read_lengths(self._inventory, self._length_reader, Share(threads=self._threads))
+
+
+def _whole_numbers(indices: Any, total: int) -> Int64s:
+    """The indices as int64; those beyond it, as Python's lists do, are an IndexError."""
+    try:
+        return np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
+    except TypeError as error:
+        raise ConfigTypeError(
+            f"rows {indices!r}: pass whole numbers, a list of them to take(); rows[3] is one row."
+        ) from error
+    except OverflowError as error:
+        raise IndexError(f"row {max(map(operator.index, indices), key=abs)} of {total} rows") from error

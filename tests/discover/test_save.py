@@ -87,6 +87,20 @@ def test_extras_and_signed_urls_are_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [3, None, b"i"])
+def test_a_path_that_is_none_is_refused(path):
+    for call in (lambda: save_inventory(made(1, 1), path), lambda: load_inventory(path)):
+        with pytest.raises(ConfigTypeError, match=r"a path is a str or os\.PathLike"):
+            call()
+
+
+def test_what_is_no_inventory_is_not_saved(tmp_path):
+    with pytest.raises(ConfigTypeError, match="inventory is a dict: pass what scan_files gives"):
+        save_inventory({}, tmp_path / "i")
+    with pytest.raises(ConfigTypeError, match="allowed_roots is a int: pass a list"):
+        load_inventory(tmp_path / "i", allowed_roots=3)
+
+
 def test_a_file_that_is_no_inventory_or_a_newer_one_says_so(tmp_path):
     write_parquet(tmp_path / "data", 0, [1])
     with pytest.raises(ConfigError, match="no saved inventory"):

@@ -81,7 +81,7 @@ def test_rows_are_those_of_a_list(files, cache_bytes, filtered, output_format, d
 def test_indices_are_those_of_a_list(table):
     rows = RowDataset(table, columns=["row"], output_format="dict")
     assert rows[-1] == {"row": TOTAL - 1} == rows[np.int64(TOTAL - 1)] == rows[torch.tensor(TOTAL - 1)]
-    for index in (TOTAL, -TOTAL - 1, 2**40):
+    for index in (TOTAL, -TOTAL - 1, 2**40, 2**70, -(2**70)):
         with pytest.raises(IndexError, match=f"of {TOTAL} rows"):
             rows[index]
         with pytest.raises(IndexError):
@@ -97,6 +97,12 @@ def test_nothing_is_asked_for(table):
     assert isinstance(rows.take([]), TensorBatch)
     assert rows.take([])["row"].shape == (0,)
     assert rows.cache_info().misses == 0
+
+
+@pytest.mark.parametrize("indices", [3, "x", [1.5], [None], None])
+def test_indices_that_are_no_whole_numbers_are_refused(table, indices):
+    with pytest.raises(ConfigTypeError, match="pass whole numbers"):
+        RowDataset(table).take(indices)
 
 
 def test_a_filter_that_keeps_nothing_gives_an_empty_data_set(table):

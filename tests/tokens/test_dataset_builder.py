@@ -99,6 +99,8 @@ def test_numbers_of_a_configuration_are_checked_before_anything_is_opened(name: 
     for value in wrong:
         with pytest.raises(ConfigError, match=f"{name}={value!r}: pass a"):
             GPTDatasetConfig(random_seed=1, sequence_length=8, **{name: value})
+    with pytest.raises(ConfigError, match=r"random_seed=4294967296: pass one below 2\*\*32"):
+        GPTDatasetConfig(random_seed=1 << 32, sequence_length=8)
 
 
 def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from torch_dataloader_utils import StructuredDataset, blend, plan_epoch, scan_files
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers import (
     BufferSortedDataset,
     ShardedDataset,
     ShardIndexingMode,
     TokenBatchSampler,
+    pad_stack_1d,
     streaming_shard,
 )
 
@@ -89,3 +91,75 @@ def test_what_is_no_whole_number_is_refused_at_once(call):
 def test_weights_that_are_no_numbers_are_refused(path, weights):
     with pytest.raises(ConfigTypeError, match="pass a list of positive numbers, one for each source"):
         make_blend(path, weights, stop=4)
+
+
+LARGE = 2**70
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: BufferSortedDataset(Numbers(), LARGE, 2, init_seed=1),
+        lambda path: BufferSortedDataset(Numbers(), 4, LARGE, init_seed=1),
+        lambda path: BufferSortedDataset(Numbers(), 4, 2, init_seed=1).set_epoch(LARGE),
+        lambda path: TokenBatchSampler([1, 2], LARGE),
+        lambda path: TokenBatchSampler([1, 2], 8, window_rows=LARGE),
+        lambda path: TokenBatchSampler([1, 2], 8, num_workers=LARGE),
+        lambda path: TokenBatchSampler([1, 2], 8).set_epoch(-LARGE),
+        lambda path: streaming_shard(range(9), num_shards=LARGE, index=0),
+        lambda path: pad_stack_1d([torch.ones(2)], 0, pad_to_multiple_of=LARGE),
+        lambda path: plan_epoch(scan_files(path), epoch=LARGE),
+        lambda path: plan_epoch(scan_files(path), split_rows=LARGE),
+        lambda path: make_blend(path, stop=LARGE),
+        lambda path: make_blend(path, stop=4).set_epoch(LARGE),
+        lambda path: StructuredDataset(path, batch_size=LARGE),
+    ],
+)
+def test_numbers_beyond_int64_are_refused_at_once(path, call):
+    with pytest.raises(ConfigError, match="that int64 holds"):
+        call(path)
+
+
+def test_the_largest_int64_means_no_limit(path):
+    most = 2**63 - 1
+    assert len(list(TokenBatchSampler([1, 2], most, max_rows_per_batch=most, window_rows=most))) == 1
+    loader, _ = StructuredDataset.create_dataloader(
+        path, batch_size=most, split_rows=most, shuffle_rows=most, num_workers=0
+    )
+    assert [batch["row"].shape[0] for batch in loader] == [40]
+
+
+def test_seeds_are_taken_modulo_2_to_the_64(path):
+    for small, large in ((3, 3 + 2**64), (2**64 - 1, -1)):
+        samplers = [list(TokenBatchSampler(range(1, 9), 8, seed=seed)) for seed in (small, large)]
+        orders = [list(BufferSortedDataset(Numbers(), 4, 2, init_seed=seed)) for seed in (small, large)]
+        rows = [
+            [
+                batch["row"].tolist()
+                for batch in StructuredDataset.create_dataloader(
+                    path, batch_size=5, shuffle=True, shuffle_seed=seed, split_rows=5, num_workers=0
+                )[0]
+            ]
+            for seed in (small, large)
+        ]
+        assert samplers[0] == samplers[1]
+        assert orders[0] == orders[1]
+        assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("lengths", [3, "abc", ["a"], [None], [[1, 2]], [1, LARGE], None])
+def test_lengths_that_are_no_list_of_numbers_are_refused(lengths):
+    with pytest.raises(ConfigTypeError, match="pass a list of numbers, the tokens of each row"):
+        TokenBatchSampler(lengths, 8)
+
+
+@pytest.mark.parametrize("items", [3, [3], torch.ones(2, 2), iter([torch.ones(2)])])
+def test_items_that_are_no_list_of_tensors_are_refused(items):
+    with pytest.raises(ConfigTypeError, match=r"pass (a list of )?1-D tensors"):
+        pad_stack_1d(items, 0)
+
+
+@pytest.mark.parametrize("value", ["x", None, LARGE])
+def test_a_pad_value_that_the_dtype_does_not_hold_is_refused(value):
+    with pytest.raises(ConfigError, match=r"pass a number|cannot be"):
+        pad_stack_1d([torch.ones(2, dtype=torch.int64)], value)

@@ -1,4 +1,8 @@
-"""Whole numbers that a user gives, as Python ints: states and fingerprints are texts of them."""
+"""Whole numbers that a user gives, as Python ints: states and fingerprints are texts of them.
+
+Numbers are held to int64, as which arrays of rows, sizes and epochs keep them. Seeds may be any whole number: they are
+words of a key, taken modulo 2^64.
+"""
 
 import operator
 from dataclasses import fields
@@ -6,6 +10,9 @@ from types import NoneType
 from typing import Any, SupportsIndex, TypeGuard, get_args
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+# Of int64, in which sums of rows and bytes are computed.
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def is_integer(value: object) -> TypeGuard[SupportsIndex]:
@@ -22,8 +29,10 @@ def is_integer(value: object) -> TypeGuard[SupportsIndex]:
 def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
     """The value as a Python int.
 
+        check_integer("rank", np.int32(3))  3      "3"  ConfigTypeError      2**63  ConfigError
+
     Raises:
-        ConfigTypeError: no whole number. ConfigError: one below `least`.
+        ConfigTypeError: no whole number. ConfigError: one below `least`, or beyond int64.
     """
     wanted = "a whole number" if least is None else f"a whole number of at least {least}"
     if not is_integer(value):
@@ -31,7 +40,20 @@ def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
     number = operator.index(value)
     if least is not None and number < least:
         raise ConfigError(f"{name}={number}: pass {wanted}.")
+    if not _LEAST <= number <= _MOST:
+        raise ConfigError(f"{name}={number}: pass {wanted} that int64 holds (2**63 - 1 at most).")
     return number
+
+
+def check_seed(name: str, value: Any) -> int:
+    """The value as a Python int, however large: seeds are taken modulo 2^64 (see `permute.random_words`).
+
+    Raises:
+        ConfigTypeError: no whole number.
+    """
+    if not is_integer(value):
+        raise ConfigTypeError(f"{name}={value!r}: pass a whole number.")
+    return operator.index(value)
 
 
 def hold_integers(options: Any, *names: str, least: int | None = None) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._core.integers import check_seed, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
@@ -54,7 +54,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         hold_integers(self, *_COUNTS, least=1)
-        hold_integers(self, "seed")
+        object.__setattr__(self, "seed", check_seed("seed", self.seed))
         hold_integers(self, "first_row", "stop_row", least=0)
         if self.rank_sharding not in ("rows", "chunks"):
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')

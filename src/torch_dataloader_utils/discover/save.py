@@ -30,7 +30,7 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
-from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError, UnsupportedFeatureError
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
@@ -46,10 +46,14 @@ def save_inventory(
     """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
 
     Raises:
+        ConfigTypeError: no inventory, or no path.
         ConfigError: a file's URL carries a signature or password, which must not be stored.
         UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
         StoreError: it cannot be written there, or the storage failed after retries.
     """
+    if not isinstance(inventory, Inventory):
+        raise ConfigTypeError(f"inventory is a {type(inventory).__name__}: pass what scan_files gives.")
+    target = _as_text(path)
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(
             "an inventory of files with deletes or field ids is not saved; scan the table again."
@@ -62,7 +66,7 @@ def save_inventory(
         )
     sink = pa.BufferOutputStream()
     pq.write_table(_to_table(inventory), sink, compression="zstd", use_dictionary=False)
-    target, data = os.fspath(path), memoryview(sink.getvalue())
+    data = memoryview(sink.getvalue())
     store = open_store(target, storage_options)
     if isinstance(store, FsspecStore):
         store.write(target, len(data), lambda start, length: data[start : start + length])
@@ -83,12 +87,13 @@ def load_inventory(
             anywhere, so load only what you trust.
 
     Raises:
-        ConfigError: not a saved inventory, or one of a newer version.
+        ConfigTypeError: no path, or roots that are no list. ConfigError: not a saved inventory, or one of a newer
+            version.
         CorruptFileError: its bytes do not decode or do not fit together.
         UnsupportedFeatureError: it names a file outside of `allowed_roots`.
     """
     roots = None if allowed_roots is None else Roots.of(allowed_roots)
-    target = os.fspath(path)
+    target = _as_text(path)
     store = open_store(target, storage_options)
     tail = store.tail(target, store.stat(target).size)
     with decoding(target, "saved inventory"):
@@ -100,6 +105,12 @@ def load_inventory(
     if roots is not None:
         roots.check_inventory(inventory)
     return inventory
+
+
+def _as_text(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigTypeError(f"a path is a str or os.PathLike; got {type(path).__name__}.")
+    return os.fspath(path)
 
 
 def _first_with_credentials(paths: StringColumn) -> str | None:

@@ -35,7 +35,7 @@ class BlendedMegatronDatasetConfig:
     """What to read, how to divide it, and where indices are kept.
 
     Args:
-        random_seed: seed of the document and sample shuffles.
+        random_seed: seed of the document and sample shuffles; below 2^32, as numpy's RandomState takes it.
         sequence_length: tokens per sample.
         blend: one blend for all splits, divided by `split`.
         blend_per_split: a blend for train, valid and test each; excludes `blend` and `split`.
@@ -88,6 +88,8 @@ class BlendedMegatronDatasetConfig:
         object.__setattr__(self, "access", access)
         object.__setattr__(self, "storage_options", access.options)
         hold_integers(self, "random_seed", least=0)
+        if self.random_seed >= 1 << 32:
+            raise ConfigError(f"random_seed={self.random_seed}: pass one below 2**32, as numpy's RandomState takes it.")
         hold_integers(self, "sequence_length", "num_dataset_builder_threads", least=1)
         check_not_negative("mid_level_dataset_surplus", self.mid_level_dataset_surplus)
         check_not_negative("cache_lock_timeout_seconds", self.cache_lock_timeout_seconds, what="number of seconds")

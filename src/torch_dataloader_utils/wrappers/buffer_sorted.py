@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
@@ -76,7 +76,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         self._base_dataset = base_dataset
         self._buffer_size = check_integer("buffer_size", buffer_size, least=1)
         self._pack_size = check_integer("pack_size", pack_size, least=1)
-        self._seed = 0 if init_seed is None else check_integer("init_seed", init_seed)
+        self._seed = 0 if init_seed is None else check_seed("init_seed", init_seed)
         self._epoch = SharedEpoch()
         # The last order made, as ((epoch, buffer), positions): replaced as a whole, so threads never see half of it.
         self._cached: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None

@@ -27,9 +27,12 @@ def pad_stack_1d(
         pad_to_multiple_of: the row length is rounded up to a multiple of this.
 
     Raises:
-        ConfigError: no items, an item that is not 1-D, an unknown side, or a multiple below 1.
-        ConfigTypeError: items of different dtypes.
+        ConfigError: no items, an item that is not 1-D, an unknown side, or a multiple below 1; a pad value that the
+            dtype does not hold.
+        ConfigTypeError: no list of tensors, or tensors of different dtypes; a pad value that is no number.
     """
+    if not isinstance(items, Sequence):
+        raise ConfigTypeError(f"items is a {type(items).__name__}: pass a list of 1-D tensors.")
     if not items:
         raise ConfigError(
             "There are no items to pad: the shape and dtype of the result would be unknown. Pass one at least."
@@ -39,6 +42,8 @@ def pad_stack_1d(
     if padding_side not in ("left", "right"):
         raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
     for row, item in enumerate(items):
+        if not isinstance(item, torch.Tensor):
+            raise ConfigTypeError(f"Item {row} is a {type(item).__name__}: pass 1-D tensors.")
         if item.ndim != 1:
             raise ConfigError(f"Item {row} has shape {tuple(item.shape)}; pass 1-D tensors.")
         if item.dtype != items[0].dtype:
@@ -46,8 +51,17 @@ def pad_stack_1d(
     width = max(len(item) for item in items)
     if pad_to_multiple_of is not None:
         width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
-    padded = items[0].new_full((len(items), width), pad_value)
+    padded = _filled(items[0], (len(items), width), pad_value)
     for row, item in zip(padded, items, strict=True):
         start = 0 if padding_side == "right" else width - len(item)
         row[start : start + len(item)] = item
     return padded
+
+
+def _filled(like: torch.Tensor, shape: tuple[int, int], value: float) -> torch.Tensor:
+    try:
+        return like.new_full(shape, value)
+    except TypeError as error:
+        raise ConfigTypeError(f"pad_value is a {type(value).__name__}: pass a number.") from error
+    except (RuntimeError, OverflowError) as error:
+        raise ConfigError(f"A tensor {list(shape)} of {like.dtype} filled with {value} cannot be: {error}") from error

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 # Of the words of purpose BUCKETS: beyond every plan row, by which windows of streams are keyed.
 _WHOLE_EPOCH = 1 << 63
@@ -73,13 +74,14 @@ class TokenBatchSampler(Sampler[list[int]]):
             num_ranks, rank: training processes, and which of them this is.
             num_workers: of the DataLoader: each worker then gets batches of neighbouring rows of its own.
             shuffle: random windows, batches in a window and ties. Without, longest first in each window.
-            seed: any integer.
+            seed: any integer, taken modulo 2^64.
             window_rows: rows that are sorted together, neighbours of the data set, so that few row groups are open at
                 once; None sorts all of them. Windows begin elsewhere in every shuffled epoch, so batches change.
             max_rows_per_batch: most rows of a batch.
             pad_to_multiple_of: what the collate function rounds lengths up to.
 
         Raises:
+            ConfigTypeError: lengths that are no list of numbers, or a number that is not whole.
             ConfigError: a number out of range, or a row that alone exceeds max_tokens_per_batch.
         """
         for name, value in (
@@ -91,15 +93,17 @@ class TokenBatchSampler(Sampler[list[int]]):
             ("pad_to_multiple_of", pad_to_multiple_of),
         ):
             check_integer(name, value, least=1)
-        seed, rank = check_integer("seed", seed), check_integer("rank", rank)
+        seed, rank = check_seed("seed", seed), check_integer("rank", rank)
+        shuffle = check_flag("shuffle", shuffle)
         if not 0 <= rank < num_ranks:
             raise ConfigError(f"rank={rank} must be in [0, num_ranks={num_ranks}).")
+        measured = _as_lengths(lengths)
         self._budget = TokenBudget(
             max_tokens=max_tokens_per_batch,
-            max_rows=len(lengths) + 1 if max_rows_per_batch is None else max_rows_per_batch,
+            max_rows=len(measured) + 1 if max_rows_per_batch is None else max_rows_per_batch,
             pad_to_multiple_of=pad_to_multiple_of,
         )
-        self._widths = _fitting_widths(np.asarray(lengths), self._budget)
+        self._widths = _fitting_widths(measured, self._budget)
         self._window_rows = max(1, len(self._widths)) if window_rows is None else window_rows
         self._num_ranks, self._rank, self._num_workers = num_ranks, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
@@ -180,6 +184,16 @@ def level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
         stop=np.append(stop, stop[again]),
         repeated_rows=int((stop - start)[again].sum()),
     )
+
+
+def _as_lengths(lengths: Any) -> npt.NDArray[Any]:
+    measured = np.asarray(lengths)
+    if measured.ndim != 1 or (measured.size and measured.dtype.kind not in "iuf"):
+        raise ConfigTypeError(
+            f"lengths is {'a ' + type(lengths).__name__ if measured.ndim != 1 else 'of ' + str(measured.dtype)}: pass "
+            "a list of numbers, the tokens of each row, such as RowDataset.lengths."
+        )
+    return measured
 
 
 def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:

@@ -40,8 +40,10 @@ class Roots:
         """From the user's prefixes: "s3://bucket/warehouse", "s3://" (any bucket), "/data".
 
         Raises:
-            ConfigTypeError: one string, whose letters are not meant. ConfigError: a web path with "..".
+            ConfigTypeError: no list; or one string, whose letters are not meant. ConfigError: a web path with "..".
         """
+        if not isinstance(roots, Iterable):
+            raise ConfigTypeError(f"allowed_roots is a {type(roots).__name__}: pass a list of prefixes.")
         if isinstance(roots, str):
             raise ConfigTypeError(
                 f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."
