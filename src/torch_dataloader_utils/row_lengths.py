@@ -13,6 +13,7 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._store.identity import any_names_no_version
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
 from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
@@ -31,7 +32,8 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
     """The lengths of the live rows of this process's row groups, in order; read-only, int32 where that is wide enough.
 
     What was read is kept on this host under the inventory's fingerprint, so that another process, and the next job,
-    need not read it. (Not under a filter: its text need not say all of it.)
+    need not read it. (Not under a filter: its text need not say all of it. Nor where a web server names no version of a
+    file: another one of its size may have taken its place.)
 
     reader: of the one column that is measured. share: which row groups; nothing is exchanged.
     on_progress: called in the caller's thread after each row group with (row groups done, row groups to do).
@@ -40,7 +42,8 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
         DataError, StoreError: see Reader.read.
     """
     groups = share.of(inventory.num_groups)
-    kept = kept_lengths() if not inventory.row_filter else None
+    is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
+    kept = kept_lengths() if is_known else None
     key = (inventory.fingerprint(), f"{reader.spec.columns} of rows {share.index, share.count}")
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):

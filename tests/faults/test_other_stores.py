@@ -1,6 +1,7 @@
 """Reads pinned to the planned version on web servers, Google Cloud Storage and Azure."""
 
 import base64
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.conftest import QUICK
 from tests.faults.tables import assert_rows, parquet_bytes, table
 from tests.faults.test_identity import OTHER_ROWS, PLANNED, receive
 from tests.faults.web_server import WebServer, listening, web_server
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import RowDataset, StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
@@ -143,6 +146,34 @@ def test_a_footer_is_not_kept_where_a_server_names_no_version(
     assert not any(tmp_path.iterdir())
     web.has_dates = True
     scan_files(web.url("a.parquet"), storage_options=keeping)
+    assert any(tmp_path.iterdir())
+
+
+def _unchecked(data: pa.Table) -> bytes:
+    """A file whose pages lie where they lie whatever the numbers are: nothing encodes or checks them."""
+    sink = io.BytesIO()
+    pq.write_table(data, sink, compression="none", use_dictionary=False)
+    return sink.getvalue()
+
+
+def test_lengths_are_not_kept_where_a_server_names_no_version(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path))
+    keeping = StoreAccess.of(remote=RemoteOptions(retry=QUICK, keep_footers=False))
+    web.etag, web.has_dates = "none", False
+    old, new = (_unchecked(table(first, 300)) for first in (0, 300))
+    assert len(old) == len(new)
+    web.files["b.parquet"] = PLANNED
+    for content, first in ((old, 0), (new, 300), (old, 0)):
+        web.files["a.parquet"] = content
+        files = scan_files([web.url("a.parquet"), web.url("b.parquet")], storage_options=keeping)
+        rows = RowDataset([], inventory=files, storage_options=keeping, length_column="row")
+        assert rows.lengths[0] == first
+    assert not any(tmp_path.iterdir())
+    web.has_dates = True
+    dated = scan_files(web.url("a.parquet"), storage_options=keeping)
+    assert len(RowDataset([], inventory=dated, storage_options=keeping, length_column="row").lengths) == 300
     assert any(tmp_path.iterdir())
 
 

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store.interface import FileStat
 from torch_dataloader_utils.errors import DataError, FileChangedError
 
@@ -21,6 +24,15 @@ def unversioned(size: int) -> str:
 def names_no_version(identity: str) -> bool:
     """Whether an identity is no more than a size, as `unversioned` gives it: nothing may be kept under it."""
     return identity.endswith("-") and identity[:-1].isdigit()
+
+
+def any_names_no_version(identities: StringColumn) -> bool:
+    """Whether one of them is no more than a size: nothing may be kept under a fingerprint of all of them."""
+    if not identities.data.size:
+        return False
+    # Of a million identities that name a version, hardly any ends so.
+    doubtful = np.flatnonzero(identities.data[identities.offsets[1:] - 1] == ord("-"))
+    return any(names_no_version(identities[index]) for index in doubtful.tolist())
 
 
 def stat_of(info: Mapping[str, Any]) -> FileStat:
