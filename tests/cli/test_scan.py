@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.cli.shell import tdu, tdu_json, write_parquet
+from tests.cli.shell import one_line, tdu, tdu_json, write_parquet
 from torch_dataloader_utils import load_inventory, scan_files
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
 from torch_dataloader_utils._core.strings import StringColumn
@@ -62,6 +62,14 @@ def test_other_formats(tmp_path, format_name):
         with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
             writer.write_table(data)
     assert tdu_json("scan", tmp_path, "--format", format_name)["num_rows"] == 3
+
+
+def test_an_inventory_and_paths_are_not_both_taken(table, tmp_path):
+    saved = tmp_path / "inventory.parquet"
+    tdu_json("scan", table, "--save", saved)
+    for command in ("scan", "plan", "verify"):
+        result = tdu(command, tmp_path / "other", "--inventory", saved, code=2)
+        assert "names the files already: leave out" in one_line(result)
 
 
 def inventory_of(group_bytes, group_rows=1000, file_bytes=None, file_of_group=None):

@@ -37,7 +37,7 @@ def test_the_first_retry_of_a_request_is_a_warning_that_says_what_why_and_how_lo
     assert text.startswith(
         f"s3://bucket/{record.key}: cannot read yet (HTTP 503 SlowDown, request REQUEST-ID; 1 attempt"
     )
-    assert text.endswith("trying again in 0.0 s")
+    assert text.endswith("trying again in 0.0 s, given up after 20 s")
 
 
 def test_many_retries_in_a_short_time_are_one_line(

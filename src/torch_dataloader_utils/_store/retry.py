@@ -47,6 +47,11 @@ class Attempts:
         """Since the first attempt began."""
         return time.monotonic() - self._begin
 
+    @property
+    def most_seconds(self) -> float:
+        """When the request is given up, counted as `elapsed_seconds`."""
+        return self._policy.most_seconds
+
     def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
         """Seconds to wait before the next attempt; None if there is none.
 

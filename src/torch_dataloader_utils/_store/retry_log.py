@@ -40,7 +40,9 @@ class RetryLog:
             path,
             self._action,
             failure_text(error, self._path, diagnosis, attempts),
-            "asking for new credentials" if renews else f"trying again in {wait_seconds:.1f} s",
+            "asking for new credentials"
+            if renews
+            else f"trying again in {wait_seconds:.1f} s, given up after {attempts.most_seconds:g} s",
             extra={
                 "event": "storage_retry",
                 "bucket": bucket,

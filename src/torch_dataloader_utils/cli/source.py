@@ -35,6 +35,11 @@ class DataSource:
     def __post_init__(self) -> None:
         if not self.paths and self.inventory_path is None:
             raise ConfigError("Nothing to read: give a path, a pattern, a table, or --inventory FILE.")
+        if self.paths and self.inventory_path is not None:
+            raise ConfigError(
+                f"--inventory {self.inventory_path} names the files already: leave out {' '.join(self.paths)}, or "
+                "--inventory."
+            )
         if self.is_table and len(self.paths) > 1:
             raise ConfigError(f"{len(self.paths)} tables: give one at a time.")
 

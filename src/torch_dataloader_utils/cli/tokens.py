@@ -27,6 +27,7 @@ _GOES_ON = "The parts that are done stay; the same command goes on with them."
 # What the library's messages call options.
 _SHELL_NAMES = {
     "overwrites=True": "--overwrite",
+    "dtype=np.": "--dtype ",
     "pass file_format=": "pass --format ",
     "file_format='parquet' or 'orc'": "--format parquet or orc",
 }

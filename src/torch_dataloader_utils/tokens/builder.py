@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, SchemaError
-from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits
+from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
@@ -182,9 +182,7 @@ class IndexedDatasetBuilder:
         # numpy would wrap around, or round, silently: a vocabulary that outgrew the type must not become other tokens.
         (lowest, highest), low, high = integer_limits(self.dtype), int(given.min()), int(given.max())
         if low < lowest or high > highest:
-            raise DataError(
-                f"Tokens from {low} to {high} do not fit {self.dtype.name}. Build the corpus with a wider dtype."
-            )
+            raise DataError(f"Tokens from {low} to {high} do not fit {self.dtype.name}. {wider_dtype(low, high)}")
 
     def _write(self, tokens: npt.NDArray[Any], counts: npt.NDArray[np.int64], modes: Sequence[int]) -> None:
         if len(modes) != len(counts):

@@ -15,7 +15,7 @@ from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.tokens.documents import Tokenizer
-from torch_dataloader_utils.tokens.dtypes import integer_limits
+from torch_dataloader_utils.tokens.dtypes import integer_limits, wider_dtype
 
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 2
@@ -44,7 +44,7 @@ class CorpusOptions:
         if self.vocabulary_size is not None and eod >= self.vocabulary_size:
             raise ConfigError(f"eod={eod} lies outside the vocabulary, whose ids are below {self.vocabulary_size}.")
         if eod > integer_limits(np.dtype(self.dtype))[1]:
-            raise ConfigError(f"eod={eod} does not fit {self.dtype}. Build the corpus with a wider dtype.")
+            raise ConfigError(f"eod={eod} does not fit {self.dtype}. {wider_dtype(eod)}")
 
     def describe(self) -> dict[str, Any]:
         """The options as JSON values. A tokenizer is known by its `fingerprint`, else by its name."""

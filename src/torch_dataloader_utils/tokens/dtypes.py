@@ -74,3 +74,15 @@ def integer_limits(dtype: TokenDtype) -> tuple[int, int]:
         return -whole, whole
     limits = np.iinfo(dtype)
     return int(limits.min), int(limits.max)
+
+
+def wider_dtype(*tokens: int) -> str:
+    """What to do about tokens that a corpus's type does not hold, for messages.
+
+    tokens: those that do not fit, or the lowest and the highest of them.
+    """
+    for dtype in map(select_dtype, (1, 2**31, 2**31 + 1)):
+        low, high = integer_limits(dtype)
+        if all(low <= token <= high for token in tokens):
+            return f"Pass dtype=np.{dtype.name}, which holds up to {high:,}; the default is int32."
+    return f"The widest type of a corpus is {dtype.name}, up to {high:,}: check the tokens."
