@@ -3,6 +3,7 @@
 inventory, seed, epoch, topology  →  EpochPlan
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -36,6 +37,7 @@ from torch_dataloader_utils.plan.strategy_check import (
 )
 from torch_dataloader_utils.plan.token_batches import cut_batches
 from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
+from torch_dataloader_utils.plan_warnings import plan_problems
 from torch_dataloader_utils.plugins import find_strategy
 
 
@@ -101,7 +103,7 @@ def plan_epoch(
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last
     )
-    position = Position(epoch=check_integer("epoch", epoch), segment=Segment(topology=topology))
+    position = Position(epoch=check_integer("epoch", epoch, least=0), segment=Segment(topology=topology))
     return Planner(inventory=inventory, options=options, strategy=strategy).plan(position)
 
 
@@ -188,6 +190,11 @@ class Planner:
     def plan(self, position: Position) -> EpochPlan:
         """The plan from `position` on."""
         return self._recent_plans.get(position, self._plan)
+
+    def problems(self, position: Position) -> Iterator[str]:
+        """What a trainer must know of the rest of an epoch, see `plan_problems`; a rest of no steps is none."""
+        plan = self.plan(position)
+        return iter(()) if plan.rank_steps is not None and not any(plan.rank_steps) else plan_problems(plan)
 
     def _chunks(self, epoch: int) -> Units:
         return order_chunks(self._stored_chunks, self.options, epoch)

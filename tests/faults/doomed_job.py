@@ -1,6 +1,10 @@
 """A training process for test_death: it reads with workers, says what it sees, and dies in the way it is told.
 
-python -m tests.faults.doomed_job PATH START_METHOD HOW...      how: killed | exit | segfault | hangs | raises | waits
+python -m tests.faults.doomed_job PATH START_METHOD HOW...
+
+how, of a worker in a transform: killed | locked | exit | segfault | hangs | raises
+how, of all workers at once: shot (by the trainer) | shot-after (after a whole pass of persistent ones)
+how, of nobody: waits
 """
 
 import ctypes
@@ -10,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from psutil import Process
+from psutil import Process, pid_exists, wait_procs
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils import StructuredDataset
@@ -28,6 +32,13 @@ class Doom:
             return batch
         match self.how:
             case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "locked":
+                frame: Any = sys._getframe()
+                while "done_event" not in frame.f_locals:
+                    frame = frame.f_back
+                # What torch's worker loop does for a moment at every batch, to see whether it is to end.
+                frame.f_locals["done_event"]._cond.acquire()
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
                 os._exit(3)
@@ -50,7 +61,8 @@ def run(path: str, method: str, how: str) -> None:
         path,
         batch_size=10,
         num_workers=2,
-        transform=Doom(how),
+        transform=None if how.startswith("shot") else Doom(how),
+        persistent_workers=how == "shot-after",
         timeout=(3 if method == "fork" else 20) if how == "hangs" else 0,
         multiprocessing_context=method,
     )
@@ -63,9 +75,22 @@ def run(path: str, method: str, how: str) -> None:
             if how == "waits" and len(rows) == 50:
                 say(pid=os.getpid(), children=workers)
                 signal.pause()
+            if how == "shot" and len(rows) == 30:
+                shoot(workers)
+        if how == "shot-after":
+            shoot(workers)
+            rows = [row for batch in loader for row in batch["row"].tolist()]
+            say(how=how, rows=rows, workers=workers)
     except LoaderError as error:
         told = {"how": how, "error": type(error).__name__, "text": str(error), "workers": workers}
         say(**told, rows=rows, state=loader.state_dict())
+
+
+def shoot(workers: list[int]) -> None:
+    """Kills them, and sees them end."""
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    wait_procs([Process(worker) for worker in workers if pid_exists(worker)], timeout=20)
 
 
 if __name__ == "__main__":

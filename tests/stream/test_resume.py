@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch.distributed.checkpoint as dcp
@@ -11,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]
 TOTAL = 300
@@ -187,3 +188,34 @@ def test_a_loader_is_a_stateful_of_a_distributed_checkpoint(table, tmp_path):
     resumed, _ = load(table)
     dcp.load({"loader": resumed}, checkpoint_id=str(tmp_path / "checkpoint"))
     assert [check_batch(batch) for batch in resumed] == whole[5:]
+
+
+def test_rows_that_repeat_only_after_a_resume_are_told_when_the_state_is_loaded(tmp_path):
+    write_table(tmp_path, [[70]])
+    loader, _ = load(str(tmp_path), batch_size=32)
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed, _ = load(str(tmp_path), batch_size=1, num_ranks=5, rank=0)
+    with pytest.warns(UserWarning, match="2 rows come a second time"):
+        resumed.load_state_dict(state)
+    assert resumed.plan.repeated_rows == 2
+
+
+@pytest.mark.parametrize("epoch", ["0", 1.0, None, True])
+def test_an_epoch_that_is_no_whole_number_is_refused(table, epoch):
+    with pytest.raises(ConfigTypeError, match="epoch="):
+        load(table)[0].set_epoch(epoch)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 63])
+def test_an_epoch_out_of_range_is_refused(table, epoch):
+    with pytest.raises(ConfigError, match=f"epoch={epoch}"):
+        load(table)[0].set_epoch(epoch)
+
+
+def test_numpy_counts_epochs_too(table):
+    loader, same = load(table)[0], load(table)[0]
+    loader.set_epoch(np.int64(2))
+    same.set_epoch(2)
+    assert [check_batch(batch) for batch in loader] == [check_batch(batch) for batch in same]
+    json.dumps(loader.state_dict())

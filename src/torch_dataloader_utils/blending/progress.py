@@ -68,7 +68,7 @@ class BlendProgress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch."""
-        epoch = check_integer("epoch", epoch)
+        epoch = check_integer("epoch", epoch, least=0)
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
         self._epoch, self._present = epoch, None

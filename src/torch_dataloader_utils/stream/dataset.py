@@ -1,13 +1,15 @@
 """The data set as torch sees it: an IterableDataset that plans, remembers its position, and works in any DataLoader."""
 
 import sys
-from collections.abc import Generator, Iterator, Mapping
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import WorkerInput
@@ -63,6 +65,10 @@ class PlanSource(Protocol):
         """The plan from a position on."""
         ...
 
+    def problems(self, position: Position) -> Iterable[str]:
+        """What a trainer must know of that plan before it begins; nothing for nearly all plans."""
+        ...
+
     def span(self, num_spans: int, index: int) -> "PlanSource":
         """The planner of one of `num_spans` runs of neighbouring rows."""
         ...
@@ -105,10 +111,14 @@ class TableDataset(IterableDataset[Any]):
         return self.progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; call it on every rank with the same number.
+        """Choose the epoch of the next pass, from 0; call it on every rank with the same number.
 
         A position that was loaded for this very epoch is kept; any other is given up.
+
+        Raises:
+            ConfigTypeError: no whole number. ConfigError: one that is negative, or does not fit into 64 bits.
         """
+        epoch = check_integer("epoch", epoch, least=0)
         self._shared_epoch[0] = epoch
         self._seen_epoch = epoch
         self.progress.set_epoch(epoch)
@@ -120,13 +130,20 @@ class TableDataset(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stood, on this data set's own topology.
 
+        Warns of what the plan of the rest has that none of the topology before had, such as rows that come twice.
+
         Raises:
             CheckpointMismatchError: the state belongs to other data or options, or was changed.
         """
         self.progress.load_state_dict(state)
-        if get_worker_info() is None:
-            self._shared_epoch[0] = self.progress.epoch
-            self._seen_epoch = self.progress.epoch
+        if get_worker_info() is not None:
+            return
+        self._shared_epoch[0] = self.progress.epoch
+        self._seen_epoch = self.progress.epoch
+        position = self.progress.next_position(self.topology)
+        if position.history:
+            for problem in self.planner.problems(position):
+                warnings.warn(problem, UserWarning, stacklevel=2)
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool = False) -> "TableDataset":
         """One shard of this data set, for `wrappers.streaming_shard`: nothing is read that it does not keep.

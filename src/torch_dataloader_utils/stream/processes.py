@@ -15,7 +15,7 @@ from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.stream.worker_death import Notes, with_deaths_named
+from torch_dataloader_utils.stream.worker_death import Notes, answers_of
 
 # Bytes of batches that travel as one. A hand-over costs some 300 us however large it is; 1,024 rows of 51 columns take
 # 120 us to decode.
@@ -86,7 +86,7 @@ class WorkerProcesses:
         """The answers that carry batches, `count` of them, or until every worker has ended."""
         ended = set[int]()
         received = 0
-        for answer in with_deaths_named(meter.answers(self._loader), self._notes):
+        for answer in meter.answers(answers_of(self._loader, self._notes)):
             if answer.error is not None:
                 raise answer.error
             if answer.ended:

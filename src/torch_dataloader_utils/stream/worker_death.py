@@ -4,28 +4,31 @@ A dead worker cannot say. So each notes what it reads in shared memory, where th
 """
 
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import util
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.parent import end_with_parent
 from torch_dataloader_utils.errors import WorkerDiedError
+from torch_dataloader_utils.stream import torch_workers
 
 T = TypeVar("T")
 
 _NOTE_BYTES = 1024
 _READING, _BATCH = 0, 1
-# How torch.utils.data says it: "(pid 12)", "(pid(s) 12, 13)"; and of one that does not answer, "timed out".
-_PIDS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_END: Any = object()
+# So long after a broken connection a worker is found dead, if that is why.
+_DEATH_SEC = 2.0
 
 
 class Notes:
@@ -91,31 +94,51 @@ class NotingReader:
             return self.reader.read(task, stop_row)
 
 
-def with_deaths_named(answers: Iterable[T], notes: Notes) -> Iterator[T]:
-    """The answers; a dead or silent worker is an error that says which one it is and what it was doing.
+def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
+    """One pass over a loader; a dead or silent worker is an error that says which one it is and what it was doing.
+
+    After a death the other workers are ended too, and the next pass has new ones.
 
     Raises:
-        WorkerDiedError: from torch's own RuntimeError.
+        WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
     """
+    loading = None
     try:
-        yield from answers
-    except RuntimeError as error:
-        named = _named(error, notes)
+        loading = torch_workers.start(loader)
+        while True:
+            if gone := torch_workers.dead(loading):
+                torch_workers.end(loading)
+                raise _death(gone, f"it ended with exit code {gone[0].exitcode}", notes)
+            with torch_workers.watched(loading):
+                answer = next(loading, _END)
+            if answer is _END:
+                return
+            yield answer
+    except WorkerDiedError:
+        raise
+    except (RuntimeError, EOFError, OSError) as error:
+        named = _named(error, loading, notes)
         if named is None:
             raise
+        torch_workers.end(loading)
         raise named from error
 
 
-def _named(error: RuntimeError, notes: Notes) -> WorkerDiedError | None:
+def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
     text = str(error).strip().rstrip(". ")
     if "DataLoader timed out" in text:
         return WorkerDiedError(
             f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what it waits on."
         )
-    match = _PIDS.search(text)
-    if match is None:
+    if loading is None or text.startswith("Caught "):  # the latter was raised in a worker that lives, and sent here
         return None
-    told = "; ".join(notes.of_pid(int(pid)) for pid in match[1].split(","))
+    # A batch that breaks off says so before the kernel says who is gone.
+    gone = torch_workers.dead(loading, wait_sec=_DEATH_SEC)
+    return _death(gone, text, notes) if gone else None
+
+
+def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDiedError:
+    told = "; ".join(notes.of_pid(worker.pid or 0) for worker in workers)
     return WorkerDiedError(
         f"{told}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
         "decode_ahead_bytes; if it crashed, read that row group in a process of its own."

@@ -1,0 +1,95 @@
+"""The worker processes of torch's DataLoader, where what it offers is not enough.
+
+Private parts of torch's iterator are touched here and nowhere else. Its way with a worker that dies has two faults:
+
+- its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
+  it knows of the workers only while an answer is waited for (then it must: a worker that dies in the middle of a
+  message would be waited for without end).
+- to look at the event that ends the workers, and to set it, it takes a lock that they take too: it waits for ever if
+  the dead one held it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torch._C import _remove_worker_pids, _set_worker_pids
+from torch.utils.data import DataLoader
+
+
+def start(loader: DataLoader[Any]) -> Any:
+    """An iterator over the loader; persistent workers of an earlier pass go on, unless one of them died since."""
+    earlier: Any = loader._iterator
+    if earlier is not None:
+        if dead(earlier):
+            end(earlier)
+        if earlier._shutdown:
+            loader._iterator = None
+        else:
+            _watch(earlier)
+    loading: Any = iter(loader)
+    if not isinstance(loading._workers_done_event, _DoneEvent):
+        loading._workers_done_event = _DoneEvent(loading._workers_done_event, loading._workers)
+    _forget(loading)
+    return loading
+
+
+@contextmanager
+def watched(loading: Any) -> Iterator[None]:
+    """Inside, the death of a worker is raised as torch's RuntimeError at once."""
+    _watch(loading)
+    try:
+        yield
+    finally:
+        _forget(loading)
+
+
+def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
+    """Workers that ended before the loading did; waits so long for the first one to end."""
+    return [] if loading._shutdown else _ended(loading._workers, wait_sec)
+
+
+def end(loading: Any) -> None:
+    """Ends all workers; at once, if one of them is dead."""
+    _forget(loading)
+    loading._shutdown_workers()
+
+
+class _DoneEvent:
+    """Tells workers to end. Only the trainer's process sets it, so nobody else need be asked whether it is set."""
+
+    def __init__(self, shared: Any, workers: Sequence[BaseProcess]) -> None:
+        self._shared = shared
+        self._workers = workers
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if not _ended(self._workers):
+            self._shared.set()
+            return
+        for worker in self._workers:
+            worker.kill()
+
+
+def _ended(workers: Sequence[BaseProcess], wait_sec: float = 0) -> list[BaseProcess]:
+    # Not is_alive(), which takes a process that somebody else has waited for (os.wait, psutil) to live for ever.
+    ended = wait([worker.sentinel for worker in workers], timeout=wait_sec)
+    return [worker for worker in workers if worker.sentinel in ended]
+
+
+def _watch(loading: Any) -> None:
+    if not loading._worker_pids_set:
+        _set_worker_pids(id(loading), tuple(worker.pid for worker in loading._workers))
+        loading._worker_pids_set = True
+
+
+def _forget(loading: Any) -> None:
+    if loading._worker_pids_set:
+        _remove_worker_pids(id(loading))
+        loading._worker_pids_set = False
