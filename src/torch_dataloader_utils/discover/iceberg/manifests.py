@@ -8,7 +8,7 @@ looked at.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import Buffer, redact
@@ -24,14 +24,56 @@ FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
 
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID, _DATA_FILE_ID = 102, 2
-
-# Field ids, in the order in which they are taken apart below.
-_LIST_FIELDS = (500, 502, 517, 515, 503, 507)
-_ENTRY_FIELDS = (0, 1, 3, _DATA_FILE_ID)
-_FILE_FIELDS = (134, 100, 101, _PARTITION_ID, 103, 132, 135, 143, 144, 145)
-_STATISTICS_NAMES = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-_STATISTICS = (109, 110, 137, 125, 128)
 _SUMMARY_NAMES = {509: "contains_null", 518: "contains_nan", 510: "lower_bound", 511: "upper_bound"}
+
+
+class _ListRecord(NamedTuple):
+    """A record of a manifest list as it is stored; each field beside its id in the spec, None where it is not there."""
+
+    manifest_path: Annotated[str, 500]
+    partition_spec_id: Annotated[int, 502]
+    content: Annotated[int | None, 517]
+    sequence_number: Annotated[int | None, 515]
+    added_snapshot_id: Annotated[int | None, 503]
+    partitions: Annotated[Sequence[Any] | None, 507]
+
+
+class _EntryRecord(NamedTuple):
+    """A record of a manifest; likewise. data_file: the values of a `_FileRecord`."""
+
+    status: Annotated[int, 0]
+    snapshot_id: Annotated[int | None, 1]
+    sequence_number: Annotated[int | None, 3]
+    data_file: Annotated[Sequence[Any], _DATA_FILE_ID]
+
+
+class _FileRecord(NamedTuple):
+    """The file of a record; likewise. Those with a default are statistics of columns, which are not always read."""
+
+    content: Annotated[int | None, 134]
+    file_path: Annotated[str, 100]
+    file_format: Annotated[str, 101]
+    partition: Annotated[Any, _PARTITION_ID]
+    record_count: Annotated[int, 103]
+    split_offsets: Annotated[Sequence[int] | None, 132]
+    equality_ids: Annotated[Sequence[int] | None, 135]
+    referenced_data_file: Annotated[str | None, 143]
+    content_offset: Annotated[int | None, 144]
+    content_size_in_bytes: Annotated[int | None, 145]
+    value_counts: Annotated[dict[int, int] | None, 109] = None
+    null_value_counts: Annotated[dict[int, int] | None, 110] = None
+    nan_value_counts: Annotated[dict[int, int] | None, 137] = None
+    lower_bounds: Annotated[dict[int, bytes] | None, 125] = None
+    upper_bounds: Annotated[dict[int, bytes] | None, 128] = None
+
+
+def _field_ids(record: type) -> tuple[int, ...]:
+    """The ids beside the fields of a record, in their order."""
+    return tuple(hint.__metadata__[0] for hint in get_type_hints(record, include_extras=True).values())
+
+
+_LIST_IDS, _ENTRY_IDS, _FILE_IDS = map(_field_ids, (_ListRecord, _EntryRecord, _FileRecord))
+_NUM_STATISTICS = len(_FileRecord._field_defaults)
 
 
 class Content(IntEnum):
@@ -87,17 +129,17 @@ class ManifestEntry:
 def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
     """The manifests of a snapshot, in the order of the list."""
     with parsing(path, "manifest list"):
-        schema, records = read_records(data, _LIST_FIELDS)
+        schema, records = read_records(data, _LIST_IDS)
         return [
             Manifest(
-                manifest_path=record[0],
-                spec_id=record[1],
-                holds_deletes=record[2] == 1,
-                sequence_number=record[3] or 0,
-                snapshot_id=record[4],
-                partitions=None if record[5] is None else _summaries(schema, record[5]),
+                manifest_path=record.manifest_path,
+                spec_id=record.partition_spec_id,
+                holds_deletes=record.content == 1,
+                sequence_number=record.sequence_number or 0,
+                snapshot_id=record.added_snapshot_id,
+                partitions=None if record.partitions is None else _summaries(schema, record.partitions),
             )
-            for record in records
+            for record in map(_ListRecord._make, records)
         ]
 
 
@@ -111,37 +153,42 @@ def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistic
         CorruptFileError: it does not decode, or an entry has no sequence number it could inherit.
     """
     with parsing(path, "manifest"):
-        fields = (*_FILE_FIELDS, *(_STATISTICS if with_statistics else ()))
-        file_schema, records = read_records(data, _ENTRY_FIELDS, {_DATA_FILE_ID: fields})
+        file_ids = _FILE_IDS if with_statistics else _FILE_IDS[:-_NUM_STATISTICS]
+        file_schema, records = read_records(data, _ENTRY_IDS, {_DATA_FILE_ID: file_ids})
         partition_ids = _ids_inside(file_schema, _PARTITION_ID)
         return list(_entries(manifest, path, partition_ids, records))
 
 
 def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], records: Iterator[Any]) -> Iterator[Any]:
-    for status, snapshot_id, sequence_number, file in records:
-        if status == _DELETED:
+    for entry in map(_EntryRecord._make, records):
+        if entry.status == _DELETED:
             continue
+        file, sequence_number, is_added = _FileRecord(*entry.data_file), entry.sequence_number, entry.status == _ADDED
         # Only added entries inherit; version 1 has no sequence numbers, and all count as 0.
-        if sequence_number is None and (status == _ADDED or manifest.sequence_number == 0):
+        if sequence_number is None and (is_added or manifest.sequence_number == 0):
             sequence_number = manifest.sequence_number
         if sequence_number is None:
-            raise corrupt(path, f"the entry of {redact(file[1])} has no sequence number")
+            raise corrupt(path, f"the entry of {redact(file.file_path)} has no sequence number")
         yield ManifestEntry(
-            content=Content(file[0] or 0),
-            path=file[1],
-            file_format=str(file[2]).lower(),
+            content=Content(file.content or 0),
+            path=file.file_path,
+            file_format=str(file.file_format).lower(),
             spec_id=manifest.spec_id,
-            partition=tuple(zip(partition_ids, _values(file[3]), strict=True)),
+            partition=tuple(zip(partition_ids, _values(file.partition), strict=True)),
             sequence_number=sequence_number,
-            is_added=status == _ADDED,
-            snapshot_id=manifest.snapshot_id if snapshot_id is None else snapshot_id,
-            record_count=file[4],
-            split_offsets=tuple(file[5] or ()),
-            equality_ids=tuple(file[6] or ()),
-            referenced_data_file=file[7],
-            content_offset=file[8],
-            content_size=file[9],
-            **dict(zip(_STATISTICS_NAMES, file[10:] or [None] * 5, strict=True)),
+            is_added=is_added,
+            snapshot_id=manifest.snapshot_id if entry.snapshot_id is None else entry.snapshot_id,
+            record_count=file.record_count,
+            value_counts=file.value_counts,
+            null_value_counts=file.null_value_counts,
+            nan_value_counts=file.nan_value_counts,
+            lower_bounds=file.lower_bounds,
+            upper_bounds=file.upper_bounds,
+            split_offsets=tuple(file.split_offsets or ()),
+            equality_ids=tuple(file.equality_ids or ()),
+            referenced_data_file=file.referenced_data_file,
+            content_offset=file.content_offset,
+            content_size=file.content_size_in_bytes,
         )
 
 
