@@ -76,7 +76,7 @@ def test_windows_hold_no_second_copy_of_small_row_groups(tmp_path):
     (work,) = dataset.plan().worker_inputs(rank=0)
     stream = WorkerStream(work, dataset.pipeline, dataset.decode)
     for _ in stream:
-        assert not stream._lanes[0]._blocks._together
+        assert not stream._lanes[0]._blocks._ahead._joined
 
 
 def test_a_join_that_fails_leaves_the_row_groups_alone(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
-from torch_dataloader_utils.stream.decode import LaneBlocks
+from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 from torch_dataloader_utils.stream.windows import LaneWindows
 
 # Small blocks are joined, so many batches or bytes of them, with those behind them that are being decoded: small files

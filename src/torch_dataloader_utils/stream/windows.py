@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
-from torch_dataloader_utils.stream.decode import LaneBlocks
+from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

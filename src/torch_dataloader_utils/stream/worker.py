@@ -13,6 +13,7 @@ from torch_dataloader_utils.errors import CorruptFileError, InternalError, Loade
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
+from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 from torch_dataloader_utils.stream.lot import Lot
 
 Function = Callable[[Any], Any]
@@ -60,7 +61,7 @@ class WorkerStream:
         self._pipeline = pipeline
         self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._lanes = [
-            LaneReader(work.program, lane, self._decoder.lane(lane), pipeline.shaper, exact=work.exact)
+            LaneReader(work.program, lane, LaneBlocks(self._decoder, work, lane), pipeline.shaper, exact=work.exact)
             for lane in work.program.lanes
         ]
         self._assembler = Assembler(
