@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from pyiceberg.types import IntegerType, ListType, NestedField
 from torch.utils.data import DataLoader
@@ -52,6 +53,27 @@ def test_iceberg_tables_pack_too(tmp_path):
     groups = [[documents[0], *documents[2:4]], documents[4:8], documents[8:]]
     received = [sample for batch in dataset for sample in samples_of(batch)]
     assert received == pack_corpus([groups], pack_tokens("tokens", 6, fill="best_fit"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"column": 3}, "column=3: pass the name of a list column"),
+        ({"sequence_length": 2**31 - 1}, "sequence_length=2147483647: pass at most 2147483646"),
+        ({"extra_token": "no"}, "extra_token='no': pass True or False"),
+        ({"fields": 3}, "fields=3: pass a list of tokens, positions"),
+        ({"fields": "tokens"}, "fields='tokens': pass a list of tokens, positions"),
+    ],
+)
+def test_an_option_of_another_type_or_size_is_refused(options, says):
+    with pytest.raises(ConfigError, match=says):
+        pack_tokens(**{"column": "tokens", "sequence_length": 8, **options})
+
+
+def test_numpy_values_describe_the_same_packing():
+    options = {"sequence_length": 8, "extra_token": True}
+    given = {"sequence_length": np.int64(8), "extra_token": np.True_}
+    assert pack_tokens("tokens", **given).describe() == pack_tokens("tokens", **options).describe()
 
 
 def test_what_does_not_go_together_is_refused(corpus):

@@ -1,12 +1,13 @@
 """How documents become samples: `pack_tokens` and the value it gives."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypedDict, get_args
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import hold_integers
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 Fill = Literal["greedy", "best_fit"]
 OverLong = Literal["cut", "drop", "error"]
@@ -14,6 +15,9 @@ Counts = Literal["footers", "read"]
 Field = Literal["tokens", "positions", "loss_mask", "cu_seqlens"]
 
 FIELDS: tuple[str, ...] = get_args(Field)
+
+# Arrow's fixed-size lists count items in int32, and a sample may have one token more.
+_MOST_TOKENS = 2**31 - 2
 
 
 class PackingOptions(TypedDict, total=False):
@@ -43,7 +47,12 @@ class TokenPacking:
     counts: Counts = "footers"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.column, str):
+            raise ConfigTypeError(f"column={self.column!r}: pass the name of a list column.")
         hold_integers(self, "sequence_length", least=1)
+        if self.sequence_length > _MOST_TOKENS:
+            raise ConfigError(f"sequence_length={self.sequence_length}: pass at most {_MOST_TOKENS}.")
+        hold_flags(self, "extra_token")
         hold_integers(self, "pad_id", "eod", least=0)
         for name, choices in (("fill", Fill), ("over_long", OverLong), ("counts", Counts)):
             if getattr(self, name) not in get_args(choices):
@@ -102,8 +111,10 @@ def pack_tokens(
         counts: "footers" plans greedy samples of Parquet files without reading data; "read" counts by reading once.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigTypeError: a value of another type. ConfigError: one out of range.
     """
+    if isinstance(fields, str) or not isinstance(fields, Iterable):
+        raise ConfigTypeError(f"fields={fields!r}: pass a list of {', '.join(FIELDS)}.")
     return TokenPacking(
         column=column,
         sequence_length=sequence_length,
