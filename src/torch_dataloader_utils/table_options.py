@@ -100,6 +100,12 @@ class TableOptions:
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
         check_not_negative("progress_interval_sec", self.progress_interval_sec, what="number of seconds")
+        # Not by its class, which only a torch that was built with distributed has.
+        if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):
+            raise ConfigTypeError(
+                f"mesh is a {type(self.mesh).__name__}: pass a DeviceMesh, such as init_device_mesh of "
+                "torch.distributed gives."
+            )
 
     def _check_packing(self, packing: TokenPacking) -> None:
         if not isinstance(packing, TokenPacking):

@@ -60,9 +60,10 @@ def test_an_option_of_another_type_is_refused(table, name, value, says, num_work
         load(table, num_workers=num_workers, **{name: value})
 
 
-def test_options_of_torch_are_refused_before_anything_is_read(tmp_path):
-    with pytest.raises(ConfigTypeError, match="timeout"):
-        load(tmp_path / "nothing there", timeout=None)
+@pytest.mark.parametrize("name", ["timeout", "mesh", "callbacks", "in_order"])
+def test_they_are_refused_before_anything_is_read(tmp_path, name):
+    with pytest.raises(ConfigTypeError, match=name):
+        load(tmp_path / "nothing there", **{name: "x"})
 
 
 def test_no_callbacks_and_numpy_values_are_taken(table):

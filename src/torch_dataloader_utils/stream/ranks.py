@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, LoaderError
+from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -89,13 +89,8 @@ def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
     A mesh without names must have one dimension. Without any data-parallel dimension all processes read everything.
 
     Raises:
-        ConfigTypeError: no mesh.
         ConfigError: a dimension that is not known to be the one or the other, or a mesh without this process.
     """
-    if not hasattr(mesh, "mesh_dim_names") or not hasattr(mesh, "get_coordinate"):
-        raise ConfigTypeError(
-            f"mesh is a {type(mesh).__name__}: pass a DeviceMesh, such as torch.distributed.init_device_mesh gives."
-        )
     names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
     if not names or not set(names) <= DATA_DIMENSIONS | MODEL_DIMENSIONS:
         raise ConfigError(
