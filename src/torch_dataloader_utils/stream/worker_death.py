@@ -126,12 +126,12 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
 
 def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
     text = str(error).strip().rstrip(". ")
+    if loading is None or text.startswith("Caught "):  # the latter was raised in a worker that lives, and sent here
+        return None
     if "DataLoader timed out" in text:
         return WorkerDiedError(
             f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what it waits on."
         )
-    if loading is None or text.startswith("Caught "):  # the latter was raised in a worker that lives, and sent here
-        return None
     # A batch that breaks off says so before the kernel says who is gone.
     gone = torch_workers.dead(loading, wait_sec=_DEATH_SEC)
     return _death(gone, text, notes) if gone else None
