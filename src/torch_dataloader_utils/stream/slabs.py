@@ -5,8 +5,8 @@
     ticket   the next request to that worker says which of its slabs are free again
 
 The worker owns its slabs and makes another one when none is known to be free, so a trainer that keeps batches costs
-memory and never waits. Slabs are torch tensors in shared memory, which have no name once both sides have mapped them:
-nothing is left behind, however a process ends.
+memory and never waits. Slabs are torch tensors in shared memory that has no name (see `shared_memory`): nothing is left
+behind, however a process ends.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import torch
 
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.lending import Loans
+from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
 # Batches of lists differ in size; a slab with a fifth to spare is rarely outgrown.
 _SPARE = 1.2
@@ -92,8 +93,7 @@ class SlabWriter:
             del self._slabs[slab]
         size = -(-int(num_bytes * _SPARE) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         slab, self._count = self._count, self._count + 1
-        buffer: torch.Tensor = torch.empty(max(size, _ALIGNMENT_BYTES), dtype=torch.uint8)
-        self._slabs[slab] = buffer.share_memory_()  # type: ignore[no-untyped-call]
+        self._slabs[slab] = shared_bytes(max(size, _ALIGNMENT_BYTES))
         return slab, True, tuple(retired)
 
 

@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
+
+_NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
 
 def start(loader: DataLoader[Any]) -> Any:
@@ -52,9 +55,12 @@ def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
 
 
 def end(loading: Any) -> None:
-    """Ends all workers; at once, if one of them is dead."""
+    """Ends all workers; at once, if one of them is dead. What torch had just named in /dev/shm then is removed."""
     _forget(loading)
     loading._shutdown_workers()
+    for worker in loading._workers:
+        for path in _NAMES.glob(f"torch_{worker.pid}_*"):
+            path.unlink(missing_ok=True)
 
 
 class _DoneEvent:

@@ -1,0 +1,25 @@
+"""Memory that two processes see, and no file system knows."""
+
+import os
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy
+
+
+def shared_bytes(num_bytes: int) -> Tensor:
+    """uint8, shape [num_bytes], zeros; goes to other processes through torch's queues, and goes with the last of them.
+
+    torch's own shared memory has a name in /dev/shm for a moment, which a process that is killed in that moment leaves
+    behind, and must fit there: containers often have 64 MB. On Linux this has no name and counts as memory alone.
+    """
+    if not hasattr(os, "memfd_create") or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+        shared: Tensor = torch.zeros(num_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        return shared
+    descriptor = os.memfd_create("tdu_slab")
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, num_bytes)  # type: ignore[attr-defined]
+    finally:
+        os.close(descriptor)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
