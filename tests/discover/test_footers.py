@@ -1,10 +1,9 @@
 """Metadata that lies."""
 
-import os
-
 import numpy as np
 import pytest
 
+from tests.faults.hostile_files import write_huge_footer
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.checks import check_places
 from torch_dataloader_utils.discover.footers import check_total
@@ -41,9 +40,6 @@ def test_a_file_count_of_zero_is_a_writers_slip_and_logged(caplog):
 
 def test_a_footer_of_more_bytes_than_any_table_needs_is_refused_unread(tmp_path):
     path = tmp_path / "a.parquet"
-    with path.open("wb") as file:
-        file.truncate(80 << 20)  # a hole: takes no room on the disk
-        file.seek(0, os.SEEK_END)
-        file.write((70 << 20).to_bytes(4, "little") + b"PAR1")
+    write_huge_footer(path)
     with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet has 73,400,328 bytes of footer, the limit is"):
         scan_files(path)

@@ -3,8 +3,10 @@
 Source: parquet.thrift (FileMetaData, PageHeader) and the Thrift compact protocol.
 """
 
+import os
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -163,3 +165,11 @@ def dictionary_bomb(value_bytes: int, rows: int) -> bytes:
     return parquet(
         [group("root", 1), column("a", BYTE_ARRAY_TYPE)], [row_group(chunks, rows, size)], rows, dictionary + page
     )
+
+
+def write_huge_footer(path: Path) -> None:
+    """A file of 80 MB, a hole that takes no room on the disk, whose last bytes say that 70 MiB of it are footer."""
+    with path.open("wb") as file:
+        file.truncate(80 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write((70 << 20).to_bytes(4, "little") + b"PAR1")

@@ -66,49 +66,47 @@ def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_
     data: Path, scratch: Path, method: str
 ) -> None:
     fates = ["killed", "locked", "exit", "segfault", "hangs", "raises"]
-    job = start(data, scratch, method, *fates)
-    output, errors = job.communicate(timeout=300)
-    assert job.returncode == 0, errors[-3000:]
-    told = [json.loads(line) for line in output.splitlines()]
+    told = outcomes(data, scratch, method, *fates)
     assert [each["how"] for each in told] == fates
     assert all(len(each["workers"]) >= 2 for each in told)
-    assert shared_memory_of([job.pid, *(pid for each in told for pid in each["workers"])]) == []
     for each in told:
         assert each["error"] == ("TransformError" if each["how"] == "raises" else "WorkerDiedError")
         # Row 150 is the first of the second row group of file 1, and so in the batch of rows 150 to 159.
-        assert f"{data}/1.parquet row group 1" in each["text"], (each, errors[-3000:])
+        assert f"{data}/1.parquet row group 1" in each["text"], each
         assert ("no good" in each["text"]) == (each["how"] == "raises")
-        loader = StructuredDataset.create_dataloader(str(data), batch_size=10, num_workers=0)[0]
-        loader.load_state_dict(each["state"])
-        rest = [row for batch in loader for row in batch["row"].tolist()]
-        assert sorted(each["rows"] + rest) == list(range(ROWS))
+        assert_the_rest_comes(data, each)
 
 
 def test_workers_that_are_shot_while_they_read_ahead_cost_no_row(data: Path, scratch: Path) -> None:
     # Without functions of the user several batches travel as one; those that came in whole are still given. The trainer
     # hears of it where it asks for the next batch, not in what it does meanwhile.
-    (told,) = outcomes(data, scratch, "shot")
+    (told,) = outcomes(data, scratch, "fork", "shot")
     assert told["error"] == "WorkerDiedError"
     assert 30 <= len(told["rows"]) < ROWS
-    loader = StructuredDataset.create_dataloader(str(data), batch_size=10, num_workers=0)[0]
-    loader.load_state_dict(told["state"])
-    rest = [row for batch in loader for row in batch["row"].tolist()]
-    assert sorted(told["rows"] + rest) == list(range(ROWS))
+    assert_the_rest_comes(data, told)
 
 
 def test_persistent_workers_that_die_between_two_passes_are_replaced(data: Path, scratch: Path) -> None:
-    (told,) = outcomes(data, scratch, "shot-after")
+    (told,) = outcomes(data, scratch, "fork", "shot-after")
     assert sorted(told["rows"]) == list(range(ROWS))
 
 
-def outcomes(data: Path, scratch: Path, *fates: str) -> list[dict[str, Any]]:
-    """What a job says of each of its fates under fork; its workers have left no shared memory."""
-    job = start(data, scratch, "fork", *fates)
-    output, errors = job.communicate(timeout=100)
+def outcomes(data: Path, scratch: Path, method: str, *fates: str) -> list[dict[str, Any]]:
+    """What a job says of each of its fates; its workers have left no shared memory."""
+    job = start(data, scratch, method, *fates)
+    output, errors = job.communicate(timeout=300)
     assert job.returncode == 0, errors[-3000:]
     told = [json.loads(line) for line in output.splitlines()]
     assert shared_memory_of([job.pid, *(pid for each in told for pid in each["workers"])]) == []
     return told
+
+
+def assert_the_rest_comes(data: Path, told: dict[str, Any]) -> None:
+    """A loader that is given the state of a job that ended gives the rows that the job had not."""
+    loader = StructuredDataset.create_dataloader(str(data), batch_size=10, num_workers=0)[0]
+    loader.load_state_dict(told["state"])
+    rest = [row for batch in loader for row in batch["row"].tolist()]
+    assert sorted(told["rows"] + rest) == list(range(ROWS))
 
 
 def started_and_waiting(job: "subprocess.Popen[str]") -> list[psutil.Process]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.faults.hostile_files import chunk, column, data_page, group, parquet, row_group
+from tests.faults.hostile_files import chunk, column, data_page, group, parquet, row_group, write_huge_footer
 from tests.read.files import (
     make_spec,
     make_task,
@@ -272,10 +272,7 @@ def test_a_name_that_is_no_text_is_a_corrupt_file(tmp_path: Path) -> None:
 
 def test_a_footer_of_more_bytes_than_any_table_needs_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    with path.open("wb") as file:
-        file.truncate(80 << 20)  # a hole: takes no room on the disk
-        file.seek(0, os.SEEK_END)
-        file.write((70 << 20).to_bytes(4, "little") + b"PAR1")
+    write_huge_footer(path)
     with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet row group 0: the file has 73,400,328 bytes"):
         READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
 
