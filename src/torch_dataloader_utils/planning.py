@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
-from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.position import Position, Segment, first_topology
 from torch_dataloader_utils._core.recent import Recent
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.settings import data_settings, planning_fingerprint
@@ -226,8 +226,7 @@ class Planner:
             return InexactPlan(present=segment, **shared)
         shared |= {"topology": segment.topology, "done": segment.steps_of(0)}
         if self.options.max_tokens_per_batch is not None:
-            first = position.history[0] if position.history else segment
-            budget = token_budget(self.options, first.topology)
+            budget = token_budget(self.options, first_topology(position.history, segment.topology))
             return TokenPlan(batches=self._recent_batches.get((position.epoch, budget), self._token_batches), **shared)
         return ExactPlan(**shared) if self.options.num_lanes is None else LanePlan(**shared)
 

@@ -1,5 +1,6 @@
 """How far an epoch has come: the topologies it has seen, and what was received under each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_dataloader_utils._core.options import Topology
@@ -30,6 +31,11 @@ class Segment:
     def has_drifted(self) -> bool:
         """Whether ranks received different numbers of batches."""
         return not isinstance(self.steps, int)
+
+
+def first_topology(history: Sequence[Segment], present: Topology) -> Topology:
+    """The topology that an epoch began under; `present` is that of its last stretch."""
+    return history[0].topology if history else present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

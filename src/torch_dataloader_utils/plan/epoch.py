@@ -14,7 +14,7 @@ import numpy as np
 from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.position import Segment, first_topology
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -74,7 +74,7 @@ class ExactPlan:
 
     @property
     def _first_topology(self) -> Topology:
-        return self.history[0].topology if self.history else self.topology
+        return first_topology(self.history, self.topology)
 
     @property
     def _buckets(self) -> EqualBuckets | None:

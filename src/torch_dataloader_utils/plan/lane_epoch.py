@@ -8,7 +8,7 @@ import numpy as np
 from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.position import Segment, first_topology
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -39,7 +39,7 @@ class LanePlan:
     def _lanes(self) -> LaneDeal:
         if self.options.num_lanes is None:
             raise InternalError("A plan with lanes was made without num_lanes.")
-        first = self.history[0].topology if self.history else self.topology
+        first = first_topology(self.history, self.topology)
         return LaneDeal(
             units=self.chunks,
             options=self.options,

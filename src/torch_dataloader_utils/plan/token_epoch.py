@@ -7,7 +7,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.position import Segment, first_topology
 from torch_dataloader_utils._core.program import ListedBatches, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import TokenBudget
@@ -60,7 +60,7 @@ class TokenPlan:
 
     @property
     def _budget(self) -> TokenBudget:
-        return token_budget(self.options, self.history[0].topology if self.history else self.topology)
+        return token_budget(self.options, first_topology(self.history, self.topology))
 
     @property
     def rank_steps(self) -> Int64s:
