@@ -16,7 +16,6 @@ from torch_dataloader_utils._core.settings import options_text, planning_fingerp
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
-from torch_dataloader_utils.plan.strategy_check import takes_ranks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,31 +26,28 @@ class EpochPlan:
     """Who reads what in one epoch, or in what remains of it.
 
     Made by `plan_epoch` and by every loader (`loader.plan`). Computing one rank's part costs that rank alone.
+
+    is_shared: whether every one of several ranks reads everything: a split strategy without rank arguments.
     """
 
     inventory: Inventory
     details: PlanOfEpoch
+    is_shared: bool = False
 
     @property
     def epoch(self) -> int:
         """The epoch this plan is for."""
-        return self.details.epoch
+        return self.details.position.epoch
 
     @property
     def topology(self) -> Topology:
         """Ranks, workers and batch size."""
-        return self.details.topology
+        return self.details.position.topology
 
     @property
     def is_exact(self) -> bool:
         """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
         return not isinstance(self.details, InexactPlan)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether every one of several ranks reads everything: a split strategy without rank arguments."""
-        call = self.details.strategy
-        return call is not None and self.topology.num_ranks > 1 and not takes_ranks(call.strategy)
 
     @property
     def rank_steps(self) -> tuple[int, ...] | None:
@@ -87,7 +83,8 @@ class EpochPlan:
         """blake2b (128 bits, hex) of everything this plan is a function of."""
         plan = self.details
         data, options = planning_fingerprint(self.inventory), options_text(plan.options)
-        text = f"({data!r}, {options}, {plan.epoch}, {plan.history!r}, {plan.topology!r})"
+        position = plan.position
+        text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {position.topology!r})"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:

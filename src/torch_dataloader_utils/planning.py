@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
-from torch_dataloader_utils._core.position import Position, Segment, first_topology
+from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.recent import Recent
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.settings import data_settings, planning_fingerprint
@@ -210,25 +210,24 @@ class Planner:
         return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:
-        return EpochPlan(inventory=self.inventory, details=self._plan_details(position))
+        is_shared = position.topology.num_ranks > 1 and not self.deals_every_row_once
+        return EpochPlan(inventory=self.inventory, details=self._plan_details(position), is_shared=is_shared)
 
     def _plan_details(self, position: Position) -> PlanOfEpoch:
         shared: dict[str, Any] = {
             "space": self.space,
             "options": self.options,
-            "epoch": position.epoch,
             "chunks": self._recent_chunks.get(position.epoch, self._chunks),
-            "history": position.history,
-            "strategy": self._strategy_call,
+            "position": position,
         }
-        segment = position.segment
         if not self.space.exact:
-            return InexactPlan(present=segment, **shared)
-        shared |= {"topology": segment.topology, "done": segment.steps_of(0)}
+            return InexactPlan(strategy=self._strategy_call, **shared)
         if self.options.max_tokens_per_batch is not None:
-            budget = token_budget(self.options, first_topology(position.history, segment.topology))
+            budget = token_budget(self.options, position.first_topology)
             return TokenPlan(batches=self._recent_batches.get((position.epoch, budget), self._token_batches), **shared)
-        return ExactPlan(**shared) if self.options.num_lanes is None else LanePlan(**shared)
+        if self.options.num_lanes is not None:
+            return LanePlan(**shared)
+        return ExactPlan(strategy=self._strategy_call, **shared)
 
     def __str__(self) -> str:
         return str(self.inventory)

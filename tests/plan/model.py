@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch_dataloader_utils._core.inventory import GroupTable
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.epoch import ExactPlan
@@ -64,25 +64,27 @@ def batches_of(program):
 
 
 def rank_batches(plan, rank):
-    """What a rank's trainer receives from step `plan.done` on."""
+    """What a rank's trainer receives from the plan's position on."""
     workers = [iter(batches_of(program)) for program in plan.programs(rank)]
     steps = int(plan.rank_steps[rank])
-    return [next(workers[step % len(workers)]) for step in range(plan.done, steps)]
+    return [next(workers[step % len(workers)]) for step in range(plan.position.done, steps)]
 
 
 def advance(plan, steps):
     """The same topology, `steps` steps later."""
-    return replace(plan, done=plan.done + steps)
+    segment = replace(plan.position.segment, steps=plan.position.done + steps)
+    return replace(plan, position=replace(plan.position, segment=segment))
 
 
 def resume(plan, topology):
     """Another topology takes over where `plan` stands."""
-    return replace(
-        plan,
-        history=(*plan.history, Segment(topology=plan.topology, steps=plan.done)),
-        topology=topology,
-        done=0,
-    )
+    history = (*plan.position.history, plan.position.segment)
+    return replace(plan, position=replace(plan.position, history=history, segment=Segment(topology=topology)))
+
+
+def under(plan, topology):
+    """The plan as if `topology` had begun the epoch."""
+    return replace(plan, position=Position(epoch=plan.position.epoch, segment=Segment(topology=topology)))
 
 
 files = st.lists(st.lists(st.integers(0, 40), max_size=6), max_size=8)
@@ -104,11 +106,12 @@ options = st.builds(
 )
 
 
-def make_plan(*, space, options, epoch=0, topology, **more):
+def make_plan(*, space, options, epoch=0, topology):
     """A fresh plan."""
     chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
     kind = ExactPlan if options.num_lanes is None else LanePlan
-    return kind(space=space, options=options, epoch=epoch, chunks=chunks, topology=topology, **more)
+    position = Position(epoch=epoch, segment=Segment(topology=topology))
+    return kind(space=space, options=options, chunks=chunks, position=position)
 
 
 @st.composite

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies
+from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils.errors import ConfigError
 
 
 def deliver(plan):
     """Every rank's batches to the end, and all their rows counted."""
-    ranks = [rank_batches(plan, rank) for rank in range(plan.topology.num_ranks)]
+    ranks = [rank_batches(plan, rank) for rank in range(plan.position.topology.num_ranks)]
     return ranks, Counter(row for batches in ranks for batch in batches for row in batch)
 
 
@@ -35,10 +35,10 @@ def test_every_row_once_and_equal_steps(plan):
     for rank, batches in enumerate(ranks):
         assert len(batches) == plan.rank_steps[rank]
         sizes = [len(batch) for batch in batches]
-        assert all(1 <= size <= plan.topology.batch_size for size in sizes)
-        assert all(size == plan.topology.batch_size for size in sizes[:-2])
-        if plan.topology.drop_last:
-            assert all(size == plan.topology.batch_size for size in sizes)
+        assert all(1 <= size <= plan.position.topology.batch_size for size in sizes)
+        assert all(size == plan.position.topology.batch_size for size in sizes[:-2])
+        if plan.position.topology.drop_last:
+            assert all(size == plan.position.topology.batch_size for size in sizes)
 
 
 @given(plans(), st.data())
@@ -53,7 +53,7 @@ def test_resume_on_the_same_topology_continues_at_the_next_batch(plan, data):
 @given(plans(), st.lists(st.tuples(st.integers(0, 30), topologies), max_size=3), st.integers(0, 2))
 @settings(max_examples=200, deadline=None)
 def test_chains_of_resumes_deliver_every_row_once(plan, chain, final_steps):
-    plan = replace(plan, topology=replace(plan.topology, drop_last=False))
+    plan = under(plan, replace(plan.position.topology, drop_last=False))
     received, repeats = Counter(), 0
     for steps, topology in chain:
         ranks, _ = deliver(plan)
@@ -72,20 +72,17 @@ def test_chains_of_resumes_deliver_every_row_once(plan, chain, final_steps):
 @given(plans())
 @settings(max_examples=100, deadline=None)
 def test_levelling_moves_at_most_one_range_fewer_than_ranks(plan):
-    assert plan.cuts <= plan.topology.num_ranks - 1
+    assert plan.cuts <= plan.position.topology.num_ranks - 1
     assert plan.rank_rows.max() - plan.rank_rows.min() <= 1
 
 
 @given(plans())
 @settings(max_examples=100, deadline=None)
 def test_chunk_sharding_gives_each_rank_its_slice(plan):
-    plan = replace(
-        plan,
-        options=replace(plan.options, rank_sharding="chunks", shuffle_rows=None),
-        topology=replace(plan.topology, drop_last=False),
-    )
-    for rank in range(plan.topology.num_ranks):
-        mine = plan.chunks.take(slice(rank, None, plan.topology.num_ranks))
+    plan = under(plan, replace(plan.position.topology, drop_last=False))
+    plan = replace(plan, options=replace(plan.options, rank_sharding="chunks", shuffle_rows=None))
+    for rank in range(plan.position.topology.num_ranks):
+        mine = plan.chunks.take(slice(rank, None, plan.position.topology.num_ranks))
         delivered = [row for batch in rank_batches(plan, rank) for row in batch]
         assert sorted(delivered) == sorted(rows_of(mine, 0, 0))
 
@@ -167,7 +164,7 @@ def test_lanes_give_the_same_rows_on_every_topology(files, shapes, shuffle_rows,
 
 def rank_batches_as_numbers(plan):
     """Global batches: per step, the rows of all ranks."""
-    ranks = [rank_batches(plan, rank) for rank in range(plan.topology.num_ranks)]
+    ranks = [rank_batches(plan, rank) for rank in range(plan.position.topology.num_ranks)]
     return [[row for batches in ranks for row in batches[step]] for step in range(len(ranks[0]))]
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.model import advance, files, make_space, resume
+from tests.plan.model import advance, files, make_space, resume, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.program import scheduled_rows
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units
@@ -48,8 +49,8 @@ def make_plan(files, lengths, options, topology, epoch=0):
     lengths = np.resize(np.asarray(lengths), space.num_rows)
     chunks = order_chunks(chunk_row_groups(space, options), options, 0)
     batches = cut_batches(chunks, lengths, token_budget(options, topology), options, epoch)
-    shared = {"space": space, "options": options, "epoch": epoch, "chunks": chunks}
-    return TokenPlan(batches=batches, topology=topology, **shared), lengths
+    position = Position(epoch=epoch, segment=Segment(topology=topology))
+    return TokenPlan(space=space, options=options, chunks=chunks, batches=batches, position=position), lengths
 
 
 @st.composite
@@ -73,14 +74,14 @@ def batches_of(program, lengths):
 
 
 def rank_batches(plan, lengths, rank):
-    """What a rank's trainer receives from step `plan.done` on."""
+    """What a rank's trainer receives from the plan's position on."""
     workers = [iter(batches_of(program, lengths)) for program in plan.programs(rank)]
-    return [next(workers[step % len(workers)]) for step in range(plan.done, int(plan.rank_steps[rank]))]
+    return [next(workers[step % len(workers)]) for step in range(plan.position.done, int(plan.rank_steps[rank]))]
 
 
 def deliver(plan, lengths):
     """Every rank's batches to the end, and all their rows counted."""
-    ranks = [rank_batches(plan, lengths, rank) for rank in range(plan.topology.num_ranks)]
+    ranks = [rank_batches(plan, lengths, rank) for rank in range(plan.position.topology.num_ranks)]
     return ranks, Counter(row for batches in ranks for batch in batches for row in batch)
 
 
@@ -99,12 +100,12 @@ def test_every_row_once_within_the_budget_and_equal_steps(made):
         assert len(batches) == plan.rank_steps[rank]
         assert sum(map(len, batches)) == plan.rank_rows[rank] + plan.padding_rows(rank)
         for batch in batches:
-            assert 1 <= len(batch) <= plan.topology.batch_size
+            assert 1 <= len(batch) <= plan.position.topology.batch_size
             assert len(batch) * width(plan, lengths, batch) <= MAX_TOKENS
     total = plan.space.num_rows
     assert total - len(counts) == plan.dropped_rows
-    assert sum(counts.values()) - len(counts) == plan.repeated_rows < plan.topology.num_ranks
-    if plan.topology.drop_last:
+    assert sum(counts.values()) - len(counts) == plan.repeated_rows < plan.position.topology.num_ranks
+    if plan.position.topology.drop_last:
         assert plan.repeated_rows == 0
     else:
         assert plan.dropped_rows == 0
@@ -140,7 +141,7 @@ def test_chains_of_resumes_deliver_every_row_once_and_keep_the_budget(made, chai
     assert sum(received.values()) - len(received) == plan.repeated_rows
     for batches in ranks:
         for batch in batches:
-            assert len(batch) <= plan.topology.batch_size
+            assert len(batch) <= plan.position.topology.batch_size
             assert len(batch) * width(plan, lengths, batch) <= MAX_TOKENS
 
 
@@ -148,8 +149,8 @@ def test_chains_of_resumes_deliver_every_row_once_and_keep_the_budget(made, chai
 @settings(max_examples=50, deadline=None)
 def test_batches_are_the_same_on_any_number_of_ranks_but_for_halves(made, num_ranks):
     plan, lengths = made
-    alone = replace(plan, topology=replace(plan.topology, num_ranks=1, num_workers=1, drop_last=False))
-    together = replace(plan, topology=replace(alone.topology, num_ranks=num_ranks))
+    topology = replace(plan.position.topology, num_ranks=1, num_workers=1, drop_last=False)
+    alone, together = under(plan, topology), under(plan, replace(topology, num_ranks=num_ranks))
     ((one,), _), (many, _) = deliver(alone, lengths), deliver(together, lengths)
     whole = [set(batch) for batch in one]
     parts = [set(batch) for batches in many for batch in batches]

@@ -1,7 +1,8 @@
 """How far an epoch has come: the topologies it has seen, and what was received under each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from torch_dataloader_utils._core.options import Topology
 
@@ -32,10 +33,11 @@ class Segment:
         """Whether ranks received different numbers of batches."""
         return not isinstance(self.steps, int)
 
-
-def first_topology(history: Sequence[Segment], present: Topology) -> Topology:
-    """The topology that an epoch began under; `present` is that of its last stretch."""
-    return history[0].topology if history else present
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was received."""
+        moved = any(cursor != (0, 0) for _, of_rank in self.cursors or () for cursor in of_rank)
+        return bool(self.steps) or moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +49,38 @@ class Position:
     segment: Segment
 
     @property
+    def topology(self) -> Topology:
+        """The present topology."""
+        return self.segment.topology
+
+    @property
+    def first_topology(self) -> Topology:
+        """The topology that the epoch began under."""
+        return self.history[0].topology if self.history else self.topology
+
+    @property
+    def done(self) -> int:
+        """Steps received under the present topology (by rank 0, where ranks had drifted apart)."""
+        return self.segment.steps_of(0)
+
+    def changes(self) -> Iterator[tuple[Segment, Topology]]:
+        """The changes of topology, oldest first: each finished segment, and the topology that took over."""
+        for finished, following in pairwise((*self.history, self.segment)):
+            yield finished, following.topology
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments, oldest first; none at the start of an epoch."""
+        return () if self.is_start else (*self.history, self.segment)
+
+    @property
     def is_start(self) -> bool:
         """Whether nothing of the epoch has been received."""
-        return not self.history and not self.segment.steps and not _moved(self.segment.cursors)
+        return not self.history and not self.segment.has_begun
 
     def under(self, topology: Topology) -> "Position":
         """The same place, to be continued under `topology`; a new segment begins if the topology is another one."""
-        if self.segment.topology == topology and not self.segment.has_drifted:
+        if self.topology == topology and not self.segment.has_drifted:
             return self
-        unused = not self.segment.steps and not _moved(self.segment.cursors)
-        history = self.history if unused else (*self.history, self.segment)
+        history = (*self.history, self.segment) if self.segment.has_begun else self.history
         return replace(self, history=history, segment=Segment(topology=topology))
-
-
-def _moved(cursors: tuple[tuple[int, RankCursors], ...] | None) -> bool:
-    return cursors is not None and any(cursor != (0, 0) for _, of_rank in cursors for cursor in of_rank)

@@ -43,14 +43,13 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
 
     worker: set where one worker of a foreign DataLoader saves its own state; its steps are then its own place.
     """
-    segments = [*position.history, *([] if position.is_start else [position.segment])]
     state = {
         "version": VERSION,
         "fingerprint": identity.fingerprint,
         **({"settings": [list(setting) for setting in identity.settings]} if identity.settings else {}),
         "options": _changed_options(identity.options),
         "epoch": position.epoch,
-        "log": _encode_log(segments),
+        "log": _encode_log(position.segments),
         **({} if worker is None else {"worker": worker}),
     }
     return sealed(state)

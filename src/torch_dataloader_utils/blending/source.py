@@ -38,7 +38,7 @@ class Mark:
     @property
     def topology(self) -> Topology:
         """The topology under which units are counted."""
-        return self.start.segment.topology
+        return self.start.topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

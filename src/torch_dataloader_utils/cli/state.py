@@ -91,7 +91,6 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
         identity = Planner(inventory=inventory, options=options).identity
     position, worker = decode_state(state, identity, Topology())
     remains = None if inventory is None or worker is not None else _remains(inventory, options, position)
-    segments = [] if position.is_start else [*position.history, position.segment]
     return {
         "epoch": state["epoch"],
         "options": dict(state["options"]),
@@ -106,7 +105,7 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
                 "drop_last": segment.topology.drop_last,
                 "steps": segment.steps,
             }
-            for segment in segments
+            for segment in position.segments
         ],
         "rows": None if remains is None else {name: getattr(remains, name) for name in Remains.__slots__},
     }
@@ -121,7 +120,8 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     if options.max_tokens_per_batch is not None:
         return None
     planner = Planner(inventory=inventory, options=options, strategy=find_strategy(options.strategy or None))
-    plan = planner.plan(position.under(position.segment.topology))
+    here = position.under(position.topology)
+    plan = planner.plan(here)
     if plan.steps is None:
         return None
     ranks = range(plan.topology.num_ranks)
@@ -133,7 +133,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
         total_rows=total,
         done_rows=total - remaining - plan.dropped_rows,
         remaining_rows=remaining,
-        remaining_steps=plan.steps - position.under(position.segment.topology).segment.steps_of(0),
+        remaining_steps=plan.steps - here.done,
         dropped_rows=plan.dropped_rows,
     )
 

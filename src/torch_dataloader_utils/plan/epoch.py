@@ -14,7 +14,7 @@ import numpy as np
 from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Segment, first_topology
+from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -29,26 +29,25 @@ from torch_dataloader_utils.plan.strategy_deal import StrategyDeal
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExactPlan:
-    """The plan of one epoch whose row counts are known.
+    """The plan of one epoch, from a position on, whose row counts are known.
 
-    history: the finished segments of other topologies, oldest first. done: steps already received under `topology`.
     chunks: all chunks in this epoch's order, from `order_chunks`.
     """
 
     space: RowSpace
     options: PlanOptions
-    epoch: int
     chunks: Units
-    topology: Topology
-    history: tuple[Segment, ...] = ()
-    done: int = 0
+    position: Position
     strategy: StrategyCall | None = None
+
+    @property
+    def _topology(self) -> Topology:
+        return self.position.topology
 
     @cached_property
     def _deal(self) -> Deal:
-        topologies = [*(segment.topology for segment in self.history), self.topology]
-        deal = self._fresh_deal(topologies[0])
-        for segment, following in zip(self.history, topologies[1:], strict=True):
+        deal = self._fresh_deal(self.position.first_topology)
+        for segment, following in self.position.changes():
             if isinstance(deal, StrategyDeal) and deal.shared and following.num_ranks != segment.topology.num_ranks:
                 raise ConfigError(
                     f"Split strategy {self.options.strategy} has no rank arguments: every rank reads everything, and "
@@ -64,7 +63,7 @@ class ExactPlan:
         return StrategyDeal(
             given=tuple(
                 tuple(keep_span(units, self.options) for units in workers)
-                for workers in self.strategy.units(self.epoch, topology.num_ranks, topology.num_workers)
+                for workers in self.strategy.units(self.position.epoch, topology.num_ranks, topology.num_workers)
             ),
             shared=not takes_ranks(self.strategy.strategy),
             space=self.space,
@@ -73,13 +72,9 @@ class ExactPlan:
         )
 
     @property
-    def _first_topology(self) -> Topology:
-        return first_topology(self.history, self.topology)
-
-    @property
     def _buckets(self) -> EqualBuckets | None:
         """Buckets of as many rows as a batch had when the epoch began and its windows were cut."""
-        return EqualBuckets(bucket_rows=self._first_topology.batch_size) if self.options.bucket_by else None
+        return EqualBuckets(bucket_rows=self.position.first_topology.batch_size) if self.options.bucket_by else None
 
     @cached_property
     def rank_steps(self) -> Int64s:
@@ -89,9 +84,9 @@ class ExactPlan:
     @cached_property
     def rank_rows(self) -> Int64s:
         """Rows that each rank delivers under the present topology, repeats not counted. int64 [num_ranks]."""
-        if not self.topology.drop_last:
+        if not self._topology.drop_last:
             return self._deal.rank_rows
-        return np.minimum(self._deal.rank_rows, self._deal.steps * self.topology.batch_size)
+        return np.minimum(self._deal.rank_rows, self._deal.steps * self._topology.batch_size)
 
     @cached_property
     def dropped_rows(self) -> int:
@@ -101,16 +96,16 @@ class ExactPlan:
     @cached_property
     def repeated_rows(self) -> int:
         """Rows delivered a second time so that every rank takes every step, over all ranks."""
-        if self.topology.drop_last:
+        if self._topology.drop_last:
             return 0
-        before_last = (self._deal.steps - 1) * self.topology.batch_size
+        before_last = (self._deal.steps - 1) * self._topology.batch_size
         short = (self._deal.steps > 0) & (self._deal.rank_rows == before_last)
-        return int((short & ((before_last == 0) | (self.topology.batch_size == 1))).sum())
+        return int((short & ((before_last == 0) | (self._topology.batch_size == 1))).sum())
 
     def padding_rows(self, rank: int) -> int:
         """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
         rows, steps = int(self.rank_rows[rank]), int(self.rank_steps[rank])
-        return int(self.repeated_rows > 0 and lacks_last_row(rows, steps, self.topology.batch_size))
+        return int(self.repeated_rows > 0 and lacks_last_row(rows, steps, self._topology.batch_size))
 
     @cached_property
     def moved_rows(self) -> int:
@@ -123,13 +118,13 @@ class ExactPlan:
         return len(self._deal.transfers)
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
-        """What each worker of a rank still has to do, from step `done` on."""
-        self.topology.check_rank(rank)
-        share, workers = self._deal.rank(rank), self.topology.num_workers
+        """What each worker of a rank still has to do, from the position on."""
+        self._topology.check_rank(rank)
+        share, workers = self._deal.rank(rank), self._topology.num_workers
         programs = []
-        for worker, lane in enumerate(remaining_lanes(share, self.done)):
+        for worker, lane in enumerate(remaining_lanes(share, self.position.done)):
             sizes = share.sizes.of_worker(worker, workers)
-            left = sizes.steps - batches_of_worker(self.done, worker, workers)
+            left = sizes.steps - batches_of_worker(self.position.done, worker, workers)
             schedule = SingleLane(
                 batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=_last(sizes.tail, left)
             )
@@ -139,7 +134,7 @@ class ExactPlan:
                     lanes=(Units.concat([lane, *extra]),),
                     schedule=schedule,
                     seed=self.options.seed,
-                    epoch=self.epoch,
+                    epoch=self.position.epoch,
                     by_length=self._buckets,
                 )
             )

@@ -11,12 +11,12 @@ from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
 def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int) -> str:
     """A table of ranks × workers, under a summary of the data, the options and what levelling did."""
-    topology, options = plan.topology, plan.options
+    topology, options = plan.position.topology, plan.options
     lines = [
         f"{inventory.num_files} files, {inventory.num_groups} row groups, {_rows(inventory.num_rows)} rows, "
         f"{format_bytes(int(plan.space.byte_start[-1]))} projected; {len(plan.chunks)} chunks",
         *inventory.notes,
-        f"epoch {plan.epoch}, {_order(options)}",
+        f"epoch {plan.position.epoch}, {_order(options)}",
         f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
         f'rank_sharding="{options.rank_sharding}"',
         _counts(plan),
@@ -65,8 +65,9 @@ def _counts(plan: PlanOfEpoch) -> str:
         return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
     steps = sorted(set(plan.rank_steps.tolist()))
     text = f"{steps[0]} steps on every rank" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
-    if plan.done or plan.history:
-        text += f", {plan.done} of them done" + (f" after {len(plan.history)} other topologies" if plan.history else "")
+    done, earlier = plan.position.done, len(plan.position.history)
+    if done or earlier:
+        text += f", {done} of them done" + (f" after {earlier} other topologies" if earlier else "")
     if plan.cuts:
         text += f"; levelling moved {plan.moved_rows:,} rows in {plan.cuts} range{'s' if plan.cuts > 1 else ''}"
     if plan.dropped_rows:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import RankCursors, Segment
+from torch_dataloader_utils._core.options import PlanOptions
+from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -15,17 +15,12 @@ from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InexactPlan:
-    """The plan of one epoch whose row counts are unknown; see ExactPlan for the arguments.
-
-    present: the segment under the present topology, with its cursors.
-    """
+    """The plan of one epoch whose row counts are unknown; see ExactPlan for the arguments."""
 
     space: RowSpace
     options: PlanOptions
-    epoch: int
     chunks: Units
-    present: Segment
-    history: tuple[Segment, ...] = ()
+    position: Position
     strategy: StrategyCall | None = None
 
     # What an exact plan counts: not known here, and nothing is levelled, dropped or repeated.
@@ -48,19 +43,13 @@ class InexactPlan:
                 'count_rows at its default, or pass count_rows="auto".'
             )
 
-    @property
-    def topology(self) -> Topology:
-        """Who shares."""
-        return self.present.topology
-
     @cached_property
     def _deal(self) -> InexactDeal:
-        topologies = [*(segment.topology for segment in self.history), self.topology]
-        first, given = topologies[0], None
+        first, given = self.position.first_topology, None
         if self.strategy is not None:
-            given = self.strategy.units(self.epoch, first.num_ranks, first.num_workers)
+            given = self.strategy.units(self.position.epoch, first.num_ranks, first.num_workers)
         deal = InexactDeal(units=self.chunks, space=self.space, options=self.options, topology=first, given=given)
-        for segment, following in zip(self.history, topologies[1:], strict=True):
+        for segment, following in self.position.changes():
             rest = remaining_after(deal, _all_cursors(segment))
             deal = InexactDeal(units=rest, space=self.space, options=self.options, topology=following)
         return deal
@@ -71,14 +60,15 @@ class InexactPlan:
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
         """What each worker of a rank still has to do."""
-        self.topology.check_rank(rank)
-        cursors = dict(self.present.cursors or ()).get(rank, ((0, 0),) * self.topology.num_workers)
+        present, topology = self.position.segment, self.position.topology
+        topology.check_rank(rank)
+        cursors = dict(present.cursors or ()).get(rank, ((0, 0),) * topology.num_workers)
         return tuple(
             WorkerProgram(
                 lanes=(after_cursor(lane, cursor),),
-                schedule=UntilExhausted(batch_rows=self.topology.batch_size),
+                schedule=UntilExhausted(batch_rows=topology.batch_size),
                 seed=self.options.seed,
-                epoch=self.epoch,
+                epoch=self.position.epoch,
             )
             for lane, cursor in zip(self._deal.rank(rank), cursors, strict=True)
         )

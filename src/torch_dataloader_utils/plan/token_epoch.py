@@ -7,14 +7,13 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Segment, first_topology
+from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import ListedBatches, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.steps import batches_of_worker
-from torch_dataloader_utils.plan.strategy_check import StrategyCall
 from torch_dataloader_utils.plan.token_batches import BatchDeal, join_batches
 
 
@@ -38,34 +37,33 @@ class TokenPlan:
 
     space: RowSpace
     options: PlanOptions
-    epoch: int
     chunks: Units
     batches: Units
-    topology: Topology
-    history: tuple[Segment, ...] = ()
-    done: int = 0
-    strategy: StrategyCall | None = None
+    position: Position
 
     # Levelling halves batches; it moves no rows.
     moved_rows = 0
     cuts = 0
 
+    @property
+    def _topology(self) -> Topology:
+        return self.position.topology
+
     @cached_property
     def _deal(self) -> BatchDeal:
-        topologies = [*(segment.topology for segment in self.history), self.topology]
-        deal = BatchDeal(remaining=self.batches, topology=topologies[0])
-        for segment, following in zip(self.history, topologies[1:], strict=True):
+        deal = BatchDeal(remaining=self.batches, topology=self.position.first_topology)
+        for segment, following in self.position.changes():
             deal = BatchDeal(remaining=deal.after(segment), topology=following)
         return deal
 
     @property
     def _budget(self) -> TokenBudget:
-        return token_budget(self.options, first_topology(self.history, self.topology))
+        return token_budget(self.options, self.position.first_topology)
 
     @property
     def rank_steps(self) -> Int64s:
         """Steps of every rank under the present topology, all alike. int64 [num_ranks]."""
-        return np.full(self.topology.num_ranks, self._deal.steps)
+        return np.full(self._topology.num_ranks, self._deal.steps)
 
     @property
     def rank_rows(self) -> Int64s:
@@ -80,27 +78,27 @@ class TokenPlan:
     @property
     def repeated_rows(self) -> int:
         """Rows delivered a second time so that every rank takes every step, over all ranks."""
-        return sum(map(self.padding_rows, range(self.topology.num_ranks)))
+        return sum(map(self.padding_rows, range(self._topology.num_ranks)))
 
     def padding_rows(self, rank: int) -> int:
         """Of `repeated_rows`, those of one rank."""
         return int(self._deal.repeats(rank))
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
-        """What each worker of a rank still has to do, from step `done` on."""
-        self.topology.check_rank(rank)
-        workers = self.topology.num_workers
+        """What each worker of a rank still has to do, from the position on."""
+        self._topology.check_rank(rank)
+        workers = self._topology.num_workers
         programs = []
         for worker, lane in enumerate(self._deal.workers(rank)):
-            left = lane.take(slice(batches_of_worker(self.done, worker, workers), None))
-            if self._deal.repeats_on(rank, worker) and self.done < self._deal.steps:
+            left = lane.take(slice(batches_of_worker(self.position.done, worker, workers), None))
+            if self._deal.repeats_on(rank, worker) and self.position.done < self._deal.steps:
                 left = Units.concat([left, self._deal.batches.take(slice(0, 1)).split_at(1)[0]])
             programs.append(
                 WorkerProgram(
                     lanes=(join_batches(left),),
                     schedule=ListedBatches(batch_rows=left.rows),
                     seed=self.options.seed,
-                    epoch=self.epoch,
+                    epoch=self.position.epoch,
                     by_length=self._budget,
                 )
             )
