@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.cli.shell import one_line, tdu, tdu_json
-from torch_dataloader_utils import StructuredDataset, merge_states
+from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states
 
 
 def state_after(table, batches, state=None, **options):
@@ -61,12 +61,31 @@ def test_a_token_budget_leaves_rows_unknown(table, tmp_path):
     assert report["options"]["max_tokens_per_batch"] == 20_000
 
 
+def test_a_split_strategy_leaves_rows_unknown(table, tmp_path):
+    state = state_after(table, 3, split_strategy=RoundRobinSplitStrategy())
+    (report,) = tdu_json("state", saved(tmp_path, state), table)["states"]
+    assert report["rows"] is None
+    assert report["topologies"][0]["steps"] == 3
+
+
 @pytest.mark.parametrize(("batches", "epoch"), [(0, 0), (150, 1)])
 def test_the_start_of_an_epoch(table, tmp_path, batches, epoch):
     path = saved(tmp_path, state_after(table, batches))
     (report,) = tdu_json("state", path, table)["states"]
     assert (report["epoch"], report["rows"]["done_rows"]) == (epoch, 0)
     assert "begins at its start" in tdu("state", path, table).stdout
+
+
+def test_the_rows_of_a_contiguous_shard_are_all_that_counts(table, tmp_path):
+    _, dataset = StructuredDataset.create_dataloader(str(table), batch_size=10, num_workers=0)
+    shard = dataset.shard_rows(3, 1, contiguous=True)
+    batches = iter(shard)
+    next(batches)
+    path = saved(tmp_path, shard.state_dict())
+    batches.close()
+    (report,) = tdu_json("state", path, table)["states"]
+    rows = report["rows"]
+    assert (rows["total_rows"], rows["done_rows"], rows["remaining_rows"]) == (500, 10, 490)
 
 
 def test_drop_last(table, tmp_path):

@@ -112,23 +112,24 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
 
 
 def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
-    """What remains under the state's own topology; None where row counts, or lengths that decide it, are not known."""
+    """What remains under the state's own topology; None where what decides it is not at hand.
+
+    That is row counts, the lengths behind a token budget, or a split strategy, of which a state has the name only.
+    """
     from torch_dataloader_utils._core.program import scheduled_rows
     from torch_dataloader_utils.planning import Planner
-    from torch_dataloader_utils.plugins import find_strategy
 
-    if options.max_tokens_per_batch is not None:
+    if options.max_tokens_per_batch is not None or options.strategy:
         return None
-    planner = Planner(inventory=inventory, options=options, strategy=find_strategy(options.strategy or None))
     here = position.under(position.topology)
-    plan = planner.plan(here)
+    plan = Planner(inventory=inventory, options=options).plan(here)
     if plan.steps is None:
         return None
     ranks = range(plan.topology.num_ranks)
     programs = [program for rank in ranks for program in plan.details.programs(rank)]
     repeated = plan.repeated_rows
     remaining = max(0, sum(scheduled_rows(program.schedule) for program in programs) - repeated)
-    total = plan.details.space.num_rows
+    total = plan.details.chunks.num_rows
     return Remains(
         total_rows=total,
         done_rows=total - remaining - plan.dropped_rows,
