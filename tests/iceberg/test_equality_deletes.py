@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -128,3 +129,13 @@ def test_a_key_set_contains_what_a_set_of_tuples_contains(wanted: list[Any], row
 
     seen = KeySet.of(columns(wanted)).contains(columns(rows))
     assert np.array_equal(seen, [plain(row) in {plain(each) for each in wanted} for row in rows])
+
+
+def test_uuids_are_keys(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "uuid"), field_of(2, "x", "int"))
+    keys = [UUID(int=number).bytes for number in range(4)]
+    table.append([{"id": key, "x": number} for number, key in enumerate([*keys, None])], rows_per_group=2)
+    table.delete_equal([1], [{"id": keys[1]}, {"id": None}])
+    table.delete_equal([1, 2], [{"id": keys[2], "x": 2}, {"id": keys[3], "x": 2}])
+    assert sorted(row["x"] for row in read_rows(table.metadata)) == [0, 3]

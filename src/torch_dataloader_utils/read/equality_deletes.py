@@ -155,8 +155,6 @@ def _no_rows(schema: Any) -> Any:
 
 def _places(column: Any, distinct: Any) -> Int64s:
     """Where each value is among the distinct ones, -1 for not."""
-    if isinstance(column, pa.ExtensionArray):
-        column, distinct = column.storage, distinct.storage
     found = pc.index_in(column, value_set=distinct)
     places: Int64s = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return places

@@ -216,7 +216,10 @@ def _defaults_of(table: TableFields) -> Mapping[int, Any]:
 
 
 def innermost(array: Any) -> Any:
-    """The values of a key column: what is left when the structs around it, of one field each, are taken off."""
+    """The values of a key column: what is left when the structs around it, of one field each, are taken off.
+
+    UUIDs are given as their bytes: Arrow's functions for sets know no extension types.
+    """
     while pa.types.is_struct(array.type):
         array = pc.struct_field(array, [0])
-    return array
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
