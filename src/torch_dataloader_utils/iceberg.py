@@ -223,7 +223,7 @@ class IcebergDataset(WiredDataset):
             StoreError: catalog or storage failed.
         """
         own, loader_options = separate_options(options, TABLE_OPTIONS)
-        check_names(loader_options, sorted(LOADER_OPTIONS), TABLE_OPTIONS)
+        check_names(loader_options, sorted(LOADER_OPTIONS), (*TABLE_OPTIONS, *SCAN_OPTIONS))
         checked = check_loader_options(loader_options)
         dataset = cls(
             table,

@@ -1,5 +1,6 @@
 """Where a table is and what of it to read, and how ranks come to read the same of it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,10 +11,11 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
+from torch_dataloader_utils.discover.iceberg.paths import PathRules
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.errors import ConfigTypeError, StoreError
 from torch_dataloader_utils.table_options import check_filters
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
@@ -51,15 +53,20 @@ class TableSource:
         filters: pc.Expression | None,
         options: Mapping[str, Any],
     ) -> "TableSource":
-        """From a caller's arguments; `options` are those named in SCAN_OPTIONS."""
+        """From a caller's arguments; `options` are those named in SCAN_OPTIONS.
+
+        Raises:
+            ConfigTypeError, ConfigError: arguments of another type, or that do not fit each other.
+        """
         check_filters(filters)
+        rules = PathRules.of(options.get("path_rewrites"))
         given, credentials = options.get("storage_options"), options.get("credentials")
         roots = options.get("allowed_roots")
         return cls(
             place=TablePlace(
-                table=table,
-                catalog_config=None if catalog_config is None else Secret(dict(catalog_config)),
-                path_rewrites=tuple((options.get("path_rewrites") or {}).items()),
+                table=_table_name(table),
+                catalog_config=_catalog_secret(catalog_config),
+                path_rewrites=rules.rewrites,
                 access=StoreAccess.of(given, credentials, options.get("remote")),
                 allowed_roots=None if roots is None else Roots.of(roots),
             ),
@@ -83,6 +90,28 @@ class TableSource:
         """How the table's files are reached; asks the catalog, if there is one and the user did not say."""
         asks = self.place.catalog_config is not None and not self.knows_access
         return self.open().files.access if asks else self.place.access
+
+
+def _table_name(table: Any) -> str:
+    name = os.fspath(table) if isinstance(table, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name:
+        given = repr(name) if name == "" else f"a {type(table).__name__}"
+        raise ConfigTypeError(
+            f'table is {given}: pass its name in the catalog ("db.events") or, without catalog_config, the path of its '
+            "metadata file or directory."
+        )
+    return name
+
+
+def _catalog_secret(catalog_config: Any) -> Secret | None:
+    if catalog_config is None:
+        return None
+    if not isinstance(catalog_config, Mapping):
+        raise ConfigTypeError(
+            f"catalog_config is a {type(catalog_config).__name__}: pass a dict of what pyiceberg's load_catalog takes. "
+            'A catalog of its configuration file goes by its name alone: {"name": "prod"}.'
+        )
+    return Secret(dict(catalog_config))
 
 
 def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergScanOptions]:

@@ -1,9 +1,11 @@
 import json
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +19,21 @@ from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials, TablePlace
 from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
-from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError
+from torch_dataloader_utils.discover.iceberg.table_lookup import look_up
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    CorruptFileError,
+    NoDataError,
+    StoreError,
+    UnsupportedFeatureError,
+)
 
 EVENTS = Schema(field_of(1, "region_id", "int"), field_of(2, "v", "long"))
 CANARY = "canary-5ecret-v4lue"
+NEWER_TYPE = {"id": 1, "name": "id", "type": "quaternion", "required": False}
 
 
 def events() -> pa.Table:
@@ -61,6 +73,69 @@ def test_a_table_that_a_catalog_does_not_have_and_a_catalog_that_is_none(tmp_pat
     assert CANARY not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("table", "config", "message"),
+    [
+        ("events", None, 'Write its namespace too: "namespace.table"'),
+        (("db", "events"), None, "table is a tuple: pass its name"),
+        ("", None, "table is '': pass its name"),
+        ("db.events", "prod", r'catalog_config is a str.* \{"name": "prod"\}'),
+    ],
+)
+def test_what_is_no_name_and_no_catalog_says_what_to_pass(
+    tmp_path: Path, table: Any, config: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        scan_iceberg(table, config or sqlite(tmp_path))
+
+
+def test_a_misspelled_option_of_tables_names_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'snapshot_id'"):
+        IcebergDataset.create_dataloader("db.events", sqlite(tmp_path), snapshotid=3)
+
+
+def test_a_catalog_that_accepts_and_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        with pytest.raises(StoreError, match=r"did not answer within 0\.2 seconds when asked for db\.t"):
+            look_up("db.t", config, patience_seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"format-version": 4}, UnsupportedFeatureError, r"format version 4.*newer pyiceberg"),
+        (
+            {"schemas": [{"type": "struct", "schema-id": 0, "fields": [NEWER_TYPE]}]},
+            UnsupportedFeatureError,
+            "quaternion",
+        ),
+        ({"current-schema-id": CANARY}, CorruptFileError, "does not parse"),
+    ],
+)
+def test_metadata_newer_than_pyiceberg_are_unsupported_and_others_damaged(
+    tmp_path: Path, rest: RestCatalog, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    table.append([{"id": 1}])
+    path = Path(table.metadata)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    rest.tables["ns.newer"] = table.metadata
+    for place, config in ((table.metadata, None), ("ns.newer", {"type": "rest", "uri": rest.uri})):
+        with pytest.raises(error, match=message) as raised:
+            scan_iceberg(place, config)
+        assert CANARY not in str(raised.value)
+
+
+def test_a_table_that_is_gone_when_credentials_expire_is_no_missing_file(rest: RestCatalog) -> None:
+    renewal = CatalogCredentials(
+        place=TablePlace(table="ns.dropped", catalog_config=Secret({"type": "rest", "uri": rest.uri}))
+    )
+    with pytest.raises(StoreError, match=r"credentials of ns\.dropped have expired, and its catalog gives no new"):
+        renewal()
+
+
 @pytest.fixture(scope="module")
 def rest() -> Iterator[RestCatalog]:
     with rest_catalog() as catalog:
@@ -71,6 +146,7 @@ def test_a_rest_catalog_with_credentials_of_each_table(
     tmp_path: Path, rest: RestCatalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    rest.tokens.clear()
     for name in ("one", "two"):
         table = TableWriter(tmp_path / name, path_prefix=f"s3://bucket/{name}")
         table.evolve(field_of(1, "id", "long"))

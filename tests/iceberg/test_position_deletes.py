@@ -115,6 +115,18 @@ def test_no_delete_is_lost_to_the_spelling_of_a_path(
     ) == [0, 1, 3, 4, 5]
 
 
+def test_a_rewrite_touches_whole_names_only(tmp_path: Path) -> None:
+    table = numbered(tmp_path / "events")
+    path = table.append(ids(0, 6))
+    table.delete_positions([(path, 2)])
+    moved = (tmp_path / "events").rename(tmp_path / "events-2")
+    metadata = table.metadata.replace(str(tmp_path / "events"), str(moved))
+    rows = read_rows(metadata, path_rewrites={str(tmp_path / "events"): str(moved)})
+    assert sorted(row["id"] for row in rows) == [0, 1, 3, 4, 5]
+    with pytest.raises(TypeError, match="path_rewrites is a list: pass a dict"):
+        read_rows(metadata, path_rewrites=["events"])
+
+
 def test_a_delete_that_differs_in_scheme_and_host_finds_its_file_without_a_rewrite(tmp_path: Path) -> None:
     table = numbered(tmp_path)
     path = table.append(ids(0, 6))

@@ -10,13 +10,13 @@ from torch_dataloader_utils.discover.iceberg.faults import parsing
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.roots import Roots
-from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
-from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, NoDataError, StoreError
+from torch_dataloader_utils.discover.iceberg.storage import storage_options
+from torch_dataloader_utils.discover.iceberg.table_lookup import INSTALL, look_up
+from torch_dataloader_utils.errors import LoaderError, MissingDependencyError, NoDataError, StoreError
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-_INSTALL = 'pip install "torch-dataloader-utils[iceberg]"'
 _VERSION = re.compile(r"^v?(\d+)")
 
 
@@ -66,8 +66,19 @@ class CatalogCredentials:
     own: tuple[str, ...] = ()
 
     def __call__(self) -> dict[str, Any]:
-        """Options for the storage client."""
-        options = _catalog_options(_load_table(self.place), self.place)
+        """Options for the storage client.
+
+        Raises:
+            StoreError: the catalog failed, or has the table no more.
+        """
+        try:
+            loaded = _load_table(self.place)
+        except LoaderError as error:
+            # As an error of its own, since what reads a file takes "not there" for the file.
+            raise StoreError(
+                f"the credentials of {self.place.table} have expired, and its catalog gives no new ones: {error}"
+            ) from error
+        options = _catalog_options(loaded, self.place)
         return {name: value for name, value in options.items() if name not in self.own}
 
 
@@ -113,58 +124,11 @@ def _require_pyiceberg() -> None:
         import pyiceberg.table  # noqa: F401 - whether it can be imported is the question
         import pyroaring  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(f"reading Iceberg tables needs pyiceberg ({error}). Run: {_INSTALL}") from error
+        raise MissingDependencyError(f"reading Iceberg tables needs pyiceberg ({error}). Run: {INSTALL}") from error
 
 
 def _load_table(place: TablePlace) -> Any:
-    from pyiceberg.catalog import load_catalog
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError
-
-    name = place.table
-    properties = with_present_names({} if place.catalog_config is None else place.catalog_config.reveal())
-    try:
-        return _find(load_catalog(**properties), name)
-    except (NoSuchTableError, NoSuchNamespaceError) as error:
-        raise NoDataError(
-            f"the catalog has no table {name} ({_text(error, properties)}). Check its name; catalogs in SQL also keep "
-            'tables by the name of the catalog, which is catalog_config\'s "name".'
-        ) from error
-    except (NotInstalledError, ImportError) as error:
-        raise MissingDependencyError(
-            f"this catalog needs a client that is not installed ({error}). Run: {_INSTALL} and the client."
-        ) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"catalog_config does not make a catalog ({_text(error, properties)}). See pyiceberg's page on catalogs."
-        ) from error
-    except Exception as error:
-        # Catalogs are plug-ins and raise whatever their clients do.
-        raise StoreError(
-            f"the catalog could not load {name} ({type(error).__name__}: {_text(error, properties)}). Check that it "
-            "can be reached with this catalog_config."
-        ) from error
-
-
-def _find(catalog: Any, name: str) -> Any:
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
-    try:
-        return catalog.load_table(name)
-    except (NoSuchTableError, NoSuchNamespaceError):
-        # "catalog.db.table" is how SQL engines write it; "catalog" may also be part of a namespace, hence second.
-        _, dot, rest = name.partition(".")
-        if not dot or "." not in rest:
-            raise
-        return catalog.load_table(rest)
-
-
-def _text(error: BaseException, properties: Mapping[str, Any]) -> str:
-    """What a foreign error says, without any value of a property that may be a secret."""
-    text = str(error)
-    for name, value in properties.items():
-        if re.search("secret|token|credential|password|key", name) and value:
-            text = text.replace(str(value), "***")
-    return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://***@", text)
+    return look_up(place.table, {} if place.catalog_config is None else place.catalog_config.reveal())
 
 
 def _from_location(place: TablePlace) -> OpenTable:
@@ -190,7 +154,10 @@ def _latest_metadata(directory: str, files: Files) -> str:
     v3.metadata.json and 00003-<uuid>.metadata.json are both version 3; of two, the one written last.
     """
     root = directory.rstrip("/") + "/metadata"
-    listing = files.store(root).list_files(root).entries
+    try:
+        listing = files.store(root).list_files(root).entries
+    except NoDataError as error:
+        raise _no_table(directory) from error
     by_name = {entry.path.rpartition("/")[2]: entry for entry in listing}
     if "version-hint.text" in by_name:
         hint = bytes(files.read(by_name["version-hint.text"].path)).decode().strip()
@@ -199,10 +166,15 @@ def _latest_metadata(directory: str, files: Files) -> str:
                 return by_name[name].path
     found = [entry for name, entry in by_name.items() if ".metadata.json" in name]
     if not found:
-        raise NoDataError(
-            f"{redact(directory)} is no Iceberg table: it has no metadata/*.metadata.json. Check the path."
-        )
+        raise _no_table(directory)
     return max(found, key=_age).path
+
+
+def _no_table(directory: str) -> NoDataError:
+    return NoDataError(
+        f"{redact(directory)} is no Iceberg table: it has no metadata/*.metadata.json. Check the path; for a table "
+        "that a catalog knows by name, pass catalog_config."
+    )
 
 
 def _age(entry: FileEntry) -> tuple[int, str, str]:

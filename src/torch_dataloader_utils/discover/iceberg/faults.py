@@ -1,10 +1,12 @@
-"""What pyiceberg raises on damaged metadata becomes one error of ours, with the file's name."""
+"""What pyiceberg raises on metadata, and files that metadata name and nobody has: one error of ours for each."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.faults import corrupt
-from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
 
 
 @contextmanager
@@ -19,4 +21,46 @@ def parsing(path: str, what: str) -> Iterator[None]:
     except LoaderError:
         raise
     except Exception as error:
-        raise corrupt(path, f"the {what} does not parse ({type(error).__name__})") from error
+        raise unparsed(path, what, error) from error
+
+
+def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
+    """The error for metadata that pyiceberg did not parse: newer than it, or wrong.
+
+    where: a path, or a table's name.
+    """
+    unknown = _unknown_feature(error)
+    if unknown is None:
+        return corrupt(where, f"the {what} does not parse ({type(error).__name__})")
+    return UnsupportedFeatureError(
+        f"{redact(where)}: the {what} uses what the installed pyiceberg does not know ({unknown}). Install a newer "
+        "pyiceberg that does, or read a copy of the table without it."
+    )
+
+
+def _unknown_feature(error: BaseException) -> str | None:
+    """A format version, type or transform that pyiceberg has not learnt yet; None for any other error."""
+    from pydantic import ValidationError
+
+    found = error if isinstance(error, ValidationError) else error.__cause__
+    if not isinstance(found, ValidationError):
+        return None
+    for each in found.errors(include_input=False, include_url=False):
+        if each["type"] == "union_tag_invalid":
+            return f"format version {each['ctx']['tag']}"
+        if re.search("unsupported|not (yet )?supported", each["msg"], re.IGNORECASE):
+            return each["msg"].removeprefix("Value error, ")
+    return None
+
+
+@contextmanager
+def named_by_metadata(table: str) -> Iterator[None]:
+    """Runs the reading of files that the metadata of `table` name; one that is not there is no slip of the caller's."""
+    try:
+        yield
+    except NoDataError as error:
+        raise NoDataError(
+            f"{table} names a file that is not there: {error} If the snapshot has expired, or the table was changed "
+            "just now, make the loader again, for a snapshot that is kept; if the table was moved, pass path_rewrites="
+            "{old prefix: new prefix}."
+        ) from error

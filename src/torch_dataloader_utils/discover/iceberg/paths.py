@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError
 
 _LOCAL_SCHEMES = ("file", "local")
 # Hadoop's names of clients for one and the same store.
@@ -20,7 +20,15 @@ class PathRules:
 
     @classmethod
     def of(cls, rewrites: Mapping[str, str] | None) -> "PathRules":
-        """From the user's mapping."""
+        """From the user's mapping.
+
+        Raises:
+            ConfigTypeError: no mapping of texts.
+        """
+        if not isinstance(rewrites or {}, Mapping):
+            raise ConfigTypeError(
+                f"path_rewrites is a {type(rewrites).__name__}: pass a dict, such as {{'s3a://': 's3://'}}."
+            )
         pairs = (rewrites or {}).items()
         return cls(rewrites=tuple(sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0]))))
 
@@ -31,13 +39,19 @@ class PathRules:
         s3n://b/a.parquet          s3://b/a.parquet
         """
         for old, new in self.rewrites:
-            if path.startswith(old):
+            if _begins_with(path, old):
                 path = new + path[len(old) :]
                 break
         scheme, _, key = split(path)
         if is_local(scheme):
             return os.path.abspath(key)  # noqa: PTH100 - resolve() would replace links by their targets
         return "s3" + path[len(scheme) :] if scheme == "s3n" else path
+
+
+def _begins_with(path: str, prefix: str) -> bool:
+    """Whether the first parts of the path are the prefix: /w/t is none of /w/t-2/a.parquet, to where /w/t may have
+    moved."""
+    return path.startswith(prefix) and (prefix[-1:] in "/:" or path[len(prefix) : len(prefix) + 1] in ("", "/", ":"))
 
 
 def is_local(scheme: str) -> bool:

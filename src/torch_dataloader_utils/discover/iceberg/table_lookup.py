@@ -1,0 +1,126 @@
+"""A table looked up in its catalog, in bounded time; what catalogs raise becomes an error that says what to do."""
+
+import queue
+import re
+from collections.abc import Callable, Mapping
+from threading import Thread
+from typing import Any
+
+from torch_dataloader_utils.discover.iceberg.faults import unparsed
+from torch_dataloader_utils.discover.iceberg.storage import with_present_names
+from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
+
+INSTALL = 'pip install "torch-dataloader-utils[iceberg]"'
+
+# Catalogs that answer do so in seconds; boto3 gives up on a dead Glue after five times 60.
+_PATIENCE_SECONDS = 300.0
+
+
+def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = _PATIENCE_SECONDS) -> Any:
+    """pyiceberg's Table of this name, from the catalog that `properties` make.
+
+    patience_seconds: how long the catalog may take. Clients of catalogs wait without end for a server that has
+        accepted a connection and says nothing.
+
+    Raises:
+        NoDataError: no such table. ConfigError: no catalog, or no name of a table. StoreError: the catalog failed, or
+        did not answer. MissingDependencyError: its client is not installed.
+        UnsupportedFeatureError, CorruptFileError: it answered with metadata that pyiceberg does not parse.
+    """
+    properties = with_present_names(properties)
+    try:
+        return _in_time(lambda: _find(_catalog(properties), name), patience_seconds)
+    except LoaderError:
+        raise
+    except _NoAnswerError:
+        raise StoreError(
+            f"the catalog did not answer within {patience_seconds:g} seconds when asked for {name}. Check that it is "
+            "up and can be reached with this catalog_config, then try again."
+        ) from None
+    except Exception as error:
+        raise _lookup_error(name, properties, error) from error
+
+
+class _NoAnswerError(Exception):
+    """The catalog took too long."""
+
+
+def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
+    """What `ask` gives or raises; it is left to itself, in a thread that keeps no process alive, after so long."""
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            answers.put((None, error))
+
+    Thread(target=run, name="tdu-catalog", daemon=True).start()
+    try:
+        found, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise _NoAnswerError from None
+    if error is not None:
+        raise error
+    return found
+
+
+def _catalog(properties: Mapping[str, Any]) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    try:
+        return load_catalog(**properties)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"catalog_config does not make a catalog ({_text(error, properties)}). See pyiceberg's page on catalogs."
+        ) from error
+
+
+def _find(catalog: Any, name: str) -> Any:
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    try:
+        return catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        # "catalog.db.table" is how SQL engines write it; "catalog" may also be part of a namespace, hence second.
+        _, dot, rest = name.partition(".")
+        if not dot or "." not in rest:
+            raise
+        return catalog.load_table(rest)
+
+
+def _lookup_error(name: str, properties: Mapping[str, Any], error: Exception) -> LoaderError:
+    from pydantic import ValidationError
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError
+    from pyiceberg.exceptions import ValidationError as MetadataError
+
+    text = _text(error, properties)
+    if isinstance(error, (NotInstalledError, ImportError)):
+        return MissingDependencyError(
+            f"this catalog needs a client that is not installed ({text}). Run: {INSTALL} and the client."
+        )
+    if "." not in name and isinstance(error, (ValueError, NoSuchTableError, NoSuchNamespaceError)):
+        return ConfigError(
+            f'table={name!r} names no table of a catalog ({text}). Write its namespace too: "namespace.table".'
+        )
+    if isinstance(error, (NoSuchTableError, NoSuchNamespaceError)):
+        return NoDataError(
+            f"the catalog has no table {name} ({text}). Check its name; catalogs in SQL also keep "
+            'tables by the name of the catalog, which is catalog_config\'s "name".'
+        )
+    if isinstance(error, (ValidationError, MetadataError)):
+        return unparsed(name, "metadata that the catalog gave", error)
+    # Catalogs are plug-ins and raise whatever their clients do.
+    return StoreError(
+        f"the catalog could not load {name} ({type(error).__name__}: {text}). Check that it can be reached with this "
+        "catalog_config."
+    )
+
+
+def _text(error: BaseException, properties: Mapping[str, Any]) -> str:
+    """What a foreign error says, without any value of a property that may be a secret."""
+    text = str(error)
+    for name, value in properties.items():
+        if re.search("secret|token|credential|password|key", name) and value:
+            text = text.replace(str(value), "***")
+    return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://***@", text)
