@@ -186,6 +186,8 @@ def test_a_scan_filter_leaves_out_files_and_filters_no_rows(tmp_path: Path) -> N
     assert len(read_rows(table.metadata, scan_filter=AlwaysTrue())) == 200
     with pytest.raises(ConfigError, match="does not fit the table's columns"):
         scan_iceberg(table.metadata, scan_filter=EqualTo("nope", 1))
+    with pytest.raises(ConfigError, match="scan_filter='v = ' does not parse"):
+        scan_iceberg(table.metadata, scan_filter="v = ")
     with pytest.raises(TypeError, match="scan_filter is a int"):
         scan_iceberg(table.metadata, scan_filter=5)
     with pytest.raises(TypeError, match="filters is a str"):

@@ -51,6 +51,13 @@ def test_time_travel_reads_under_the_schema_of_that_time(tmp_path: Path) -> None
         assert values(table, snapshot_id=snapshot_id) == ("a", oracle)
 
 
+def test_of_two_snapshots_in_one_millisecond_the_later_one_is_meant(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    table.snapshots[1]["timestamp-ms"] = table.snapshots[0]["timestamp-ms"]
+    table.write_metadata()
+    assert values(table, as_of_timestamp=table.snapshots[0]["timestamp-ms"]) == ("a", [0, 1, 2, 3, 4, 5])
+
+
 def test_a_branch_is_read_under_the_tables_present_schema(tmp_path: Path) -> None:
     assert values(history(tmp_path), branch="audit") == ("b", [0, 1, 2, 3, 4, 5])
 
@@ -77,6 +84,8 @@ def test_an_increment_is_what_was_appended_in_between(tmp_path: Path) -> None:
         ({"tag": "v1", "branch": "main"}, "pass one of them"),
         ({"as_of_timestamp": 1}, "had no snapshot at 1"),
         ({"as_of_timestamp": "2024-01-01"}, "milliseconds since 1970"),
+        ({"snapshot_id": "1001"}, "snapshot_id='1001': pass a whole number"),
+        ({"from_snapshot_id": "1001"}, "from_snapshot_id='1001': pass a whole number"),
     ],
 )
 def test_wrong_choices_say_what_there_is(tmp_path: Path, options: dict[str, object], message: str) -> None:
@@ -95,9 +104,19 @@ def test_nothing_to_read_is_an_error_or_an_empty_loader_by_option(tmp_path: Path
     assert list(loader) == []
 
 
+def test_a_path_that_is_no_table_says_what_names_are_for(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "demo.events"):
+        with pytest.raises(NoDataError, match=r"is no Iceberg table.*pass catalog_config"):
+            scan_iceberg(str(place))
+    (tmp_path / "metadata").mkdir()
+    with pytest.raises(NoDataError, match="is no Iceberg table"):
+        scan_iceberg(str(tmp_path))
+
+
 def test_a_table_directory_means_its_newest_metadata(tmp_path: Path) -> None:
     table = history(tmp_path)
     assert scan_iceberg(str(tmp_path)).num_rows == 6
+    assert scan_iceberg(tmp_path).num_rows == 6
     (tmp_path / "metadata" / "version-hint.text").write_text("2")
     assert scan_iceberg(str(tmp_path)).num_files >= 1
     with pytest.raises(NoDataError):

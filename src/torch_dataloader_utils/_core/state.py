@@ -184,9 +184,16 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     if state["fingerprint"] != identity.fingerprint and misfits:
         raise CheckpointMismatchError(
             f"The state does not fit: its data fingerprint is another one. It was saved with {'; '.join(misfits)}. "
-            "Resume with the same data and settings, or start the epoch afresh without loading it."
+            f"{_snapshot_advice(saved, identity)}Resume with the same data and settings, or start the epoch afresh "
+            "without loading it."
         )
     _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
+
+
+def _snapshot_advice(saved: Mapping[str, Any], identity: Identity) -> str:
+    if saved.get("snapshot") == dict(identity.settings).get("snapshot"):
+        return ""
+    return "Tables move on: pass snapshot_id= to read the snapshot that the state was saved with. "
 
 
 def _compare(what: str, saved: Any, present: Any) -> None:

@@ -19,6 +19,7 @@ from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files
 from torch_dataloader_utils.discover.iceberg.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
+from torch_dataloader_utils.discover.iceberg.faults import named_by_metadata
 from torch_dataloader_utils.discover.iceberg.fields import arrow_schema, initial_defaults, key_schema, name_ids
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
@@ -29,7 +30,7 @@ from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.translate import translate
 from torch_dataloader_utils.discover.schemas import check_columns
-from torch_dataloader_utils.errors import ConfigTypeError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.row_filter import filter_columns
 
 if TYPE_CHECKING:
@@ -76,16 +77,17 @@ def scan_table(
     schema = arrow_schema(target.schema)
     check_columns(options.columns or (), schema, "columns")
     request = _scan_request(table, target, options, schema)
-    listed = list_snapshot(
-        table, target, FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
-    )
+    pruner = FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
+    with named_by_metadata(table.name):
+        listed = list_snapshot(table, target, pruner)
     if not listed.is_read.any() and not options.allow_empty:
         raise _nothing_to_read(table, target, listed)
-    scanned = _scan_files(table, listed, request, on_progress)
-    deleted = _deleted_positions(table, listed, options)
+    with named_by_metadata(table.name):
+        scanned = _scan_files(table, listed, request, on_progress)
+        deleted = _deleted_positions(table, listed, options)
+        equality = _equality_index(table, listed)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
     check_positions(scanned.files, scanned.scans, positions)
-    equality = _equality_index(table, listed)
     extras = _extras(_table_fields(table, target, schema, equality.key_ids), scanned.files, positions, equality)
     inventory = Inventory(
         files=_file_table(scanned.files, scanned.scans, extras),
@@ -151,11 +153,11 @@ def _scan_files(
 
 
 def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "BooleanExpression":
-    from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, parser
+    from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
     scan_filter = options.scan_filter
     if isinstance(scan_filter, str):
-        scan_filter = parser.parse(scan_filter)
+        scan_filter = _parsed(scan_filter)
     if scan_filter is not None and not isinstance(scan_filter, BooleanExpression):
         raise ConfigTypeError(
             f"scan_filter is a {type(scan_filter).__name__}: pass a pyiceberg expression, such as "
@@ -163,6 +165,20 @@ def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "Bool
         )
     by_filters = AlwaysTrue() if options.filters is None else translate(options.filters, schema)
     return And(by_filters, AlwaysTrue() if scan_filter is None else scan_filter)
+
+
+def _parsed(text: str) -> "BooleanExpression":
+    from pyiceberg.expressions import parser
+    from pyparsing import ParseException
+
+    try:
+        return parser.parse(text)
+    except (ParseException, ValueError) as error:
+        # Its own text, pages of grammar, is left to the traceback.
+        raise ConfigError(
+            f"scan_filter={text!r} does not parse. Write it like \"day >= '2024-01-01' and region in (3, 4)\", or pass "
+            "a pyiceberg expression."
+        ) from error
 
 
 def _judge(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ class SnapshotChoice:
     as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
     from_snapshot_id: only what was appended after that snapshot. agreed_id: the snapshot that another rank found for
     this choice; the table may have moved on since.
+
+    Raises:
+        ConfigError: more than one. ConfigTypeError: an id that is no whole number.
     """
 
     snapshot_id: int | None = None
@@ -34,6 +38,7 @@ class SnapshotChoice:
         ]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} each choose a snapshot; pass one of them.")
+        hold_integers(self, "snapshot_id", "from_snapshot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +113,12 @@ def _at_time(metadata: "TableMetadata", time: Any, name: str) -> "Snapshot":
         raise ConfigError(f"as_of_timestamp={time!r}: pass milliseconds since 1970 as an int, or a datetime.")
     reached = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= milliseconds]
     if not reached:
-        raise NoDataError(f"{name} had no snapshot at {time}; its first is later. Choose a later time.")
-    return _by_id(metadata, max(reached, key=lambda entry: entry.timestamp_ms).snapshot_id, name)
+        raise NoDataError(
+            f"{name} had no snapshot at {time}; its first is later. Choose a later time, a datetime or milliseconds "
+            "since 1970."
+        )
+    # The log is in the order of commits; of those in one millisecond the last one counts.
+    return _by_id(metadata, reached[-1].snapshot_id, name)
 
 
 def _schema_of(metadata: "TableMetadata", snapshot: "Snapshot") -> "Schema":
