@@ -13,7 +13,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedFiel
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
-from torch_dataloader_utils.errors import ConfigError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, SchemaError, UnsupportedFeatureError
 
 
 def optional(field_id: int, name: str, kind: Any) -> NestedField:
@@ -196,6 +196,17 @@ def test_unknown_columns_are_named_with_near_ones(tmp_path: Path) -> None:
     table.append([{"price": 1.0}])
     with pytest.raises(ConfigError, match="did you mean 'price'"):
         scan_iceberg(table.metadata, columns=["prise"])
+
+
+def test_columns_of_unknown_types_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "place", "geometry"))
+    table.append([{"id": 1, "place": b""}])
+    with pytest.raises(UnsupportedFeatureError, match="column place is of Iceberg type geometry.*Leave it out"):
+        read_rows(table.metadata)
+    with pytest.raises(UnsupportedFeatureError, match="column place"):
+        read_rows(table.metadata, columns=["id", "place"])
+    assert read_rows(table.metadata, columns=["id"]) == [{"id": 1}]
 
 
 def test_files_in_avro_are_refused_at_plan_time(tmp_path: Path) -> None:

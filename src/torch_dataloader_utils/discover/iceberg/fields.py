@@ -19,16 +19,26 @@ NAME_MAPPING = "schema.name-mapping.default"
 NamePath = tuple[str, ...]
 
 
-def arrow_schema(schema: "Schema") -> pa.Schema:
+def arrow_schema(schema: "Schema", wanted: Sequence[str] | None = None) -> pa.Schema:
     """The Arrow schema of an Iceberg schema, with the id of every field, nested ones too, in its metadata.
 
     Types are Arrow's plain ones (string, list), where pyiceberg gives large ones. Every field is nullable:
     `required` is a promise of the writers, and old files break it.
 
+    wanted: names of the columns that will be read, None for all. Others are left out if Arrow has no plain counterpart
+        of their types.
+
     Raises:
-        UnsupportedFeatureError: a type that Arrow has no plain counterpart of.
+        UnsupportedFeatureError: such a type of a column that is wanted.
     """
-    return pa.schema([_arrow_field(field) for field in schema.fields])
+    fields = []
+    for field in schema.fields:
+        try:
+            fields.append(_arrow_field(field))
+        except UnsupportedFeatureError:
+            if wanted is None or field.name in wanted:
+                raise
+    return pa.schema(fields)
 
 
 def _arrow_field(field: "NestedField", *, nullable: bool = True) -> pa.Field:

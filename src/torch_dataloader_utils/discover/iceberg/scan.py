@@ -74,7 +74,7 @@ def scan_table(
         DataError: files that are corrupt or use what is not supported. StoreError: the storage failed.
     """
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
-    schema = arrow_schema(target.schema)
+    schema = arrow_schema(target.schema, options.columns)
     check_columns(options.columns or (), schema, "columns")
     request = _scan_request(table, target, options, schema)
     pruner = FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
