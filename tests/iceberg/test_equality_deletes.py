@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import scan_iceberg
-from torch_dataloader_utils.read.equality_deletes import KeySet
+from torch_dataloader_utils._store import Store, StoreAccess, open_store
+from torch_dataloader_utils.read.equality_deletes import KeySet, deleted_by_keys
+from torch_dataloader_utils.read.field_ids import FileColumn
 
 ROWS = [{"id": i, "name": None if i % 7 == 0 else f"n{i % 5}", "x": i / 2} for i in range(60)]
 
@@ -139,3 +141,26 @@ def test_uuids_are_keys(tmp_path: Path) -> None:
     table.delete_equal([1], [{"id": keys[1]}, {"id": None}])
     table.delete_equal([1, 2], [{"id": keys[2], "x": 2}, {"id": keys[3], "x": 2}])
     assert sorted(row["x"] for row in read_rows(table.metadata)) == [0, 3]
+
+
+def test_each_delete_file_is_read_once_however_many_data_files_it_applies_to(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    for number in range(6):
+        table.append([{"id": number}, {"id": number + 1}])
+        table.delete_equal([1], [{"id": number}])
+    inventory = scan_iceberg(table.metadata, count_rows=False)
+    opened = []
+
+    def open_counted(path: str) -> Store:
+        opened.append(path)
+        return open_store(path, StoreAccess())
+
+    columns = {1: FileColumn(name="id", index=0, type=pa.int64())}
+    batch = pa.record_batch({"id": range(7)})
+    deleted = [
+        deleted_by_keys(inventory.task(0), batch, columns, extra, open_counted).tolist()
+        for extra in inventory.files.extras
+    ]
+    assert deleted == [list(range(number, 6)) for number in range(6)]
+    assert len(opened) == len(set(opened)) == 6
