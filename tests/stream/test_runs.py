@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Ragged, StructuredDataset, TensorBatch
 from torch_dataloader_utils.stream.processes import run_length
-from torch_dataloader_utils.stream.tickets import count_tickets
+from torch_dataloader_utils.stream.tickets import TicketSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 workers, on purpose
 
@@ -49,11 +49,21 @@ def test_a_batch_without_columns_is_cut_by_its_row_count():
     assert [piece.num_rows for piece in TensorBatch(num_rows=5).cut([2, 3])] == [2, 3]
 
 
-@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 7))
-def test_tickets_dealt_in_turn_reach_every_worker_as_often_as_it_has_runs(batches, workers, length):
-    runs = [-(-len(range(worker, batches, workers)) // length) for worker in range(workers)]
-    tickets = count_tickets(batches, workers, length)
-    assert [len(range(worker, tickets, workers)) for worker in range(workers)] == runs
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 7), st.lists(st.integers(1, 9), min_size=1))
+def test_tickets_dealt_in_turn_ask_every_worker_for_all_it_has(batches, workers, length, paces):
+    """Process p answers tickets p, p + W, ...; the pace changes at any ticket."""
+    sampler = TicketSampler()
+    sampler.start([None] * workers, first_worker=0, count=batches, run_length=length, freed=None)
+    asked = [0] * workers
+    for number, ticket in enumerate(sampler):
+        assert (ticket.start is not None) == (number < workers)
+        asked[number % workers] += ticket.batches
+        sampler.pace = paces[number % len(paces)]
+    assert asked == [-(-len(range(worker, batches, workers)) // length) for worker in range(workers)]
+
+
+def same(batch):
+    return batch
 
 
 def load(folder, **options):
@@ -74,7 +84,7 @@ def test_batches_states_and_counts_are_the_same_one_by_one_and_in_runs(table, nu
     loader, dataset = load(table, batch_size=6, num_workers=num_workers, **options)
     works = dataset.plan().worker_inputs(0)
     assert run_length(works, dataset.pipeline) > 3
-    single, _ = load(table, batch_size=6, num_workers=num_workers, transform=lambda batch: batch, **options)
+    single, _ = load(table, batch_size=6, num_workers=num_workers, transform=same, **options)
     seen = 0
     for batch, alone in zip(loader, single, strict=True):
         assert check_batch(batch) == check_batch(alone)

@@ -22,6 +22,10 @@ def make_batch(number, rows):
     return TensorBatch({"x": torch.full((rows,), number), "y": torch.arange(rows) + number, "s": [str(number)] * rows})
 
 
+def send(writer, reader, batch):
+    return reader.view(reader.open(writer.write([batch])).popleft())
+
+
 @given(st.lists(st.tuples(st.integers(1, 3000), st.sets(st.integers(0, 5))), max_size=30))
 @settings(max_examples=50, deadline=None)
 def test_a_visible_slab_is_never_written_again(steps):
@@ -29,7 +33,7 @@ def test_a_visible_slab_is_never_written_again(steps):
     writer, reader, kept = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec()), []
     for number, (rows, drops) in enumerate(steps):
         writer.reclaim(reader.take_freed())
-        batch = reader.read(writer.write(make_batch(number, rows)))
+        batch = send(writer, reader, make_batch(number, rows))
         assert batch["s"] == [str(number)] * rows
         kept.append((number, rows, batch["x"], batch["y"][rows // 2 :]))
         kept = [entry for index, entry in enumerate(kept) if index not in drops]
@@ -43,23 +47,50 @@ def test_slabs_go_round_when_batches_are_dropped():
     slabs = set()
     for number in range(20):
         writer.reclaim(reader.take_freed())
-        message = writer.write(make_batch(number, 100))
+        (message,) = writer.write([make_batch(number, 100)])
         slabs.add(message.slab)
         assert (message.layout is None) == (number > 0)
-        batch = reader.read(message)
-        del batch
+        reader.view(reader.open([message]).popleft())
     gc.collect()
     assert slabs == {0}
 
 
 def test_a_larger_batch_gets_a_larger_slab():
     writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
-    del_me = reader.read(writer.write(make_batch(1, 10)))
-    del del_me
+    send(writer, reader, make_batch(1, 10))
     writer.reclaim(reader.take_freed())
-    message = writer.write(make_batch(2, 5000))
+    (message,) = writer.write([make_batch(2, 5000)])
     assert message.retired == (0,)
-    assert reader.read(message)["y"].tolist() == list(range(2, 5002))
+    assert reader.view(reader.open([message]).popleft())["y"].tolist() == list(range(2, 5002))
+
+
+def test_batches_that_travel_together_share_a_slab_until_the_last_of_them_dies():
+    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
+    messages = writer.write([make_batch(number, 100) for number in range(4)])
+    assert [message.slab for message in messages] == [0] * 4
+    assert [message.buffer is not None for message in messages] == [True, False, False, False]
+    waiting = reader.open(messages)
+    del messages
+    last = None
+    for number in range(4):
+        batch = reader.view(waiting.popleft())
+        assert batch["y"].tolist() == list(range(number, number + 100))
+        last = batch["x"]
+        del batch
+        assert reader.take_freed() == ()
+    del last
+    assert reader.take_freed() == (0,)
+
+
+def test_batches_that_are_larger_than_the_first_get_another_slab_and_others_none():
+    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
+    batches = [make_batch(0, 10), "no batch for slabs", make_batch(1, 5000), make_batch(2, 10)]
+    messages = writer.write(batches)
+    assert [getattr(message, "slab", None) for message in messages] == [0, None, 1, 1]
+    waiting = reader.open(messages)
+    for batch in batches:
+        came = reader.view(waiting.popleft())
+        assert came == batch if isinstance(batch, str) else came["y"].tolist() == batch["y"].tolist()
 
 
 def test_a_trainer_that_keeps_every_batch_sees_them_unchanged(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -62,38 +63,45 @@ class WorkerProcesses:
         only reading can tell. meter: hears of every answer.
         """
         in_turn = self._in_order and left is not None
-        length = run_length(works, self._pipeline) if in_turn else 1
         # No slabs where tickets may reach any process, which then would not know its free slabs.
         codec = self._pipeline.codec if self._in_order else None
         receiver = Receiver(codec, len(works), meter)
         self._sampler.start(
             works,
             first_worker=first_worker,
-            count=left if self._in_order else None,
-            run_length=length,
+            count=left if in_turn else None,
+            run_length=run_length(works, self._pipeline) if in_turn else 1,
             freed=None if codec is None else receiver.take_freed,
         )
         if left == 0:
             return
-        answers = self._answers(meter, len(works), left if length == 1 else self._sampler.count)
-        if codec is None or left is None or length == 1:
-            yield from receiver.one_by_one(answers)
-            return
-        turns = [(first_worker + number) % len(works) for number in range(len(works))]
-        yield from receiver.in_turn(answers, turns, left, codec)
+        # Closed at once, and with it a pass that failed: its error is part of a cycle, and would keep the workers.
+        if in_turn and left is not None:
+            turns = [(first_worker + number) % len(works) for number in range(len(works))]
+            with closing(self._paced(meter)) as answers:
+                yield from receiver.in_turn(answers, turns, left)
+        else:
+            with closing(self._until_ended(meter, len(works), left)) as answers:
+                yield from receiver.as_they_come(answers)
 
-    def _answers(self, meter: LoaderMeter, num_workers: int, count: int | None) -> Iterator[Answer]:
-        """The answers that carry batches, `count` of them, or until every worker has ended."""
+    def _answers(self, meter: LoaderMeter) -> Iterator[Answer]:
+        return meter.answers(answers_of(self._loader, self._notes))
+
+    def _paced(self, meter: LoaderMeter) -> Generator[Answer]:
+        """All answers; the latest one says how many batches are asked for next."""
+        for answer in self._answers(meter):
+            self._sampler.pace = answer.pace
+            yield answer
+
+    def _until_ended(self, meter: LoaderMeter, num_workers: int, count: int | None) -> Generator[Answer]:
+        """Answers until there were `count` batches, or until every worker has ended."""
         ended = set[int]()
         received = 0
-        for answer in meter.answers(answers_of(self._loader, self._notes)):
-            if answer.error is not None:
-                raise answer.error
+        for answer in self._answers(meter):
             if answer.ended:
                 ended.add(answer.worker)
-            else:
-                received += 1
-                yield answer
+            received += len(answer.batches)
+            yield answer
             if received == count or len(ended) == num_workers:
                 return
 

@@ -1,4 +1,4 @@
-"""Worker processes on strings: the trainer's process sends tickets, a worker answers each with its next batch.
+"""Worker processes on strings: the trainer's process sends tickets, a worker answers each with its next batches.
 
 The tickets go through a map-style DataLoader, so worker errors, time-outs and persistent workers are the ones people
 know. The first ticket of a pass carries the worker's own lanes and nothing else; epochs, resumed positions and slabs
@@ -6,19 +6,22 @@ that are free again need no other channel. DataLoader hands tickets out in turn:
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, Sampler
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
-from torch_dataloader_utils._observe.counters import NO_TALLY, Tally
-from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils._observe.counters import Tally
+from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.pace import Pace
 from torch_dataloader_utils.stream.sendable import returns_sendable
-from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
+from torch_dataloader_utils.stream.slabs import SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, Run, WorkerStream
 from torch_dataloader_utils.stream.worker_death import (
     Notes,
@@ -33,7 +36,7 @@ from torch_dataloader_utils.stream.worker_death import (
 class Start:
     """Begin a pass as worker number `worker` of the plan; with slabs, or with batches sent through the queue.
 
-    run_length: batches that one answer carries as one, see `Run`; 1: each answer carries a batch.
+    run_length: batches that travel as one, see `Run`; 1: each is a batch of its own.
     """
 
     worker: int
@@ -43,27 +46,30 @@ class Start:
 
 
 class Ticket(NamedTuple):
-    """Ask a worker process for its next batch; `freed` are its slabs that the trainer has let go of."""
+    """Ask a worker process for its next `batches` (or runs); `freed`: its slabs that the trainer has let go of."""
 
+    batches: int
     start: Start | None = None
     freed: tuple[int, ...] = ()
 
 
 class Answer(NamedTuple):
-    """A batch (or the message that stands for it) and how far the worker came with it; or an error; or the end.
+    """Batches (or the messages that stand for them, or one run) and how far the worker came with them.
 
-    run_rows: rows of each batch, if it is a run of them. tally: what the worker has counted in this pass so far.
+    run_rows: rows of each batch, if it is a run of them. tallies: what the worker had counted in this pass after each
+    of `batches`. ended: there are fewer than were asked for, and no more. error: what came in place of the next one.
+    pace: how many batches the worker would send at once from now on.
     A tuple, as all that travels with every batch: it pickles in a fraction of the time of a dataclass.
     """
 
     worker: int
-    batch: Any = None
-    slab: SlabMessage | None = None
+    batches: tuple[Any, ...] = ()
     run_rows: tuple[int, ...] = ()
     cursor: Cursor = (0, 0)
-    tally: Tally = NO_TALLY
+    tallies: tuple[Tally, ...] = ()
     ended: bool = False
     error: LoaderError | None = None
+    pace: int = 1
 
 
 class TicketWorker(Dataset[Answer]):
@@ -75,22 +81,41 @@ class TicketWorker(Dataset[Answer]):
         self._directory = share_temporary_directory()
         self._options = options
         self._slabs = SlabWriter(pipeline.codec) if pipeline.codec is not None else None
+        self._pace = Pace()
         self._stream: WorkerStream | None = None
         self._batches: Iterator[Any] = iter(())
         self._start: Start | None = None
 
     def __getitem__(self, ticket: Ticket) -> Answer:
+        begin = perf_counter_ns()
         if ticket.start is not None:
             self._begin(ticket.start)
-        worker = self._start.worker if self._start is not None else 0
+        if self._start is None or self._stream is None:
+            raise InternalError("A worker process was asked before it was told what to read. Please report this.")
         if self._slabs is not None:
             self._slabs.reclaim(ticket.freed)
+        batches: list[Any] = []
+        tallies: list[Tally] = []
+        run_rows: tuple[int, ...] = ()
+        error = None
         try:
-            for batch in self._batches:
-                return self._answer(worker, batch)
-        except LoaderError as error:
-            return Answer(worker=worker, error=error)
-        return Answer(worker=worker, ended=True)
+            for batch in itertools.islice(self._batches, ticket.batches):
+                if isinstance(batch, Run):
+                    run_rows, batch = batch.rows, batch.batch
+                batches.append(batch)
+                tallies.append(self._stream.counters.tally())
+        except LoaderError as raised:
+            error = raised
+        return Answer(
+            worker=self._start.worker,
+            batches=self._written(batches, begin),
+            run_rows=run_rows,
+            cursor=self._stream.cursor,
+            tallies=tuple(tallies),
+            ended=error is None and len(batches) < ticket.batches,
+            error=error,
+            pace=self._pace.length,
+        )
 
     def _begin(self, start: Start) -> None:
         close: Callable[[], None] | None = getattr(self._batches, "close", None)
@@ -109,28 +134,30 @@ class TicketWorker(Dataset[Answer]):
             watch=lambda where: self._notes.calling(start.worker, where),
         )
         self._batches = iter(self._stream) if start.run_length == 1 else self._stream.runs(start.run_length)
+        self._pace = Pace()
         if self._slabs is not None:
             self._slabs.reset()
 
-    def _answer(self, worker: int, batch: Any) -> Answer:
-        answer = Answer(worker=worker)
-        if isinstance(batch, Run):
-            answer, batch = answer._replace(run_rows=batch.rows), batch.batch
-        if self._stream is not None:
-            answer = answer._replace(cursor=self._stream.cursor, tally=self._stream.counters.tally())
-        if self._slabs is not None and self._start is not None and self._start.uses_slabs:
-            message = self._slabs.write(batch)
-            if message is not None:
-                return answer._replace(slab=message)
-        return answer._replace(batch=batch)
+    def _written(self, batches: list[Any], begin_ns: int) -> tuple[Any, ...]:
+        """The batches as they travel; how long they took says how many should travel at once."""
+        if self._start is None or not self._start.uses_slabs or self._slabs is None:
+            return tuple(batches)
+        sent = self._slabs.write(batches)
+        if batches and self._start.run_length == 1:
+            self._pace.learn(len(batches), self._slabs.num_bytes, perf_counter_ns() - begin_ns)
+        return sent
 
 
 class TicketSampler(Sampler[Ticket]):
-    """The tickets of the next pass; `start` says which, before the loader is iterated."""
+    """The tickets of the next pass; `start` says which, before the loader is iterated.
+
+    pace: how many batches (or runs) a ticket asks for; may be changed while tickets are dealt.
+    """
 
     def __init__(self) -> None:
+        self.pace = 1
         self._starts: list[Start] = []
-        self.count: int | None = 0
+        self._count: int | None = 0
         self._freed: Callable[[int], tuple[int, ...]] = _nothing
 
     def start(
@@ -144,7 +171,7 @@ class TicketSampler(Sampler[Ticket]):
         """Prepare a pass of `count` batches (None: until the pass is closed).
 
         works: the inputs of all workers. first_worker: whose batch comes first; process 0 plays that worker.
-        run_length: batches asked for with one ticket.
+        run_length: batches that travel as one run.
         freed: gives the slabs of a worker that are free again; None for a pass without slabs.
         """
         workers = [(first_worker + process) % len(works) for process in range(len(works))]
@@ -152,27 +179,29 @@ class TicketSampler(Sampler[Ticket]):
         self._starts = [
             Start(worker=worker, work=works[worker], uses_slabs=uses_slabs, run_length=run_length) for worker in workers
         ]
-        self.count = None if count is None else count_tickets(count, len(works), run_length)
+        self.pace = 1
+        self._count = count
         self._freed = freed or _nothing
 
     def __iter__(self) -> Iterator[Ticket]:
+        """Round after round, a ticket for each worker, all of a round for the same count."""
         starts, freed = self._starts, self._freed
-        numbers = itertools.count() if self.count is None else range(self.count)
-        for number in numbers:
-            if number < len(starts):
-                yield Ticket(start=starts[number])
-            else:
-                yield Ticket(freed=freed(starts[number % len(starts)].worker))
+        left = [self._answers_of(process) for process in range(len(starts))]
+        for number in itertools.count():
+            asked = self.pace
+            for process, start in enumerate(starts):
+                count = min(asked, left[process])
+                if count == 0:
+                    return
+                left[process] -= count
+                yield Ticket(count, freed=freed(start.worker)) if number else Ticket(count, start)
 
-
-def count_tickets(batches: int, workers: int, run_length: int) -> int:
-    """Tickets for so many batches, dealt to the workers in turn and asked for in runs.
-
-    9 batches, 2 workers, runs of 2: 5 and 4 batches, 3 and 2 tickets. No worker then has more than one ticket more
-    than a later one, so that tickets dealt in turn reach the right ones.
-    """
-    counts = [(batches - worker + workers - 1) // workers for worker in range(workers)]
-    return sum(-(-count // run_length) for count in counts)
+    def _answers_of(self, process: int) -> int:
+        """How many batches (or runs) one process has; no later one has more, or more than one less."""
+        if self._count is None:
+            return sys.maxsize
+        batches = len(range(process, self._count, len(self._starts)))
+        return -(-batches // self._starts[process].run_length)
 
 
 def _nothing(worker: int) -> tuple[int, ...]:  # noqa: ARG001
