@@ -1,5 +1,6 @@
 """Real worker processes: every start method, persistent workers, epochs, resume, and what leaves with them."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -192,6 +193,16 @@ def test_a_plain_dataloader_with_any_number_of_workers(table, num_workers):
         assert sorted(row for batch in batches for row in batch) == list(range(table[1]))
         epochs.append(batches)
     assert any(batches != epochs[0] for batches in epochs)
+
+
+def test_persistent_workers_of_a_copied_data_set_follow_its_epochs(table):
+    dataset = copy.deepcopy(StructuredDataset(str(table[0]), batch_size=8, shuffle=True, split_rows=20))
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True, collate_fn=as_it_is)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        received = [check_batch(batch) for batch in loader]
+        dataset.set_epoch(epoch)
+        assert received == [check_batch(batch) for batch in dataset]
 
 
 def test_a_state_loaded_before_a_plain_dataloader_starts_continues_in_order(table):

@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from torch_dataloader_utils._core.integers import check_integer
@@ -18,6 +17,7 @@ from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
@@ -102,7 +102,7 @@ class TableDataset(IterableDataset[Any]):
         self.decode = decode
         self.callbacks = callbacks
         self.progress = Progress(planner.identity, topology, rank)
-        self._shared_epoch: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
 
     @property
@@ -119,7 +119,7 @@ class TableDataset(IterableDataset[Any]):
             ConfigTypeError: no whole number. ConfigError: one that is negative, or does not fit into 64 bits.
         """
         epoch = check_integer("epoch", epoch, least=0)
-        self._shared_epoch[0] = epoch
+        self._shared_epoch.value = epoch
         self._seen_epoch = epoch
         self.progress.set_epoch(epoch)
 
@@ -138,7 +138,7 @@ class TableDataset(IterableDataset[Any]):
         self.progress.load_state_dict(state)
         if get_worker_info() is not None:
             return
-        self._shared_epoch[0] = self.progress.epoch
+        self._shared_epoch.value = self.progress.epoch
         self._seen_epoch = self.progress.epoch
         position = self.progress.next_position(self.topology)
         if position.history:
@@ -229,7 +229,7 @@ class TableDataset(IterableDataset[Any]):
 
     def _follow_shared_epoch(self) -> None:
         """Take over an epoch that was set in the trainer's process since this copy of the data set last looked."""
-        shared = int(self._shared_epoch[0])
+        shared = self._shared_epoch.value
         if shared != self._seen_epoch:
             self._seen_epoch = shared
             self.progress.set_epoch(shared)

@@ -8,7 +8,8 @@ from torch.multiprocessing import get_sharing_strategy
 
 
 def shared_bytes(num_bytes: int) -> Tensor:
-    """uint8, shape [num_bytes], zeros; goes to other processes through torch's queues, and goes with the last of them.
+    """uint8, shape [num_bytes], zeros; goes to other processes as torch's shared tensors do: by fork, with what a new
+    process is given, and through torch's queues. It goes with the last of them.
 
     torch's own shared memory has a name in /dev/shm for a moment, which a process that is killed in that moment leaves
     behind, and must fit there: containers often have 64 MB. On Linux this has no name and counts as memory alone.
@@ -16,7 +17,7 @@ def shared_bytes(num_bytes: int) -> Tensor:
     if not hasattr(os, "memfd_create") or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
         shared: Tensor = torch.zeros(num_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         return shared
-    descriptor = os.memfd_create("tdu_slab")
+    descriptor = os.memfd_create("tdu_shared")
     try:
         os.ftruncate(descriptor, num_bytes)
         storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, num_bytes)  # type: ignore[attr-defined]

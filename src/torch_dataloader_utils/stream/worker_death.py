@@ -21,6 +21,7 @@ from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.parent import end_with_parent
 from torch_dataloader_utils.errors import WorkerDiedError
 from torch_dataloader_utils.stream import torch_workers
+from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
 T = TypeVar("T")
 
@@ -32,12 +33,11 @@ _DEATH_SEC = 2.0
 
 
 class Notes:
-    """For each worker its process id and two notes, in shared memory that has no name and so is never left behind."""
+    """For each worker its process id and two notes, in shared memory."""
 
     def __init__(self, num_workers: int) -> None:
-        self._pids: torch.Tensor = torch.zeros(num_workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        text = torch.zeros((num_workers, 2, _NOTE_BYTES), dtype=torch.uint8)
-        self._text: torch.Tensor = text.share_memory_()  # type: ignore[no-untyped-call]
+        self._pids = shared_bytes(num_workers * torch.int64.itemsize).view(torch.int64)
+        self._text = shared_bytes(num_workers * 2 * _NOTE_BYTES).view(num_workers, 2, _NOTE_BYTES)
 
     @contextmanager
     def reading(self, worker: int, where: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils.errors import ConfigTypeError
-from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
+from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
 
 ItemT = TypeVar("ItemT")

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError
+from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
-from torch_dataloader_utils.wrappers.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.stream_source import StreamSource
 
 ItemT = TypeVar("ItemT")
