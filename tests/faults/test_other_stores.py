@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -147,6 +148,28 @@ def test_a_footer_is_not_kept_where_a_server_names_no_version(
     web.has_dates = True
     scan_files(web.url("a.parquet"), storage_options=keeping)
     assert any(tmp_path.iterdir())
+
+
+def _csv(data: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pa_csv.write_csv(data, sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_file_that_took_the_place_of_another_is_read_by_its_own_footer_or_header(
+    web: WebServer, access: StoreAccess, kind: str
+) -> None:
+    web.etag, web.has_dates = "none", False
+    old = table(0, 300).select(["row", "check"])
+    new = old.select(["check", "row"])
+    first, second = ((_unchecked if kind == "parquet" else _csv)(each) for each in (old, new))
+    assert len(first) == len(second)
+    for content in (first, second):
+        web.files[f"a.{kind}"] = content
+        inventory = scan_files(web.url(f"a.{kind}"), kind, storage_options=access)
+        rows = RowDataset([], inventory=inventory, storage_options=access, output_format="arrow")
+        assert rows.take(range(300))["row"].to_pylist() == list(range(300))
 
 
 def _unchecked(data: pa.Table) -> bytes:

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from torch_dataloader_utils._store.identity import names_no_version
+
 T = TypeVar("T")
 
 FileKey = tuple[str, str]
@@ -21,7 +23,7 @@ class FooterCache(Generic[T]):
 
     Thread-safe: a thread that wants what another one is loading waits for it, so that many row groups of one file
     cost one footer; if that load fails, the next thread tries for itself. A forked child starts with its own, empty
-    cache.
+    cache. Nothing is kept of a file whose server names no version of it: another one of its size may take its place.
     """
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -31,6 +33,8 @@ class FooterCache(Generic[T]):
 
     def get(self, key: FileKey, load: Callable[[], tuple[T, int]]) -> T:
         """The value for `key`; `load` gives (value, encoded bytes) where it is not here yet."""
+        if names_no_version(key[1]):
+            return load()[0]
         found = self._find(key)
         if found is not None:
             return found[0]
