@@ -5,7 +5,6 @@ discover  →  read  →  shape  →  one row, or the rows of one batch
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, SupportsIndex
 
@@ -21,6 +20,7 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.row_lengths import read_lengths
@@ -220,8 +220,8 @@ class RowDataset(Dataset[Any]):
         missing = sum(not blocks.holds(group) for group in groups)
         if missing < 2 or self._threads < 2:
             return list(map(self._gather_group, groups, wanted))
-        with ThreadPoolExecutor(min(self._threads, missing), thread_name_prefix="tdu-rows") as pool:
-            return list(pool.map(self._gather_group, groups, wanted))
+        pairs, threads = list(zip(groups, wanted, strict=True)), min(self._threads, missing)
+        return map_watched(lambda pair: self._gather_group(*pair), pairs, threads=threads, name="tdu-rows")
 
     def _gather_group(self, group: int, rows: Int64s) -> Block:
         """Copies, so that a row that somebody keeps does not keep its row group."""

@@ -3,16 +3,20 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.faults.s3_server import Action, Rule, S3Server, change, error
-from tests.faults.tables import upload
+from tests.faults.tables import parquet_bytes, table
+from torch_dataloader_utils import RowDataset, StructuredDataset, pack_tokens
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.tokens import write_sequences
 
 # What is under way at the end is given up long before its time: the cap is ten minutes, a stall is one after five.
 PROGRAM = """
@@ -21,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.faults.s3_server import options_for
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.tokens import write_sequences
 
 policy = RetryPolicy(most_seconds=600, first_delay_seconds=600, most_delay_seconds=600, progress_seconds=300)
 access = StoreAccess.of(options_for(int(sys.argv[1])), remote=RemoteOptions(retry=policy))
@@ -67,7 +72,31 @@ def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: 
     assert "a request to the storage was given up" in output
 
 
-def test_a_scan_that_fails_does_not_wait_for_what_else_is_under_way() -> None:
+Job = Callable[[], object]
+
+
+def _scan(access: StoreAccess) -> Job:
+    return lambda: scan_files("s3://bucket/data", storage_options=access)
+
+
+def _take(access: StoreAccess) -> Job:
+    rows = RowDataset("s3://bucket/data", storage_options=access, decode_threads=8)
+    return lambda: rows.take(range(0, len(rows), 100))
+
+
+def _pack(access: StoreAccess) -> Job:
+    inventory = scan_files("s3://bucket/data", storage_options=access)
+    pack = pack_tokens("tokens", 8, counts="read")
+    return lambda: StructuredDataset([], inventory=inventory, pack=pack, storage_options=access, decode_threads=8)
+
+
+def _describe(access: StoreAccess) -> Job:
+    prefixes = [f"s3://bucket/data/{number}" for number in range(2, 6)]
+    return lambda: write_sequences(prefixes, "never-written", storage_options=access)
+
+
+@pytest.mark.parametrize("begin", [_scan, _take, _pack, _describe])
+def test_what_fails_does_not_wait_for_what_else_is_under_way(begin: Callable[[StoreAccess], Job]) -> None:
     answered, may_go = threading.Event(), threading.Event()
 
     def stall(server: S3Server, request: Any, reply: Any) -> None:
@@ -75,17 +104,22 @@ def test_a_scan_that_fails_does_not_wait_for_what_else_is_under_way() -> None:
             answered.set()
 
     server = S3Server()
+    before = set(threading.enumerate())
     try:
-        upload(server, files=6)
-        server.rules.append(Rule(error(403, "AccessDenied"), key="data/2", count=None))
-        server.rules.append(Rule(stall, key="data/[345]", count=None))
-        access = StoreAccess.of(server.storage_options, remote=RemoteOptions(keep_footers=False))
+        for number in range(6):
+            rows = table(300 * number, 300)
+            tokens = pa.FixedSizeListArray.from_arrays(rows["row"].combine_chunks(), 1).cast(pa.list_(pa.int64()))
+            server.put(f"data/{number}.parquet", parquet_bytes(rows.append_column("tokens", tokens)))
+        job = begin(StoreAccess.of(server.storage_options, remote=RemoteOptions(keep_footers=False)))
+        for method in ("GET", "HEAD"):
+            server.rules.append(Rule(error(403, "AccessDenied"), method=method, key="data/2", count=None))
+            server.rules.append(Rule(stall, method=method, key="data/[345]", count=None))
         with pytest.raises(StoreError, match="data/2"):
-            scan_files("s3://bucket/data", storage_options=access)
+            job()
         assert not answered.is_set()
     finally:
         may_go.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("tdu-scan"):
+        for thread in set(threading.enumerate()) - before:
+            if thread.name.startswith("tdu-"):
                 thread.join(20)
         server.close()

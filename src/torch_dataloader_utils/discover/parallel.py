@@ -25,10 +25,13 @@ def threads_for(count: int, name: str) -> Iterator[Executor]:
     What is under way then ends in its own time, unheard: a request to a store that fails may be tried for minutes.
     """
     pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    is_done = False
     try:
         yield pool
+        is_done = True
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # All done, the threads are gone before the caller forks.
+        pool.shutdown(wait=is_done, cancel_futures=True)
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_pending: int) -> Iterator[R]:

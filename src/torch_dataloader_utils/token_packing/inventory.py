@@ -1,7 +1,7 @@
 """Inventories of samples: the same files and row groups, with samples in the place of rows."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._core.share import Share
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
@@ -98,14 +99,14 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
     by_footer = is_whole & countable[formats]
     counted = np.zeros(len(groups), dtype=np.int64)
-    with ThreadPoolExecutor(share.threads, thread_name_prefix="tdu-pack") as pool:
-        files = np.unique(groups.file[by_footer])[share.index :: share.count]
-        for indices, counts in pool.map(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
-            counted[indices] = counts
-        # A file whose footer cannot tell leaves UNKNOWN; its own process reads it.
-        unread = np.flatnonzero(~by_footer)[share.index :: share.count]
-        unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
-        counted[unread] = list(pool.map(lambda group: reader.count_rows(inventory.task(group)), unread.tolist()))
+    in_threads = partial(map_watched, threads=share.threads, name="tdu-pack")
+    files = np.unique(groups.file[by_footer])[share.index :: share.count]
+    for indices, counts in in_threads(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
+        counted[indices] = counts
+    # A file whose footer cannot tell leaves UNKNOWN; its own process reads it.
+    unread = np.flatnonzero(~by_footer)[share.index :: share.count]
+    unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
+    counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
     return share.exchange(counted)
 
 

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -15,7 +14,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._store import StoreAccess, redact
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
-from torch_dataloader_utils.discover.parallel import map_in_order
+from torch_dataloader_utils.discover.parallel import map_in_order, threads_for
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.scan import scan_listed
 from torch_dataloader_utils.errors import ConfigError, NoDataError
@@ -80,7 +79,7 @@ def _plan_paths(
     scan = partial(_scan, column=column, file_format=file_format, access=access)
     parts: list[CorpusPart] = []
     seen: set[str] = set()
-    with ThreadPoolExecutor(min(_SCAN_THREADS, len(named)), thread_name_prefix="tdu-sources") as pool:
+    with threads_for(min(_SCAN_THREADS, len(named)), "tdu-sources") as pool:
         for inventory in map_in_order(scan, named, pool, 4 * _SCAN_THREADS):
             groups = _unseen_groups(inventory, seen)
             parts += cut_parts(inventory, groups, _column_reader(inventory, column, access), "", part_bytes)

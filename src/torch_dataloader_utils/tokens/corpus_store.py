@@ -13,12 +13,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
 
 from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens.builder import merge_corpora
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
@@ -31,6 +33,7 @@ _PART_ENDINGS = (".bin", ".idx", ".json")
 
 # Requests at once, for objects so small that a request is all they cost.
 _THREADS = 16
+_in_threads = partial(map_watched, threads=_THREADS, name="tdu-parts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +133,7 @@ class RemoteParts:
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
         entries = {PurePosixPath(entry.path).name: entry for entry in self._list()}
         whole = [key for key in keys if all(f"{key}{ending}" in entries for ending in _PART_ENDINGS)]
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
-            receipts = list(pool.map(self._read_receipt, (entries[f"{key}.json"] for key in whole)))
+        receipts = _in_threads(self._read_receipt, [entries[f"{key}.json"] for key in whole])
         return _known(zip(whole, receipts, strict=True))
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
@@ -146,8 +148,8 @@ class RemoteParts:
 
     def join(self, keys: Sequence[str], output: str) -> None:
         """Passes the tokens through this process, some blocks at a time; needs memory for the joined index alone."""
-        with _told_to_go_on(), ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
-            parts = list(pool.map(self._open_part, keys))
+        with _told_to_go_on():
+            parts = _in_threads(self._open_part, keys)
             self.store.delete(index_path(output))
             joined = JoinedFile(
                 [open_source(bin_path(part.path_prefix), self.store.access, stat=part.identities[1]) for part in parts]
@@ -158,6 +160,7 @@ class RemoteParts:
     def remove(self) -> None:
         paths = [entry.path for entry in self._list() if _is_part(PurePosixPath(entry.path).name)]
         receipts = [path for path in paths if path.endswith(".json")]
+        # Waits, after an error too, for what is under way: nothing is deleted once another call may write it again.
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
             # Receipts first: what has one is whole.
             for some in (receipts, sorted(set(paths).difference(receipts))):

@@ -3,9 +3,9 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
 from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig
@@ -119,8 +119,7 @@ class BlendedMegatronDatasetBuilder:
         ]
         if threads <= 1:
             return [self._build_corpus(*each) for each in arguments]
-        with ThreadPoolExecutor(threads, thread_name_prefix="tdu-tokens") as pool:
-            return list(pool.map(lambda each: self._build_corpus(*each), arguments))
+        return map_watched(lambda each: self._build_corpus(*each), arguments, threads=threads, name="tdu-tokens")
 
     def _build_corpus(self, prefix: str, bookends: Bookends, size: int | None, split: Split) -> MegatronDataset:
         prefix = os.fspath(prefix)

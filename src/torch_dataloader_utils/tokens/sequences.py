@@ -6,11 +6,12 @@ know (token count, identity of the files) sits beside it under one key of our ow
 
 import json
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
+from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
@@ -58,9 +59,8 @@ def write_sequences(
     """
     access = StoreAccess.of(storage_options, credentials, remote)
     prefixes = sorted(set(path_prefixes))
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-tokens") as pool:
-        described = pool.map(lambda prefix: describe_corpus(prefix, storage_options=access), prefixes)
-        corpora = dict(zip(prefixes, described, strict=True))
+    describe = partial(describe_corpus, storage_options=access)
+    corpora = dict(zip(prefixes, map_watched(describe, prefixes, threads=_THREADS, name="tdu-tokens"), strict=True))
     content: dict[str, Any] = {
         prefix: [facts.sequence_count, facts.document_count] for prefix, facts in corpora.items()
     }
