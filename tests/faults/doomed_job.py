@@ -2,7 +2,7 @@
 
 python -m tests.faults.doomed_job PATH START_METHOD HOW...
 
-how, of a worker in a transform: killed | locked | exit | segfault | hangs | raises
+how, of a worker in a transform: killed | locked | exit | segfault | interrupted | hangs | raises
 how, of all workers at once: shot (by the trainer) | shot-after (after a whole pass of persistent ones)
 how, of nobody: waits
 """
@@ -44,6 +44,8 @@ class Doom:
                 os._exit(3)
             case "segfault":
                 ctypes.string_at(0)
+            case "interrupted":
+                signal.raise_signal(signal.SIGINT)
             case "raises":
                 raise ValueError("no good")
             case "hangs":

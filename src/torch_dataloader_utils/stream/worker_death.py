@@ -139,6 +139,13 @@ def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | No
 
 def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDiedError:
     told = "; ".join(notes.of_pid(worker.pid or 0) for worker in workers)
+    if workers[0].exitcode == 0:
+        # torch's worker loop ends so, without a word, since the same Ctrl-C interrupts the trainer as a rule.
+        return WorkerDiedError(
+            f"{told}: it was interrupted (SIGINT, as Ctrl-C sends it to all processes, a KeyboardInterrupt or "
+            "sys.exit()). Restart from the last state. If the trainer is to go on after Ctrl-C, let workers ignore it: "
+            "worker_init_fn=..., with signal.signal(signal.SIGINT, signal.SIG_IGN) in it."
+        )
     return WorkerDiedError(
         f"{told}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
         "decode_ahead_bytes; if it crashed, read that row group in a process of its own."
