@@ -1,11 +1,12 @@
 """Requests that fail in ways that deserve another try, and those that do not. Rows are what counts."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.faults.s3_server import Action, Rule, S3Server, change, error
+from tests.faults.s3_server import Action, Request, Rule, S3Server, change, error
 from tests.faults.tables import assert_rows, upload
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.requests import thread_requests
@@ -170,3 +171,45 @@ def test_one_bad_range_does_not_ask_again_for_the_good_ones(server: S3Server, ac
     spans = [(0, 10), (2 << 20, 10), ((4 << 20) - 10, 10)]
     assert [len(data) for data in open_store(url, access).ranges(url, spans)] == [10, 10, 10]
     assert len(server.requests) == 4
+
+
+def failing(bad: dict[int, Action], waits: dict[int, threading.Event]) -> Action:
+    """Fails requests by their first byte; some only once an event is set, the others set all of them."""
+
+    def act(server: S3Server, request: Request, reply: Any) -> None:
+        assert request.span is not None
+        start = request.span[0]
+        if start in bad:
+            bad[start](server, request, reply)
+        if start in waits:
+            waits[start].wait(10)
+        else:
+            for event in waits.values():
+                event.set()
+
+    return act
+
+
+SPANS = [(place << 20, 4) for place in (0, 4, 8)]  # too far apart to share a request
+
+
+def test_of_parallel_requests_that_fail_for_good_the_first_in_order_of_bytes_is_told(
+    server: S3Server, access: StoreAccess
+) -> None:
+    server.put("a", bytes(9 << 20))
+    codes = {4 << 20: error(403, "AccessDenied"), 8 << 20: error(405, "MethodNotAllowed")}
+    server.rules.append(Rule(failing(codes, {4 << 20: threading.Event()}), key="a", count=None))
+    with pytest.raises(StoreError, match="AccessDenied"):
+        open_store("s3://bucket/a", access).ranges("s3://bucket/a", SPANS)
+    assert len(server.of("GET")) == 3
+
+
+def test_a_parallel_request_that_fails_for_good_is_told_at_once_whatever_else_would_pass(
+    server: S3Server, access: StoreAccess
+) -> None:
+    server.put("a", bytes(9 << 20))
+    codes = {0: error(503, "SlowDown"), 8 << 20: error(403, "AccessDenied")}
+    server.rules.append(Rule(failing(codes, {}), key="a", count=None))
+    with pytest.raises(StoreError, match="AccessDenied"):
+        open_store("s3://bucket/a", access).ranges("s3://bucket/a", SPANS)
+    assert len(server.of("GET")) == 3

@@ -1,11 +1,13 @@
 """The whole pipeline on real files, in one process: every row once, equal steps, whatever the table and topology."""
 
 import json
+import threading
 import warnings
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given, settings
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from tests.stream.tables import check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.worker import WorkerStream
 
 TABLE = [[13, 40, 7], [22], [1, 30, 30]]
 
@@ -99,6 +103,25 @@ def test_a_pass_after_break_begins_the_epoch_again(table):
         assert check_batch(batch) == first[0]
         break
     assert [check_batch(batch) for batch in loader] == first
+
+
+@pytest.mark.parametrize("batches_of", [iter, lambda stream: stream.runs(2)])
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
+def test_a_pass_that_ends_early_leaves_no_thread_and_no_open_file(table, batches_of, small_bytes):
+    _, dataset = load(table[0])
+    (work,) = dataset.plan().worker_inputs(0)
+    options = DecodeOptions(threads=3, budget_bytes=1 << 20, small_bytes=small_bytes)
+    before = set(threading.enumerate())
+    stream = WorkerStream(work, dataset.pipeline, options)
+    batches = batches_of(stream)
+    next(batches)
+    threads = set(threading.enumerate()) - before
+    assert threads
+    batches.close()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not [file for file in psutil.Process().open_files() if file.path.endswith(".parquet")]
 
 
 def test_the_state_counts_received_batches_and_names_the_next_epoch_at_the_end(table):
