@@ -26,6 +26,7 @@ from torch_dataloader_utils.discover.iceberg.table_lookup import look_up
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,
+    LoaderError,
     NoDataError,
     StoreError,
     UnsupportedFeatureError,
@@ -134,6 +135,24 @@ def test_a_table_that_is_gone_when_credentials_expire_is_no_missing_file(rest: R
     )
     with pytest.raises(StoreError, match=r"credentials of ns\.dropped have expired, and its catalog gives no new"):
         renewal()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token": f"{CANARY}\n"},
+        {"header.X-Api-Key": f"{CANARY}\n"},
+        {"header.Authorization": f"Basic {CANARY}\n"},
+        {"uri": f"http://127.0.0.1:9?apikey={CANARY}"},
+        {"uri": f"http://user:{CANARY}@127.0.0.1:9"},
+        {"auth": {"type": "basic", "basic": {"username": "u", "password": f"{CANARY}\n"}}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_no_error_of_a_catalog_shows_a_secret(options: dict[str, Any]) -> None:
+    with pytest.raises(LoaderError) as error:
+        scan_iceberg("db.t", {"type": "rest", "uri": "http://127.0.0.1:9", **options})
+    assert CANARY not in str(error.value)
 
 
 @pytest.fixture(scope="module")

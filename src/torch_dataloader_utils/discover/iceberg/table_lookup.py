@@ -2,7 +2,7 @@
 
 import queue
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from threading import Thread
 from typing import Any
 
@@ -14,6 +14,9 @@ INSTALL = 'pip install "torch-dataloader-utils[iceberg]"'
 
 # Catalogs that answer do so in seconds; boto3 gives up on a dead Glue after five times 60.
 _PATIENCE_SECONDS = 300.0
+
+# Words of a secret up to so many letters stay in messages: they tell nothing, and hiding "a" would hide the rest.
+_SHORT_WORD = 2
 
 
 def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = _PATIENCE_SECONDS) -> Any:
@@ -120,7 +123,17 @@ def _lookup_error(name: str, properties: Mapping[str, Any], error: Exception) ->
 def _text(error: BaseException, properties: Mapping[str, Any]) -> str:
     """What a foreign error says, without any value of a property that may be a secret."""
     text = str(error)
-    for name, value in properties.items():
-        if re.search("secret|token|credential|password|key", name) and value:
-            text = text.replace(str(value), "***")
+    for secret in _secrets(properties):
+        text = text.replace(secret, "***")
+    text = re.sub(r"([?&][\w.-]+=)[^&\s'\"]+", r"\1***", text)
     return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://***@", text)
+
+
+def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
+    """Words of values that may be secrets; word by word, since errors quote line breaks (of a token read from a file)
+    as escapes."""
+    for name, value in properties.items():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif re.search("secret|token|credential|password|key|header", name, re.IGNORECASE):
+            yield from (word for word in str(value).split() if len(word) > _SHORT_WORD)
