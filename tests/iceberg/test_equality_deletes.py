@@ -80,6 +80,17 @@ def test_deletes_work_in_their_partition_and_unpartitioned_ones_everywhere(tmp_p
     assert sorted((row["id"], row["name"]) for row in read_rows(table.metadata)) == [(1, "a"), (1, "c"), (3, "a")]
 
 
+@pytest.mark.parametrize("value", [float("nan"), -0.0, 1.5, None])
+def test_deletes_work_in_a_partition_of_floats(tmp_path: Path, value: float | None) -> None:
+    table = people(tmp_path)
+    table.partition_by((3, "identity"))
+    for number, x in enumerate((float("nan"), 0.0, -0.0, 1.5, None)):
+        table.append([{"id": number, "name": "a", "x": x}], partition=(x,))
+    table.delete_equal([2], [{"name": "a"}], partition=(value,))
+    places = {"nan": 0, "-0.0": 2, "1.5": 3, "None": 4}
+    assert sorted(row["id"] for row in read_rows(table.metadata)) == sorted({*range(5)} - {places[repr(value)]})
+
+
 def test_keys_that_were_promoted_renamed_or_dropped_since(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "id", "int"), field_of(2, "name", "string"))

@@ -80,4 +80,6 @@ def _delete_file(entry: ManifestEntry, files: Files) -> EqualityDeleteFile:
 
 
 def _scope(entry: ManifestEntry) -> Scope:
-    return (entry.spec_id, tuple(value for _, value in entry.partition))
+    # As texts, NaN equals NaN and -0.0 is not 0.0, which are partitions of their own.
+    values = (repr(value) if isinstance(value, float) else value for _, value in entry.partition)
+    return (entry.spec_id, tuple(values))
