@@ -56,6 +56,22 @@ def test_drop_last_leaves_out_a_short_step():
     assert [step.tolist() for step in blend_steps(options, start_at([0, 0], [5, 5]))] == [[2, 2], [2, 2]]
 
 
+@pytest.mark.parametrize("rows", [10**12, 2**63 - 1])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_larger_than_all_rows_is_one_short_step(rows, drop_last):
+    options = BlendOptions(weights=(1, 1), per="sample", stop="first_exhausted", batch_rows=rows, drop_last=drop_last)
+    start = start_at([0, 0], [5, 5])
+    steps = [step.tolist() for step in blend_steps(options, start)]
+    assert steps == ([] if drop_last else [[5, 5]])
+    assert count_steps(options, start) == len(steps)
+
+
+@pytest.mark.parametrize("stop", ["all_exhausted", 3])
+def test_a_batch_that_nothing_could_fill_is_refused(stop):
+    with pytest.raises(ConfigError, match=r'batch_size=2147483648 with stop=.*at most 2147483647, or stop="first'):
+        BlendOptions(weights=(1, 1), per="sample", stop=stop, batch_rows=2**31)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"weights": (0.0,)}, {"per": "row"}, {"stop": 0}, {"stop": "never"}, {"batch_rows": 0}]
 )

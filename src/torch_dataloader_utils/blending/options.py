@@ -11,6 +11,9 @@ Unit = Literal["batch", "sample"]
 StopPolicy = Literal["first_exhausted", "all_exhausted"]
 Stop = StopPolicy | int
 
+# A longer batch is no batch; one that has to be filled would be picked row by row for minutes before memory runs out.
+_MOST_FILLED_ROWS = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendOptions:
@@ -33,6 +36,11 @@ class BlendOptions:
         elif self.stop not in get_args(StopPolicy):
             raise ConfigError(f'stop={self.stop!r}: pass "first_exhausted", "all_exhausted" or a number of steps.')
         object.__setattr__(self, "batch_rows", check_integer("batch_size", self.batch_rows, least=1))
+        if self.stop != "first_exhausted" and self.batch_rows > _MOST_FILLED_ROWS:
+            raise ConfigError(
+                f"batch_size={self.batch_rows} with stop={self.stop!r}: batches are filled with rows that come again. "
+                f'Pass at most {_MOST_FILLED_ROWS}, or stop="first_exhausted".'
+            )
 
     def describe(self) -> dict[str, Any]:
         """What decides the order of a blend, for its state."""

@@ -7,7 +7,6 @@ Pure arithmetic on counts; the same on every rank.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -43,63 +42,67 @@ class BlendStart:
 def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
     """For every step the units that each source gives, int64 [sources]."""
     num_sources, rows = len(start.counts), options.batch_rows
+    amounts, missing = np.zeros(num_sources, dtype=np.int64), rows
     for picks in _blocks(options, start):
-        for first in range(0, len(picks), rows):
-            yield np.bincount(picks[first : first + rows], minlength=num_sources)
+        first = 0
+        while first < len(picks):
+            part = picks[first : first + missing]
+            amounts = amounts + np.bincount(part, minlength=num_sources)
+            first, missing = first + len(part), missing - len(part)
+            if missing == 0:
+                yield amounts
+                amounts, missing = np.zeros(num_sources, dtype=np.int64), rows
+    if missing < rows and not options.drop_last:
+        yield amounts
 
 
 def count_steps(options: BlendOptions, start: BlendStart) -> int:
     """How many steps `blend_steps` gives."""
     if isinstance(options.stop, int):
         return max(0, options.stop - start.steps)
-    return -(-sum(map(len, _blocks(options, start))) // options.batch_rows)
+    whole, rest = divmod(sum(map(len, _blocks(options, start))), options.batch_rows)
+    return whole + (rest > 0 and not options.drop_last)
 
 
 def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
-    """All picks until the blend stops; every block but the last is whole steps."""
+    """All picks until the blend stops; a block knows nothing of steps, so that large batches make no large blocks."""
     rule = BlendRule(shares=np.array(normalize_weights(options.weights)), limits=None)
-    rows = options.batch_rows
-    block = rows * max(1, _BLOCK_PICKS // rows)
+    until = _until_first_exhausted if options.stop == "first_exhausted" else _until_all_exhausted
     counts = start.counts.astype(np.float64)
     taken = np.zeros_like(start.counts)
-    wanted = max(0, options.stop - start.steps) * rows if isinstance(options.stop, int) else None
-    while wanted is None or wanted > 0:
-        count = block if wanted is None else min(block, wanted)
+    left = max(0, options.stop - start.steps) * options.batch_rows if isinstance(options.stop, int) else None
+    while left is None or left > 0:
+        count = _BLOCK_PICKS if left is None else min(_BLOCK_PICKS, left)
         picks = continue_blend(rule, counts, count, segment_limit=_SEGMENTS)
-        stop = _stop_in(options, start, taken, picks)
-        if stop is not None:
-            yield picks[:stop]
-            return
+        if left is None:
+            left = until(options, start, taken, picks)
+        if left is not None:
+            picks = picks[:left]
+            left -= len(picks)
         yield picks
         made = np.bincount(picks, minlength=len(counts))
         counts += made
         taken += made
-        if wanted is not None:
-            wanted -= count
 
 
-def _stop_in(options: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
-    """How many of these picks are still to be made, None for all of them and more."""
-    rows = options.batch_rows
-    match options.stop:
-        case int():
-            return None
-        case "first_exhausted":
-            left = start.least_left - taken
-            reached = [_place(picks, source, int(left[source])) for source in range(len(left))]
-            stops = [place for place in reached if place is not None]
-            if not stops:
-                return None
-            return min(stops) // rows * rows if options.drop_last else min(stops)
-        case "all_exhausted":
-            left = start.most_left - taken
-            reached = [_place(picks, source, int(left[source]) - 1) for source in np.flatnonzero(left > 0).tolist()]
-            if None in reached:
-                return None
-            # The last step is filled up by going on.
-            return -(-(1 + max((place for place in reached if place is not None), default=-1)) // rows) * rows
-        case _ as unreachable:
-            assert_never(unreachable)
+def _until_first_exhausted(_: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
+    """How many picks remain until a source would give what it has not; None where it is more than these."""
+    left = start.least_left - taken
+    reached = [_place(picks, source, int(left[source])) for source in range(len(left))]
+    return min((place for place in reached if place is not None), default=None)
+
+
+def _until_all_exhausted(options: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
+    """How many picks remain until every source has given all; None where these do not tell.
+
+    They may be more than these: the last step is filled up by going on.
+    """
+    left = start.most_left - taken
+    reached = [_place(picks, source, int(left[source]) - 1) for source in np.flatnonzero(left > 0).tolist()]
+    if None in reached:
+        return None
+    made, last = int(taken.sum()), max((place for place in reached if place is not None), default=-1)
+    return -(-(made + last + 1) // options.batch_rows) * options.batch_rows - made
 
 
 def _place(picks: Picks, source: int, number: int) -> int | None:
