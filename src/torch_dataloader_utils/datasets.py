@@ -15,15 +15,14 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, St
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.keyword_options import LoaderKeywords, TableKeywords
-from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_filters, check_names
+from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names
 from torch_dataloader_utils.table_rows import find_inventory
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
-from torch_dataloader_utils.wiring import wire, worker_start
+from torch_dataloader_utils.wiring import make_loader, wire
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,7 +92,6 @@ class StructuredDataset(WiredDataset):
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
         chosen = TableOptions.of({"num_workers": 1, **options})
-        check_filters(chosen.filters)
         access = StoreAccess.of(storage_options, credentials, remote)
         found = find_inventory(
             files, format, chosen, partitioning=partitioning, storage_options=access, inventory=inventory
@@ -257,6 +255,4 @@ class StructuredDataset(WiredDataset):
             decode_ahead_bytes=decode_ahead_bytes,
             mesh=mesh,
         )
-        warn_about(dataset.plan())
-        started = worker_start(remote, dataset.num_processes, checked)
-        return TableDataLoader(dataset, num_workers=dataset.num_processes, **started), dataset
+        return make_loader(dataset, remote, checked), dataset

@@ -20,7 +20,6 @@ from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.keyword_options import IcebergKeywords, RowLoaderKeywords
-from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.shapers import OutputFormat
@@ -29,7 +28,7 @@ from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_l
 from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
 from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
 from torch_dataloader_utils.table_rows import counting_share, shows_bars
-from torch_dataloader_utils.wiring import worker_start
+from torch_dataloader_utils.wiring import make_loader
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -262,6 +261,4 @@ class IcebergDataset(WiredDataset):
             shuffle_buffer_size=shuffle_buffer_size,
             **own,
         )
-        warn_about(dataset.plan())
-        started = worker_start(remote, dataset.num_processes, checked)
-        return TableDataLoader(dataset, num_workers=dataset.num_processes, **started), dataset
+        return make_loader(dataset, remote, checked), dataset

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
@@ -16,7 +17,7 @@ from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.errors import ConfigTypeError, StoreError
-from torch_dataloader_utils.table_options import check_filters
+from torch_dataloader_utils.row_filter import check_filters
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
@@ -72,7 +73,7 @@ class TableSource:
             ),
             knows_access=given is not None or credentials is not None,
             scan=IcebergScanOptions(
-                columns=None if columns is None else tuple(columns),
+                columns=check_column_names(columns),
                 filters=filters,
                 scan_filter=options.get("scan_filter"),
                 snapshot=SnapshotChoice(**{name: options.get(name) for name in _SNAPSHOT_OPTIONS}),

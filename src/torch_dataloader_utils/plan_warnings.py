@@ -8,9 +8,13 @@ from torch_dataloader_utils.epoch_plan import EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:
-    """Warn of ranks that all read everything or differ in steps, of rows that come twice, and of epochs of nothing."""
+    """Warn of ranks that all read everything or differ in steps, of rows that come twice, and of epochs of nothing.
+
+    The place that the warnings name is the caller of `create_dataloader`.
+    """
     for problem in plan_problems(plan):
-        warnings.warn(problem, UserWarning, stacklevel=3)
+        # Here, wiring.make_loader, create_dataloader, and who called that.
+        warnings.warn(problem, UserWarning, stacklevel=4)
 
 
 def plan_problems(plan: EpochPlan) -> Iterator[str]:

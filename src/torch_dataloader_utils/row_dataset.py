@@ -28,7 +28,7 @@ from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
-from torch_dataloader_utils.table_options import TableOptions, check_filters
+from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.table_rows import Files, find_inventory, read_spec, wire_rows
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
@@ -86,7 +86,6 @@ class RowDataset(Dataset[Any]):
             ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.
             DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
         """
-        check_filters(filters)
         options = TableOptions(
             columns=columns,
             filters=filters,

@@ -16,6 +16,14 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 _POSITION = re.compile(r"(?<!field_ref=FieldRef\.)FieldPath\(")
 
 
+def check_filters(filters: Any) -> None:
+    """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
+    if filters is not None and not isinstance(filters, ds.Expression):
+        raise ConfigTypeError(
+            f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
+        )
+
+
 def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, ...]:
     """The names of the columns of `schema` that the filter refers to, in the schema's order.
 
@@ -32,10 +40,7 @@ def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, .
         ConfigError: it names columns that are not there, names them by position, compares types that do not
             compare, or is not a condition (its values are not booleans).
     """
-    if not isinstance(row_filter, ds.Expression):
-        raise ConfigTypeError(
-            f"filters is a {type(row_filter).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
-        )
+    check_filters(row_filter)
     _check_condition(row_filter, schema, hint)
     return _needed(row_filter, schema, (), tuple(range(len(schema))))
 

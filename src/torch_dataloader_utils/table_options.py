@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
-import pyarrow.compute as pc
-
 from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import hold_flags
@@ -20,6 +18,7 @@ from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
+from torch_dataloader_utils.row_filter import check_filters
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.token_packing.options import TokenPacking
@@ -92,6 +91,7 @@ class TableOptions:
     def _check_types(self) -> None:
         """What `PlanOptions` and `Topology` do not look at, or only once the data was scanned."""
         object.__setattr__(self, "columns", check_column_names(self.columns))
+        check_filters(self.filters)
         object.__setattr__(self, "batch_size", check_integer("batch_size", self.batch_size, least=1))
         object.__setattr__(self, "rank", check_integer("rank", self.rank))
         hold_integers(self, "num_workers")
@@ -248,11 +248,3 @@ def separate_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[
     """The options with these names, and the others."""
     chosen = {name: value for name, value in options.items() if name in names}
     return chosen, {name: value for name, value in options.items() if name not in names}
-
-
-def check_filters(filters: Any) -> None:
-    """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
-    if filters is not None and not isinstance(filters, pc.Expression):
-        raise ConfigTypeError(
-            f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
-        )

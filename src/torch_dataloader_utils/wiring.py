@@ -1,4 +1,4 @@
-"""The stages of one data set, wired: from an inventory and options to what `TableDataset` runs.
+"""The stages of one data set, wired: from an inventory and options to what `TableDataset` runs, and its loader.
 
 inventory, options  →  plan  →  read  →  shape  →  stream      `datasets.py` and `iceberg.py` find the inventory
 """
@@ -9,9 +9,12 @@ from typing import Any
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import RemoteOptions, Secret, StoreAccess, open_store
+from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.planning import Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import TableOptions
@@ -22,14 +25,6 @@ _REMOTE_THREADS = 16
 
 # Row groups of local files up to which Python takes as long as decoding: 500 rows of 10 numbers are 20 KB.
 _SMALL_BYTES = 64 << 10
-
-
-def worker_start(remote: RemoteOptions | None, num_workers: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the DataLoader, with the way to start workers that the storage client needs."""
-    if remote is not None and remote.backend == "obstore" and num_workers:
-        # Discovery has used it in this process already; see _store/obstore.py.
-        return {"multiprocessing_context": "forkserver", **options}
-    return dict(options)
 
 
 def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> dict[str, Any]:
@@ -57,6 +52,18 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
         "decode": _decode_options(rows.inventory, options),
         "callbacks": (ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
     }
+
+
+def make_loader(dataset: TableDataset, remote: RemoteOptions | None, options: Mapping[str, Any]) -> TableDataLoader:
+    """The loader of a data set, for a public function to give its caller, who is warned of what the plan has.
+
+    options: those of torch's DataLoader and callbacks, checked.
+    """
+    warn_about(dataset.plan())
+    if remote is not None and remote.backend == "obstore" and dataset.num_processes:
+        # Discovery has used it in this process already; see _store/obstore.py.
+        options = {"multiprocessing_context": "forkserver", **options}
+    return TableDataLoader(dataset, num_workers=dataset.num_processes, **options)
 
 
 def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:

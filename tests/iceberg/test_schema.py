@@ -13,7 +13,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedFiel
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
-from torch_dataloader_utils.errors import ConfigError, SchemaError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, UnsupportedFeatureError
 
 
 def optional(field_id: int, name: str, kind: Any) -> NestedField:
@@ -196,6 +196,8 @@ def test_unknown_columns_are_named_with_near_ones(tmp_path: Path) -> None:
     table.append([{"price": 1.0}])
     with pytest.raises(ConfigError, match="did you mean 'price'"):
         scan_iceberg(table.metadata, columns=["prise"])
+    with pytest.raises(ConfigTypeError, match=r"one string 'price'"):
+        scan_iceberg(table.metadata, columns="price")
 
 
 def test_columns_of_unknown_types_are_refused_where_they_are_read(tmp_path: Path) -> None:

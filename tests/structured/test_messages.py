@@ -115,6 +115,12 @@ def test_an_epoch_of_nothing_warns_with_the_reason(trips, options, says):
         assert len(load(trips, **options)) == 0
 
 
+def test_a_warning_names_the_line_that_made_the_loader(trips):
+    with pytest.warns(UserWarning, match="leaves out all") as caught:
+        StructuredDataset.create_dataloader(trips, batch_size=41, drop_last=True)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_files_without_rows_warn(tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "a.parquet")
     with pytest.warns(UserWarning, match="has no rows"):

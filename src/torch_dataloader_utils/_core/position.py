@@ -71,12 +71,7 @@ class Position:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """All segments, oldest first; none at the start of an epoch."""
-        return () if self.is_start else (*self.history, self.segment)
-
-    @property
-    def is_start(self) -> bool:
-        """Whether nothing of the epoch has been received."""
-        return not self.history and not self.segment.has_begun
+        return (*self.history, self.segment) if self.history or self.segment.has_begun else ()
 
     def under(self, topology: Topology) -> "Position":
         """The same place, to be continued under `topology`; a new segment begins if the topology is another one."""

@@ -173,7 +173,7 @@ def scheduled_rows(schedule: Schedule) -> int:
 
 def touched_groups(units: Units, space: RowSpace) -> Int64s:
     """The row groups that these units read, ascending and distinct; groups without rows are never touched."""
-    plain = units.window < 0
+    plain = units.is_plain
     starts, stops = [units.start[plain]], [units.stop[plain]]
     used = np.unique(units.window[~plain])
     windows = units.windows.take(used)

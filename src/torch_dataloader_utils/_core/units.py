@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s
 
@@ -108,8 +109,7 @@ class Units:
             return parts[0] if parts else cls.none()
         windows, shifts = _merge_windows([part.windows for part in parts])
         window = [
-            np.where(part.window == PLAIN, PLAIN, part.window + shift)
-            for part, shift in zip(parts, shifts, strict=True)
+            np.where(part.is_plain, PLAIN, part.window + shift) for part, shift in zip(parts, shifts, strict=True)
         ]
         return cls(
             start=np.concatenate([part.start for part in parts]),
@@ -120,6 +120,12 @@ class Units:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    @property
+    def is_plain(self) -> npt.NDArray[np.bool_]:
+        """Whether each unit is a plain one. Shape [units]."""
+        plain: npt.NDArray[np.bool_] = self.window == PLAIN
+        return plain
 
     @property
     def rows(self) -> Int64s:
@@ -158,8 +164,8 @@ class Units:
 
     def compact(self) -> "Units":
         """The same units with only the windows they use: what travels to a worker."""
-        used = np.unique(self.window[self.window != PLAIN])
-        window = np.where(self.window == PLAIN, PLAIN, np.searchsorted(used, self.window))
+        used = np.unique(self.window[~self.is_plain])
+        window = np.where(self.is_plain, PLAIN, np.searchsorted(used, self.window))
         return Units(start=self.start, stop=self.stop, window=window, windows=self.windows.take(used))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._core.units import Units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +49,7 @@ def group_uses(units: Units, group_start: Int64s, group_stop: Int64s) -> GroupUs
 
 def _pieces(units: Units) -> tuple[Int64s, Int64s, Int64s]:
     """(unit, first plan row, end) of every piece, in reading order."""
-    is_plain = units.window == PLAIN
+    is_plain = units.is_plain
     window = np.where(is_plain, 0, units.window)
     offsets = units.windows.offsets
     if len(units.windows) == 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import WorkerProgram
-from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.epoch_plan import EpochPlan
 
 _NAMED = 10
@@ -94,7 +94,7 @@ class _Spans:
 
     def add(self, units: Units, *, is_exact: bool) -> None:
         """The delivered units of one lane."""
-        plain = units.window == PLAIN
+        plain = units.is_plain
         self._plain.append((units.start[plain], units.stop[plain]))
         for unit in np.flatnonzero(~plain).tolist():
             window = int(units.window[unit])

@@ -89,7 +89,7 @@ def _batches(program: WorkerProgram) -> str:
 def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
     total = 0.0
     for lane in program.lanes:
-        plain = lane.window < 0
+        plain = lane.is_plain
         total += int(space.bytes_between(lane.start[plain], lane.stop[plain]).sum())
         for window, rows in zip(lane.window[~plain].tolist(), lane.rows[~plain].tolist(), strict=True):
             start, stop = lane.windows.pieces(window)

@@ -44,14 +44,13 @@ class InexactDeal:
         return [self._windows(lane) for lane in workers]
 
     def _windows(self, lane: Units) -> Units:
-        if bool((lane.window >= 0).all()) and len(lane):
+        if len(lane) and not lane.is_plain.any():
             return lane
         options = self.options
         return group_windows(lane, self.space.group_start, options.shuffle_rows, options.interleave)
 
     def _weights(self, units: Units) -> Int64s:
-        plain = units.window < 0
-        if plain.all():
+        if units.is_plain.all():
             return self.space.bytes_between(units.start, units.stop)
         windows = units.windows
         pieces = self.space.bytes_between(windows.piece_start, windows.piece_stop)

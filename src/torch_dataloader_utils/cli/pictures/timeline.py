@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
-from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.epoch_plan import EpochPlan
 
@@ -122,7 +122,7 @@ def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: Wor
 def _sizes(uses: "_Uses", lane: Int64s, units: Units) -> Float64s:
     """Bytes of each use; a span of a window takes its part of every piece of the window."""
     rows = np.bincount(uses.unit[lane], uses.stop_row[lane] - uses.start_row[lane], minlength=len(units))
-    part = np.where(units.window == PLAIN, 1.0, units.rows / np.maximum(rows, 1))
+    part = np.where(units.is_plain, 1.0, units.rows / np.maximum(rows, 1))
     return np.asarray(uses.num_bytes[lane] * part[uses.unit[lane]], dtype=np.float64)
 
 
