@@ -176,6 +176,21 @@ def test_rows_that_a_filter_keeps_are_counted_beside_deletes(tmp_path: Path) -> 
     assert plan_epoch(scan_iceberg(table.metadata, filters=row_filter)).rank_rows == (len(wanted),)
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_filters_for_infinity_find_it(tmp_path: Path, kind: str) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "x", kind))
+    table.partition_by((1, "identity"))
+    for x in (float("-inf"), 0.5, float("inf")):
+        table.append([{"x": x}], partition=(x,))
+    x, least, most = pc.field("x"), float("-inf"), float("inf")
+    for row_filter in (x == most, x >= most, x.isin([most, 7.0]), x > 0.5):
+        assert read_rows(table.metadata, filters=row_filter) == [{"x": most}]
+    for row_filter in (x == least, x <= least, ~(x != least), x < 0.5):
+        assert read_rows(table.metadata, filters=row_filter) == [{"x": least}]
+    assert len(read_rows(table.metadata, filters=x != most)) == 2
+
+
 def test_a_scan_filter_leaves_out_files_and_filters_no_rows(tmp_path: Path) -> None:
     table = regions(tmp_path)
     for scan_filter in (EqualTo("v", 305), "v = 305", In("v", {305, 306})):

@@ -10,6 +10,7 @@ libraries differ, the translation gives way:
   float64 by pyarrow.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -140,7 +141,8 @@ def _flag(call: Call, name: str) -> bool:
 
 
 def _exact_value(scalar: Any, column_type: pa.DataType) -> Any:
-    """The literal as pyiceberg takes it for a column of that type; None if the type does not hold it exactly."""
+    """The literal as pyiceberg takes it for a column of that type; None if the type does not hold it exactly, or it is
+    not finite."""
     types = pa.types
     if not scalar.is_valid or not _is_comparable(column_type):
         return None
@@ -154,7 +156,8 @@ def _exact_value(scalar: Any, column_type: pa.DataType) -> Any:
         # Days or microseconds, which pyiceberg takes for every type of time.
         return exact.cast(pa.int32() if types.is_date32(column_type) else pa.int64()).as_py()
     value = exact.as_py()
-    return None if isinstance(value, float) and value != value else value  # NaN
+    # pyiceberg takes an infinite value for one beyond a float's range, which no row equals; NaN equals nothing at all.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_comparable(column_type: pa.DataType) -> bool:
