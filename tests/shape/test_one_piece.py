@@ -33,7 +33,7 @@ shapes = st.lists(st.integers(0, 5), max_size=3)
 @settings(max_examples=100, deadline=None)
 def test_any_tensors_arrive_after_one_move(kinds):
     tensors = []
-    for number, (shape, dtype, is_transposed, is_cut) in enumerate(kinds):
+    for number, (shape, dtype, is_transposed, is_cut) in enumerate(2 * kinds):
         count = int(np.prod(shape))
         tensor = (torch.arange(count) + number).to(dtype).view(shape)
         tensor = tensor.movedim(0, -1) if is_transposed and shape else tensor

@@ -40,9 +40,9 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-Batch = TensorBatch | dict[str, Any] | tuple[Any, ...] | list[Any]
-
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+Batch = TensorBatch | dict[str, Any] | tuple[Any, ...] | list[Any]
 
 
 class SlabGroup(NamedTuple):
