@@ -84,6 +84,7 @@ class TableDataset(IterableDataset[Any]):
 
     def __init__(
         self,
+        *,
         planner: PlanSource,
         pipeline: Pipeline,
         topology: Topology,
