@@ -53,7 +53,8 @@ class PendingReads:
         """One attempt at all that is missing.
 
         Raises:
-            The failure that is hardest to mend, if any request failed; what came in is kept for the next attempt.
+            The failure that is hardest to mend, if any request failed, of several the first in the order of bytes; what
+            came in is kept for the next attempt.
         """
         missing = self._missing()
         before = sum(reply.have for reply in missing)
