@@ -20,6 +20,8 @@ from torch_dataloader_utils.integrations.lightning import TableDataModule
 NUM_EPOCHS = 2
 # In the middle of an epoch, and right after its last step.
 RESUMED_STEPS = (3, STEPS)
+# With these, epochs have more or fewer steps, and so has the rest of a resumed one: as on other numbers of ranks.
+OTHER_BATCH_ROWS = (4, 16)
 
 
 class Module(LightningModule):
@@ -46,10 +48,10 @@ class Module(LightningModule):
 
 def make_loader(table: Path, **options: Any) -> Any:
     """A loader of this rank; called in Lightning's hooks."""
-    return StructuredDataset.create_dataloader(table, batch_size=BATCH_ROWS, num_ranks="auto", **options)[0]
+    return StructuredDataset.create_dataloader(table, num_ranks="auto", **options)[0]
 
 
-def fit(table: Path, folder: Path, checkpoint: Path | None) -> dict[str, Any]:
+def fit(table: Path, folder: Path, checkpoint: Path | None, batch_size: int = BATCH_ROWS) -> dict[str, Any]:
     """Train for all epochs; what the module saw."""
     saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False)
     ends = ModelCheckpoint(folder, "end-{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
@@ -66,8 +68,8 @@ def fit(table: Path, folder: Path, checkpoint: Path | None) -> dict[str, Any]:
         accumulate_grad_batches=1,
     )
     module = Module()
-    shuffled = partial(make_loader, table, shuffle=True, split_rows=9)
-    data = TableDataModule(shuffled, validate=partial(make_loader, table), predict=partial(make_loader, table))
+    stored = partial(make_loader, table, batch_size=batch_size)
+    data = TableDataModule(partial(stored, shuffle=True, split_rows=9), validate=stored, predict=stored)
     trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
     if checkpoint is None:
         trainer.predict(module, datamodule=data, return_predictions=False)
@@ -81,6 +83,9 @@ def main(table: Path, folder: Path) -> None:
     for step in RESUMED_STEPS:
         report[f"from {step}"] = fit(table, folder, folder / f"step={step}.ckpt")
     report["from end"] = fit(table, folder, folder / "end-epoch=0.ckpt")
+    for rows in OTHER_BATCH_ROWS:
+        for name in ("step=3", f"step={STEPS}", "end-epoch=0"):
+            report[f"{rows} from {name}"] = fit(table, folder, folder / f"{name}.ckpt", rows)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(report))
 
 

@@ -1,10 +1,12 @@
 """Lightning on two processes: rows, epochs, checkpoints in the middle and at the end of an epoch."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integrations.jobs import NUM_RANKS, NUM_ROWS, STEPS, check_epochs, run_job, write_rows
+from tests.integrations.jobs import BATCH_ROWS, NUM_RANKS, NUM_ROWS, STEPS, check_epochs, run_job, write_rows
+from torch_dataloader_utils import StructuredDataset
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
@@ -37,3 +39,27 @@ def test_a_checkpoint_goes_on_with_the_next_batch(reports: list[dict[str, Any]],
     rows += [row for report in reports for step in report[run]["train"] for row in step]
     assert sorted(rows) == sorted(2 * list(range(NUM_ROWS)))
     assert len(reports) == NUM_RANKS
+
+
+@pytest.mark.parametrize("batch_rows", [4, 16])
+@pytest.mark.parametrize(("name", "done"), [("step=3", 3), (f"step={STEPS}", STEPS), ("end-epoch=0", STEPS)])
+def test_epochs_may_be_of_other_lengths_after_a_resume(
+    reports: list[dict[str, Any]], name: str, done: int, batch_rows: int
+) -> None:
+    """Lightning asks for a length before it loads a state, and takes it for that of every epoch."""
+    before = [row for report in reports for step in report["whole"]["train"][:done] for row in step]
+    after = [report[f"{batch_rows} from {name}"]["train"] for report in reports]
+    rows = before + [row for steps in after for step in steps for row in step]
+    assert sorted(rows) == sorted(2 * list(range(NUM_ROWS)))
+    assert len({len(steps) for steps in after}) == 1
+
+
+def test_a_program_may_call_the_hooks_itself(tmp_path: Path) -> None:
+    from torch_dataloader_utils.integrations.lightning import TableDataModule
+
+    table = write_rows(tmp_path / "table")
+    data = TableDataModule(lambda: StructuredDataset.create_dataloader(table, batch_size=BATCH_ROWS)[0])
+    data.setup("fit")
+    first = next(iter(data.train_dataloader()))
+    assert first.num_rows == BATCH_ROWS
+    data.teardown("fit")

@@ -1,18 +1,16 @@
 """Lightning: loaders that are built where the ranks are known, resumed from its checkpoints, in the epoch it is in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
+from torch.distributed.checkpoint.stateful import Stateful
 
 from torch_dataloader_utils.stream.loader import TableDataLoader
 
 LoaderFactory = Callable[[], TableDataLoader]
-
-
-def _make(factory: LoaderFactory) -> TableDataLoader:
-    """Call `factory`; a function, because Lightning looks at the code of hooks, and other callables have none."""
-    return factory()
 
 
 class TableDataModule(LightningDataModule):
@@ -28,8 +26,17 @@ class TableDataModule(LightningDataModule):
     so this takes functions that make loaders, and calls them there.
 
     Lightning itself sets the epoch, moves batches, saves each loader's state in its checkpoints and loads it, at any
-    step and on another number of devices; `use_distributed_sampler` may stay on, since it leaves iterable data sets
-    alone. Its warnings about `num_workers` and `__len__` of an iterable data set do not apply.
+    step; `use_distributed_sampler` may stay on, since it leaves iterable data sets alone. Its warnings about
+    `num_workers` and `__len__` of an iterable data set do not apply.
+
+    What Lightning does not expect is that epochs differ in length, as after a resume on another number of devices:
+
+        3 devices, 28 of 53 steps done, loaded on one device:   101 steps in this epoch, 157 in the next
+
+    It asks for the length when it asks for a loader: once, and before it loads the state. So this saves and loads the
+    state of the training loader itself as well, and has Lightning ask for the loaders at every epoch
+    (`reload_dataloaders_every_n_epochs`), which are then the same ones. If the Trainer was given a number of epochs
+    there, it is left alone, and loaders are made anew as often as it says.
     """
 
     def __init__(
@@ -42,6 +49,9 @@ class TableDataModule(LightningDataModule):
     ) -> None:
         """Hooks for which no function is given stay as Lightning has them: not overridden."""
         super().__init__()
+        self._loaders: dict[str, TableDataLoader] = {}
+        self._keeps_loaders = False
+        self._saved: dict[str, Any] | None = None
         # Lightning takes a data module to have data for a stage if it has the hook.
         hooks = {
             "train_dataloader": train,
@@ -51,4 +61,49 @@ class TableDataModule(LightningDataModule):
         }
         for name, factory in hooks.items():
             if factory is not None:
-                setattr(self, name, partial(_make, factory))
+                setattr(self, name, partial(self._give, name, factory))
+
+    def setup(self, stage: str) -> None:
+        """Forget the loaders of an earlier run, and have Lightning ask for those of this one at every epoch."""
+        self._loaders.clear()
+        self._saved = None
+        trainer: Any = self.trainer  # None where a program calls the hooks itself, to look at batches
+        if stage == "fit" and trainer is not None:
+            self._keeps_loaders = self._keeps_loaders or trainer.reload_dataloaders_every_n_epochs == 0
+            if self._keeps_loaders:
+                trainer.reload_dataloaders_every_n_epochs = 1
+
+    def teardown(self, stage: str) -> None:
+        """Give the Trainer back as it was."""
+        trainer: Any = self.trainer
+        if stage == "fit" and self._keeps_loaders:
+            trainer.reload_dataloaders_every_n_epochs = 0
+            self._keeps_loaders = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loader stands; nothing before Lightning has asked for it."""
+        loader = self._loaders.get("train_dataloader")
+        return {"train": loader.state_dict()} if isinstance(loader, Stateful) else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state for the training loader, which is made later."""
+        self._saved = state_dict.get("train")
+
+    def _give(self, name: str, factory: LoaderFactory) -> TableDataLoader:
+        if name in self._loaders and self._keeps_loaders:
+            return self._loaders[name]
+        loader = self._loaders[name] = factory()
+        if name == "train_dataloader" and self._saved is not None:
+            self._resume(loader, self._saved)
+            self._saved = None
+        return loader
+
+    def _resume(self, loader: TableDataLoader, saved: Mapping[str, Any]) -> None:
+        """Load `saved`, so that Lightning, which asks for the length next, is told that of this very epoch."""
+        loader.load_state_dict(saved)
+        trainer: Any = self.trainer
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        length = sized_len(loader)
+        if progress.is_last_batch and length is not None:
+            # Lightning compares the batches done with the length now, and would go on with an epoch that was over.
+            progress.current.completed = length
