@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.jobs import NUM_ROWS, STEPS, check_epochs, run_job, write_rows
+from tests.integrations.jobs import BATCH_ROWS, NUM_ROWS, STEPS, check_epochs, run_job, write_rows
 from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
 from torch_dataloader_utils.errors import ConfigError
 
@@ -45,22 +45,29 @@ def test_predictions_are_gathered_of_every_row_once(reports: list[dict[str, Any]
         assert sorted(report["whole"]["predicted"]) == list(range(NUM_ROWS))
 
 
-def resume(table: Path, state: dict[str, Any], **arguments: Any) -> tuple[Any, Any]:
+def resume(
+    table: Path,
+    state: dict[str, Any],
+    *,
+    batch_size: int = BATCH_ROWS,
+    ends: dict[str, int] | None = None,
+    **arguments: Any,
+) -> tuple[Any, Any]:
     """A callback and its loader, after on_train_begin of a run that a checkpoint of `state` was given to."""
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from torch_dataloader_utils.integrations.transformers import LoaderStateCallback
 
-    callback, loader = LoaderStateCallback(), make_loader(table)
+    callback, loader = LoaderStateCallback(), make_loader(table, batch_size)
     saved = {"LoaderStateCallback": {"args": {}, "attributes": {"loader": state}}}
     given = TrainingArguments(output_dir=str(table), use_cpu=True, report_to=[], **arguments)
-    trainer_state = TrainerState(global_step=3, stateful_callbacks=saved)
+    trainer_state = TrainerState(global_step=3, stateful_callbacks=saved, **(ends or {}))
     callback.on_train_begin(given, trainer_state, TrainerControl(), train_dataloader=loader)
     return callback, loader
 
 
-def make_loader(table: Path) -> Any:
-    return StructuredDataset.create_dataloader(table, batch_size=8, num_workers=0)[0]
+def make_loader(table: Path, batch_size: int = BATCH_ROWS) -> Any:
+    return StructuredDataset.create_dataloader(table, batch_size=batch_size, num_workers=0)[0]
 
 
 def test_a_trainer_in_another_epoch_than_the_loader_is_an_error(tmp_path: Path) -> None:
@@ -77,3 +84,24 @@ def test_a_trainer_that_would_replay_is_an_error(tmp_path: Path) -> None:
     state = make_loader(write_rows(tmp_path / "table")).state_dict()
     with pytest.raises(ConfigError, match="ignore_data_skip=True"):
         resume(tmp_path / "table", state)
+
+
+def test_a_trainer_that_ends_within_an_epoch_is_told_where_the_epoch_ends(tmp_path: Path) -> None:
+    """It counts the steps of an epoch now for all epochs, and the first three were of 8 rows: 101 = 3 * 8 + 77."""
+    loader = make_loader(write_rows(tmp_path / "table"))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    for batch_size, now, rest in ((4, 26, 20), (16, 7, 5)):
+        ends = {"max_steps": 2 * now, "num_train_epochs": 2}
+        with pytest.warns(UserWarning, match=f"end at global step {2 * now}, .* max_steps={3 + rest + now} "):
+            resume(
+                tmp_path / "table",
+                loader.state_dict(),
+                batch_size=batch_size,
+                ends=ends,
+                num_train_epochs=2,
+                ignore_data_skip=True,
+            )
+    same = {"max_steps": 2 * 13, "num_train_epochs": 2}
+    resume(tmp_path / "table", loader.state_dict(), ends=same, num_train_epochs=2, ignore_data_skip=True)

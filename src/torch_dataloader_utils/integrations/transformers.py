@@ -1,5 +1,6 @@
 """Transformers: the loader's place in the Trainer's own checkpoints."""
 
+import warnings
 from typing import Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -24,8 +25,10 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
     throw them away. The Trainer sets epochs and moves batches itself.
 
     It computes the epoch from the global step and the steps of an epoch now. Where that is not the loader's epoch, as
-    may be on another number of processes, the first step raises. And it forgets, in the resumed epoch, to step the
-    optimizer after a last accumulation that is shorter than the others; those gradients go into the next step's.
+    may be on another number of processes, the first step raises. Where it is, the Trainer's end, num_train_epochs times
+    the steps of an epoch now, may not be the end of an epoch: a warning says which `max_steps` is. And it forgets, in
+    the resumed epoch, to step the optimizer after a last accumulation that is shorter than the others; those gradients
+    go into the next step's.
     """
 
     def __init__(self) -> None:
@@ -64,8 +67,12 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
             raise ConfigError(
                 "LoaderStateCallback resumes without replay: pass TrainingArguments(ignore_data_skip=True)."
             )
+        counts_epochs = args.max_steps <= 0 and args.num_train_epochs == state.num_train_epochs
+        epoch_steps = len(loader) if counts_epochs else None
         loader.load_state_dict(saved)
         self._resumed_epoch = loader.epoch
+        if epoch_steps is not None:
+            _warn_of_another_end(args, state, loader, epoch_steps)
 
     def on_step_begin(
         self,
@@ -86,3 +93,22 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
                 f"{state.global_step} to be in epoch {self._loader.epoch}. Resume with the number of processes, batch "
                 "size and accumulation steps of the checkpoint, or train on in a new run from the model alone."
             )
+
+
+def _warn_of_another_end(
+    args: TrainingArguments, state: TrainerState, loader: TableDataLoader, epoch_steps: int
+) -> None:
+    """Warn where the Trainer, which counts `epoch_steps` batches for every epoch, ends before or after the last one."""
+    position = loader.progress.position
+    received = sum(segment.steps_of(loader.dataset.rank) for segment in (*position.history, position.segment))
+    later_epochs = state.num_train_epochs - position.epoch - 1
+    left = [len(loader) - received] + later_epochs * [epoch_steps]
+    end = state.global_step + sum(-(-batches // args.gradient_accumulation_steps) for batches in left)
+    if end != state.max_steps:
+        warnings.warn(
+            f"The checkpoint is of epochs with other numbers of steps, so the Trainer will end at global step "
+            f"{state.max_steps}, and epoch {state.num_train_epochs - 1} ends at {end}. Pass max_steps={end} to train "
+            f"num_train_epochs={state.num_train_epochs} whole epochs.",
+            UserWarning,
+            stacklevel=2,
+        )
