@@ -1,5 +1,6 @@
 """`StructuredDataset.create_dataloader` as users call it: formats, columns, filters, outputs, strategies, errors."""
 
+import copy
 import logging
 import pickle
 from collections import Counter
@@ -275,6 +276,18 @@ def test_the_constructor_takes_file_infos_and_any_dataloader(folder):
     dataset.set_epoch(0)
     again = pickle.loads(pickle.dumps(dataset))
     assert all_rows(again) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_stands_where_it_stood_and_counts_for_itself(folder, copied):
+    loader, _ = load(folder, num_workers=0)
+    batches = iter(loader)
+    next(batches)
+    again = copied(loader)
+    assert again.state_dict() == loader.state_dict()
+    assert again.metrics().rows == 0
+    again.load_state_dict(loader.state_dict())
+    assert all_rows(again) == all_rows(batches)
 
 
 def test_storage_options_stay_secret(folder, caplog):

@@ -20,6 +20,10 @@ class LoaderMeter:
         self._before = Metrics()
         self._pass = _PassCounts(begin_ns=0, end_ns=0)
 
+    def __reduce__(self) -> tuple[type["LoaderMeter"], tuple[Sequence[LoaderCallback]]]:
+        """A copy belongs to another loader, in another process perhaps, and has counted nothing."""
+        return LoaderMeter, (self.callbacks,)
+
     def metrics(self) -> Metrics:
         """Everything since the loader was built."""
         return _add(self._before, self._pass.metrics())
