@@ -3,6 +3,7 @@
 import json
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 
@@ -231,6 +232,31 @@ def test_set_epoch_starts_that_epoch():
     assert epochs(loader, 1)[0] == epochs(planned(), 2)[1]
 
 
+def test_numbers_of_numpy_are_those_of_python():
+    loader = planned(global_batch_size=np.int64(3), seed=np.int32(7), shuffle=np.True_)
+    loader.set_epoch(np.int64(2))
+    plain = planned()
+    plain.set_epoch(2)
+    assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options", [{"global_batch_size": 1.5}, {"global_batch_size": True}, {"seed": "7"}, {"shuffle": "false"}]
+)
+def test_options_of_other_types_are_refused(options):
+    with pytest.raises(ConfigTypeError, match=f"{next(iter(options))}="):
+        planned(**options)
+
+
+def test_ranks_and_epochs_are_whole_numbers():
+    for options in ({"cp_size": 0}, {"dp_size": "2"}, {"microbatch_group_size_per_vp_stage": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*whole number of at least 1"):
+            DpBalancedScheduler(8, **options)
+    for epoch in (-1, "1", 1.0):
+        with pytest.raises(ConfigError, match=r"epoch=.*whole number of at least 0"):
+            planned().set_epoch(epoch)
+
+
 def test_state_of_other_data_is_refused():
     for other in (planned(seed=8), planned(global_batch_size=4), planned(shuffle=False)):
         with pytest.raises(CheckpointMismatchError):
@@ -254,7 +280,7 @@ def test_planned_loader_says_when_lengths_are_wrong():
     wrong = [3, 4, 5, 3, 6, 1, 7]
     with pytest.raises(DataError, match="sequence 3 has"):
         list(PlannedPackedLoader(Sequences(LENGTHS), wrong, DpBalancedScheduler(8), global_batch_size=7))
-    with pytest.raises(ConfigError, match="global_batch_size is 0"):
+    with pytest.raises(ConfigError, match="global_batch_size=0"):
         planned(global_batch_size=0)
 
 

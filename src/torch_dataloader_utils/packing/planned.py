@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data
@@ -75,16 +77,14 @@ class PlannedPackedLoader:
         drop_last: bool = False,
         virtual_pipeline_size: int | None = None,
     ) -> None:
-        if global_batch_size < 1:
-            raise ConfigError(f"global_batch_size is {global_batch_size}; it must be at least 1.")
         self._source = source
         self._lengths = checked_lengths(lengths)
         self._scheduler = scheduler
-        self._global_batch_size = global_batch_size
+        self._global_batch_size = check_integer("global_batch_size", global_batch_size, least=1)
         self._groups = known_groups(groups)
-        self._shuffle = shuffle
-        self._seed = seed
-        self._drop_last = drop_last
+        self._shuffle = check_flag("shuffle", shuffle)
+        self._seed = check_seed("seed", seed)
+        self._drop_last = check_flag("drop_last", drop_last)
         self._virtual_pipeline_size = virtual_pipeline_size
         self._epoch = 0
         self._num_given = 0
@@ -105,7 +105,12 @@ class PlannedPackedLoader:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts `epoch`; the current epoch keeps its position."""
+        """Starts `epoch`; the current epoch keeps its position.
+
+        Raises:
+            ConfigError: no whole number from 0.
+        """
+        epoch = check_integer("epoch", epoch, least=0)
         if epoch != self._epoch:
             self._epoch, self._num_given = epoch, 0
 

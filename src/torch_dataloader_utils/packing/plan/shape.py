@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 
@@ -18,7 +19,7 @@ class PackingShape:
             virtual pipeline stages.
 
     Raises:
-        ConfigError: a value below 1.
+        ConfigError: a value that is no whole number from 1.
     """
 
     max_seqlen_per_dp_cp_rank: int
@@ -27,9 +28,9 @@ class PackingShape:
     microbatch_group_size_per_vp_stage: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_seqlen_per_dp_cp_rank", "cp_size", "dp_size", "microbatch_multiple"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        hold_integers(
+            self, "max_seqlen_per_dp_cp_rank", "cp_size", "dp_size", "microbatch_group_size_per_vp_stage", least=1
+        )
 
     @property
     def num_ranks(self) -> int:
