@@ -1,5 +1,6 @@
 """Lightning on two processes: rows, epochs, checkpoints in the middle and at the end of an epoch."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,38 @@ def test_epochs_may_be_of_other_lengths_after_a_resume(
     rows = before + [row for steps in after for step in steps for row in step]
     assert sorted(rows) == sorted(2 * list(range(NUM_ROWS)))
     assert len({len(steps) for steps in after}) == 1
+
+
+def test_lightning_is_told_the_length_of_the_epoch_that_begins(tmp_path: Path) -> None:
+    """Whole chunks of 61, 7 and 33 rows in another order each epoch, so that a rank has other steps."""
+    from lightning.pytorch import Trainer
+
+    from tests.integrations.lightning_job import Module
+    from torch_dataloader_utils.integrations.lightning import TableDataModule
+
+    table = write_rows(tmp_path / "table")
+    options = {"shuffle": True, "num_ranks": 2, "rank": 0, "rank_sharding": "chunks", "batch_size": BATCH_ROWS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        planned = StructuredDataset.create_dataloader(table, **options)[0]
+        lengths = []
+        for epoch in range(6):
+            planned.set_epoch(epoch)
+            lengths.append(len(planned))
+        module = Module()
+        trainer = Trainer(
+            accelerator="cpu",
+            max_epochs=6,
+            enable_checkpointing=False,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(
+            module, datamodule=TableDataModule(lambda: StructuredDataset.create_dataloader(table, **options)[0])
+        )
+    assert len(set(lengths)) > 1
+    assert len(module.seen["train"]) == sum(lengths)
 
 
 def test_a_program_may_call_the_hooks_itself(tmp_path: Path) -> None:

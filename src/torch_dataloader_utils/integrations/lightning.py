@@ -90,12 +90,18 @@ class TableDataModule(LightningDataModule):
         self._saved = state_dict.get("train")
 
     def _give(self, name: str, factory: LoaderFactory) -> TableDataLoader:
-        if name in self._loaders and self._keeps_loaders:
-            return self._loaders[name]
-        loader = self._loaders[name] = factory()
+        trainer: Any = self.trainer
+        loader = self._loaders.get(name) if self._keeps_loaders else None
+        if loader is None:
+            loader = self._loaders[name] = factory()
         if name == "train_dataloader" and self._saved is not None:
             self._resume(loader, self._saved)
             self._saved = None
+        elif name == "train_dataloader" and trainer is not None:
+            # Lightning sets the epoch as well, but asks for the length before.
+            epoch = trainer.fit_loop.epoch_progress.current.processed
+            if getattr(loader, "epoch", epoch) != epoch:  # a plain DataLoader has none
+                loader.set_epoch(epoch)
         return loader
 
     def _resume(self, loader: TableDataLoader, saved: Mapping[str, Any]) -> None:
