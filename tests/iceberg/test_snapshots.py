@@ -9,7 +9,7 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
-from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, StoreError
 from torch_dataloader_utils.iceberg_source import TableSource, open_alike
 
 
@@ -91,6 +91,20 @@ def test_an_increment_is_what_was_appended_in_between(tmp_path: Path) -> None:
 def test_wrong_choices_say_what_there_is(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         scan_iceberg(history(tmp_path).metadata, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"branch": ["main"]}, r"branch=\['main'\]: pass the name of one branch"),
+        ({"tag": 1}, "tag=1: pass the name of one tag"),
+        ({"allow_empty": "yes"}, "allow_empty='yes': pass True or False"),
+        ({"path_rewrites": {"/old": 3}}, "path_rewrites has '/old': 3: pass a text for a text"),
+    ],
+)
+def test_options_of_another_type_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigTypeError, match=message):
+        scan_iceberg(str(tmp_path), **options)
 
 
 def test_nothing_to_read_is_an_error_or_an_empty_loader_by_option(tmp_path: Path) -> None:

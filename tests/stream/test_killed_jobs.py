@@ -24,7 +24,12 @@ def start(folder, table, run, topology, last_step):
         + [str(Path(__file__).with_name("killed_job.py")), str(folder), str(table)]
         + [str(value) for value in (run, workers, batch_size, last_step)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}/src{os.pathsep}{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

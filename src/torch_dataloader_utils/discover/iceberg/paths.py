@@ -25,11 +25,14 @@ class PathRules:
         Raises:
             ConfigTypeError: no mapping of texts.
         """
-        if not isinstance(rewrites or {}, Mapping):
+        if not isinstance(rewrites, Mapping | None):
             raise ConfigTypeError(
                 f"path_rewrites is a {type(rewrites).__name__}: pass a dict, such as {{'s3a://': 's3://'}}."
             )
-        pairs = (rewrites or {}).items()
+        pairs = list((rewrites or {}).items())
+        for pair in pairs:
+            if not all(isinstance(prefix, str) for prefix in pair):
+                raise ConfigTypeError(f"path_rewrites has {pair[0]!r}: {pair[1]!r}: pass a text for a text.")
         return cls(rewrites=tuple(sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0]))))
 
     def resolve(self, path: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.strings import StringColumn
@@ -57,6 +58,9 @@ class IcebergScanOptions:
     allow_bare_vectors: bool = False
     allow_empty: bool = False
     on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        hold_flags(self, "allow_bare_vectors", "allow_empty")
 
 
 def scan_table(

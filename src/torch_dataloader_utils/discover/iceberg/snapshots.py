@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._core.integers import hold_integers
-from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -22,7 +22,7 @@ class SnapshotChoice:
     this choice; the table may have moved on since.
 
     Raises:
-        ConfigError: more than one. ConfigTypeError: an id that is no whole number.
+        ConfigError: more than one. ConfigTypeError: an id that is no whole number, a branch or tag that is no text.
     """
 
     snapshot_id: int | None = None
@@ -39,6 +39,9 @@ class SnapshotChoice:
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} each choose a snapshot; pass one of them.")
         hold_integers(self, "snapshot_id", "from_snapshot_id")
+        for name in ("branch", "tag"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ConfigTypeError(f"{name}={value!r}: pass the name of one {name}, a text.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
