@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files
 from torch_dataloader_utils.discover.lines import LineCounter
-from torch_dataloader_utils.errors import DataError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError
 
 LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)
 SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -143,3 +143,11 @@ def test_text_that_does_not_parse_or_unpack_is_a_data_error(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(b"this is no gzip")
     with pytest.raises(DataError, match=r"a\.jsonl\.gz"):
         scan_files(tmp_path / "a.jsonl.gz", "jsonl")
+
+
+@pytest.mark.parametrize(
+    "options", [{"block_bytes": 0}, {"block_bytes": "64MiB"}, {"csv_has_no_quoted_newlines": "no"}]
+)
+def test_options_that_cut_no_blocks_are_refused(options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}="):
+        TextOptions(**options)

@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store import FileEntry
 from torch_dataloader_utils.discover.bad_files import OnError
@@ -30,6 +32,10 @@ class TextOptions:
 
     block_bytes: int = 64 << 20
     csv_has_no_quoted_newlines: bool = False
+
+    def __post_init__(self) -> None:
+        hold_integers(self, "block_bytes", least=1)
+        hold_flags(self, "csv_has_no_quoted_newlines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
