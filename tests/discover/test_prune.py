@@ -1,5 +1,8 @@
 """Examples for what the properties in test_scan_properties.py check at random."""
 
+from decimal import Decimal
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -7,6 +10,8 @@ import pytest
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import scan_files
+
+CORPUS = Path(__file__).parents[2].parent / "shared" / "corpora" / "parquet-testing"
 
 
 @pytest.fixture
@@ -56,3 +61,10 @@ def test_nan_passes_not_equal_though_arrow_alone_would_prune_it(tmp_path):
 def test_without_statistics_nothing_is_proven(tmp_path):
     pq.write_table(pa.table({"i": [1, 2]}), tmp_path / "a.parquet", write_statistics=False)
     assert scan_files(tmp_path, filters=pc.field("i") > 5).groups.live_rows.tolist() == [UNKNOWN]
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason=f"the corpus of foreign files is not at {CORPUS}")
+def test_bounds_of_decimals_that_old_spark_ordered_wrongly_prove_nothing():
+    # 24 rows from 1.00 to 24.00, written by parquet-mr 1.8.2 with a least value of 2.00.
+    below = pc.field("value") < Decimal("2.00")
+    assert scan_files(CORPUS / "data" / "fixed_length_decimal.parquet", filters=below).num_groups == 1

@@ -1,7 +1,8 @@
 """What partition values and statistics prove of a filter, before a row is read."""
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -11,12 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
 from torch_dataloader_utils.discover.file_scan import Verdict
 
+_log = logging.getLogger(__name__)
+
 _PARQUET = ds.ParquetFileFormat()
 _CALL = re.compile(r"\w\(")
+_COMPARED_CONDITION = re.compile(r"\) (==|<|<=|>|>=) | (==|<|<=|>|>=) \(")
+_MISTAKEN_DECIMALS = re.compile(r"parquet-mr version 1\.[0-9]\.")
 
 
 def judge_partitions(
@@ -55,7 +61,11 @@ def judge_groups(
     Arrow's own pruning decides, where it is right. It takes a guarantee "1 <= x <= 5" to hold for NaN, which no
     statistics count, and so prunes NaN rows under `x != 1`; a filter on floats that could be true for NaN proves
     nothing here. IN is claimed only for columns of integers, bools and times with a null count of zero: strings
-    may have shortened statistics.
+    may have shortened statistics. parquet-mr before 1.10 (Spark 2) ordered decimals by signed bytes: for 1.00 (0x64)
+    and 2.00 (0xC8) it wrote 2.00 as the least; decimals of those files prove nothing.
+
+    A filter that Arrow cannot judge proves nothing either: where it meets statistics in another type than the column's
+    (timestamps of a zone, durations) or a cast that they do not fit, it raises.
     """
     partition_names = {field.name for field, _ in partition}
     own = [field for field in fragment.physical_schema if field.name not in partition_names]
@@ -63,13 +73,18 @@ def judge_groups(
     read = {field.name: field.type for field in own if field.name in used}
     num_groups = fragment.metadata.num_row_groups
     verdicts = np.full(num_groups, Verdict.MAYBE, dtype=np.int64)
-    if any(_holds_floats(kind) for kind in read.values()) and _may_be_true_for_nan(row_filter):
+    if _misleads(fragment.metadata, read, row_filter):
         return verdicts
-    possible = _surviving(fragment, row_filter, bound)
-    no_null_partition = all(value is not None for field, value in partition if field.name in used)
-    if no_null_partition and all(has_exact_statistics(kind) for kind in read.values()):
-        false_possible = _surviving(fragment, ~row_filter, bound)
-        verdicts[sorted(_groups_without_nulls(fragment, read).difference(false_possible))] = Verdict.IN
+    may_prove_in = all(value is not None for field, value in partition if field.name in used) and all(
+        has_exact_statistics(kind) for kind in read.values()
+    )
+    try:
+        possible = _surviving(fragment, row_filter, bound)
+        false_possible = _surviving(fragment, ~row_filter, bound) if may_prove_in else range(num_groups)
+    except pa.ArrowException as error:
+        _log.debug("statistics cannot be compared with %s, and nothing is pruned: %s", row_filter, error)
+        return verdicts
+    verdicts[sorted(_groups_without_nulls(fragment, read).difference(false_possible))] = Verdict.IN
     verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
     return verdicts
 
@@ -124,8 +139,17 @@ def _groups_without_nulls(fragment: ds.ParquetFileFragment, columns: dict[str, p
     return found
 
 
-def _holds_floats(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or any(_holds_floats(kind.field(i).type) for i in range(kind.num_fields))
+def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filter: pc.Expression) -> bool:
+    """Whether Arrow's pruning could drop rows that the filter keeps, for these columns of this file."""
+    kinds = read.values()
+    if any(_holds(pa.types.is_floating, kind) for kind in kinds) and _may_be_true_for_nan(row_filter):
+        return True
+    is_mistaken = _MISTAKEN_DECIMALS.match(metadata.created_by or "") is not None
+    return is_mistaken and any(_holds(pa.types.is_decimal, kind) for kind in kinds)
+
+
+def _holds(is_kind: Callable[[pa.DataType], bool], kind: pa.DataType) -> bool:
+    return is_kind(kind) or any(_holds(is_kind, kind.field(i).type) for i in range(kind.num_fields))
 
 
 def has_exact_statistics(kind: pa.DataType) -> bool:
@@ -134,7 +158,8 @@ def has_exact_statistics(kind: pa.DataType) -> bool:
 
 
 def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:
-    # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix and everything else as a call
-    # "name(...)", which may be true for NaN. Text inside a string literal that looks like a call costs pruning only.
+    # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix, in parentheses: one beside a
+    # parenthesis compares conditions, as in "((x > 1) == false)". Everything else is printed as a call "name(...)",
+    # which may be true for NaN. A name or string literal that looks like one of these costs pruning only.
     text = str(row_filter)
-    return "!=" in text or _CALL.search(text) is not None
+    return "!=" in text or any(pattern.search(text) for pattern in (_CALL, _COMPARED_CONDITION))
