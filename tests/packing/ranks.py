@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from tests.packing.sequences import Sequences, samples_of, sequence, share_of
-from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.errors import ConfigError, LoaderError
 from torch_dataloader_utils.packing import (
+    DpBalancedScheduler,
     PackingConfig,
     PackingGroups,
     PlannedPackedLoader,
@@ -145,8 +146,10 @@ def outcome_of(fault: Callable[[PackingGroups], Iterator[dict[str, torch.Tensor]
     """How `wrap_data_iterator` ends on this process when `fault` gives the data."""
     config = PackingConfig(max_seqlen_per_dp_cp_rank=CAPACITY // 2)
     data = fault(groups) if stage_has_data(groups) else None
+    scheduler = FAULTY_SCHEDULERS[fault](CAPACITY // 2, 2, 2) if fault in FAULTY_SCHEDULERS else None
+    groups = None if fault is no_groups_are_given else groups
     try:
-        scheduled = wrap_data_iterator(data, config, len(LENGTHS), None if fault is no_groups_are_given else groups)
+        scheduled = wrap_data_iterator(data, config, len(LENGTHS), groups, scheduler)
     except (LoaderError, StopIteration) as error:
         return f"{type(error).__name__}: {error}"
     return f"{scheduled.seqlen_sum} tokens"
@@ -182,7 +185,40 @@ def no_groups_are_given(groups: PackingGroups):
     return own_samples(groups)
 
 
+def one_process_has_no_iterator(groups: PackingGroups):
+    return None if dist.get_rank() == 1 else own_samples(groups)
+
+
+def one_process_cannot_schedule(groups: PackingGroups):
+    return own_samples(groups)
+
+
+def one_process_schedules_differently(groups: PackingGroups):
+    return own_samples(groups)
+
+
+class FailsOnOneRank(DpBalancedScheduler):
+    def get_groups_and_subsamples(self, sample_id_seqlens):
+        if dist.get_rank() == 1:
+            raise ConfigError("cannot schedule")
+        return super().get_groups_and_subsamples(sample_id_seqlens)
+
+
+class DependsOnTheRank(DpBalancedScheduler):
+    def get_groups_and_subsamples(self, sample_id_seqlens):
+        groups = super().get_groups_and_subsamples(sample_id_seqlens)
+        return groups[::-1] if dist.get_rank() == 1 else groups
+
+
+FAULTY_SCHEDULERS: dict[Callable[..., object], type[DpBalancedScheduler]] = {
+    one_process_cannot_schedule: FailsOnOneRank,
+    one_process_schedules_differently: DependsOnTheRank,
+}
+
 FAULTS = [
+    one_process_has_no_iterator,
+    one_process_cannot_schedule,
+    one_process_schedules_differently,
     one_process_cannot_read,
     a_sequence_is_over_long,
     the_data_has_ended,

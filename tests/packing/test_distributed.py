@@ -143,6 +143,9 @@ def test_hybrid_packs_have_different_sizes(saved):
     ("fault", "own", "others"),
     [
         ("one_process_cannot_read", "ConfigError: item 0 of the data iterator misses", "DataError"),
+        ("one_process_has_no_iterator", "ConfigError: tensor rank 0 of pipeline stage 0 has no", "DataError"),
+        ("one_process_cannot_schedule", "ConfigError: cannot schedule", "DataError"),
+        ("one_process_schedules_differently", "ConfigError: ranks have made different schedules", ""),
         ("a_sequence_is_over_long", "ConfigError: 2 of 2 sequences are longer", "ConfigError"),
         ("the_data_has_ended", "StopIteration", "StopIteration"),
         ("one_data_rank_has_ended", f"{SHARE_OF_RANK_0} tokens", f"{SHARE_OF_RANK_0} tokens"),

@@ -94,6 +94,11 @@ def test_an_empty_pack_becomes_a_padding_sequence_without_loss():
         ({"tokens": torch.ones(3)}, ConfigTypeError, "whole numbers"),
         ({"tokens": [1, 2, 3]}, ConfigTypeError, "is a list"),
         ({"tokens": torch.ones(2, 3, dtype=torch.int64)}, ConfigError, r"shape \[2, 3\]"),
+        (
+            {"original_seq_len": torch.tensor([4])},
+            ConfigError,
+            "original_seq_len is 4 in a sample with padded_seq_len 3",
+        ),
         ({"loss_mask": torch.ones(2)}, ConfigError, "loss_mask has 2 values in a sample with padded_seq_len 3"),
     ],
 )
@@ -110,6 +115,40 @@ def test_a_wrong_packed_row_is_named():
     row.pop("labels")
     with pytest.raises(ConfigError, match=r"misses \['labels'\]"):
         wrap_data_iterator(iter([row]), CONFIG, 1)
+
+
+@pytest.mark.parametrize(
+    "borders",
+    [
+        {"cu_seqlens": [0, 3]},
+        {"cu_seqlens": [1, 5]},
+        {"cu_seqlens": [0, 4, 2, 5]},
+        {"cu_seqlens": [0, 4, 6]},
+        {"cu_seqlens": []},
+        {"cu_seqlens": [0, 2, 4], "cu_seqlens_padded": [0, 5]},
+    ],
+    ids=str,
+)
+def test_a_packed_row_whose_borders_lose_or_repeat_tokens_is_refused(borders):
+    row = sequence(0, 5) | {key: torch.tensor(values) for key, values in borders.items()}
+    with pytest.raises(ConfigError, match="item 0 of the data iterator has 5 tokens and"):
+        wrap_data_iterator(iter([row]), CONFIG, 1)
+
+
+def test_padding_behind_the_last_sequence_of_a_packed_row_is_left_out():
+    row = sequence(0, 5) | {"loss_mask": torch.tensor([1.0, 1, 1, 0, 0]), "cu_seqlens": torch.tensor([0, 3])}
+    assert wrap_data_iterator(iter([row]), CONFIG, 1).seqlen_sum == 3
+
+
+@pytest.mark.parametrize(("item", "kind"), [(torch.ones(3), "Tensor"), ([[1, 2]], "list"), ("tokens", "str")])
+def test_items_that_are_no_samples_are_named(item, kind):
+    with pytest.raises(ConfigTypeError, match=f"item 0 of the data iterator has a {kind}"):
+        wrap_data_iterator(iter([item]), CONFIG, 1)
+
+
+def test_a_global_batch_of_no_items_is_refused():
+    with pytest.raises(ConfigError, match="num_microbatches=0"):
+        wrap_data_iterator(samples_of(LENGTHS), CONFIG, 0)
 
 
 def test_an_error_of_the_data_set_comes_through_as_it_is():

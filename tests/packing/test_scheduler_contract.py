@@ -2,7 +2,7 @@
 
 import pytest
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.packing import BasePackingScheduler, PackingConfig, PackingGroups, scheduler_map
 from torch_dataloader_utils.packing.wrap import create_scheduler
 
@@ -41,6 +41,12 @@ def test_a_users_schedule_is_carried_out_as_it_is():
 )
 def test_a_broken_schedule_is_named(groups, message):
     with pytest.raises(ConfigError, match=message):
+        schedule(groups, [4, 3, 5], dp_size=2)
+
+
+@pytest.mark.parametrize("groups", [None, [0, 1], [[0, 1], [2, 0]]])
+def test_anything_but_nested_lists_is_named(groups):
+    with pytest.raises(ConfigTypeError, match="Return a list of lists of lists"):
         schedule(groups, [4, 3, 5], dp_size=2)
 
 

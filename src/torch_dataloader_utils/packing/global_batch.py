@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import torch
+
 from torch_dataloader_utils.errors import ConfigError, DataError
 from torch_dataloader_utils.packing.collectives import broadcast_scalars, maxima
 from torch_dataloader_utils.packing.groups import (
+    Group,
     PackingGroups,
     check_groups,
     communication_device,
@@ -13,7 +16,7 @@ from torch_dataloader_utils.packing.groups import (
     group_size,
 )
 from torch_dataloader_utils.packing.iterators import DataIterator, create_data_iterator
-from torch_dataloader_utils.packing.lengths import get_batch_and_global_seqlens
+from torch_dataloader_utils.packing.lengths import announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, packed_metadata
 from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape
@@ -78,7 +81,7 @@ def run_global_batch(
     own: StageBatch | None = None
     status = _READY
     try:
-        iterator = _own_iterator(data_iterator, groups, virtual_pipeline_size)
+        iterator = _announced_iterator(data_iterator, groups, virtual_pipeline_size)
         if iterator is not None:
             own = _schedule_own(scheduler, iterator, num_microbatches, groups)
     except StopIteration:
@@ -110,6 +113,18 @@ def length_statistics(lengths: Ints) -> tuple[int, int]:
     return int(lengths.sum()), int((lengths * lengths).sum())
 
 
+def _announced_iterator(
+    data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
+) -> Iterator[Item] | None:
+    """`_own_iterator`; a rank that owes lengths and cannot read any tells those that gather them."""
+    try:
+        return _own_iterator(data_iterator, groups, virtual_pipeline_size)
+    except ConfigError:
+        if stage_has_data(groups):
+            announce_failure(groups)
+        raise
+
+
 def _own_iterator(
     data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
 ) -> Iterator[Item] | None:
@@ -135,7 +150,7 @@ def _schedule_own(
 ) -> StageBatch:
     """The packed microbatches of this process: read, gather lengths, schedule, move, pack."""
     batch = get_batch_and_global_seqlens(data_iterator, num_microbatches, groups)
-    schedule = scheduler.schedule(batch.padded_lengths)
+    schedule = _agreed_schedule(scheduler, batch.padded_lengths, groups)
     samples = reroute_samples_to_dcp_ranks(batch, schedule, groups)
     dcp_rank = group_rank(groups.dp_cp)
     metadata = packed_metadata(
@@ -150,16 +165,48 @@ def _schedule_own(
     return StageBatch(microbatches, *length_statistics(batch.padded_lengths[schedule.samples]))
 
 
+def _agreed_schedule(scheduler: Scheduling, lengths: Ints, groups: PackingGroups) -> Schedule:
+    """The schedule, once all data × context parallel ranks have the same one; a collective call.
+
+    Sequences are sent by it. Ranks that differ would wait for tokens that nobody sends, or take memory that nothing
+    was written to for tokens.
+
+    Raises:
+        ConfigError: the ranks have made different schedules.
+        DataError: another rank could not make one.
+    """
+    device = communication_device(groups)
+    try:
+        schedule = scheduler.schedule(lengths)
+    except Exception:
+        # Whatever it is, the other ranks are about to wait for this one.
+        _agree(_FAILED, None, groups.dp_cp, device)
+        raise
+    worst = _agree(_READY, schedule.digest(), groups.dp_cp, device)
+    if worst == _DIFFERENT:
+        raise ConfigError(
+            "ranks have made different schedules of the same lengths. Give all of them the same scheduler and options; "
+            "get_groups_and_subsamples has to be a pure function (no randomness, no rank, no order of sets)."
+        )
+    if worst == _FAILED:
+        raise DataError("another rank could not schedule this global batch; its own error says why.")
+    return schedule
+
+
 def _worst_status(status: int, own: StageBatch | None, groups: PackingGroups) -> int:
     """The worst status of all processes of the job, which is also bad where pipeline stages have read other lengths."""
     device = communication_device(groups)
-    (status,) = maxima([status], groups.dp_cp, device)
-    digests = [_NO_DIGEST, _NO_DIGEST] if own is None else [digest_of(own), -digest_of(own)]
-    status, most, least = maxima([status, *digests], groups.pp, device)
-    if most != -least and most != _NO_DIGEST:
-        status = max(status, _DIFFERENT)
-    (status,) = maxima([status], groups.tp, device)
-    return status
+    status = _agree(status, None, groups.dp_cp, device)
+    status = _agree(status, None if own is None else digest_of(own), groups.pp, device)
+    return _agree(status, None, groups.tp, device)
+
+
+def _agree(status: int, digest: int | None, group: Group, device: torch.device) -> int:
+    """The worst status in a group, at least `_DIFFERENT` where processes that have a digest have another one."""
+    digests = [_NO_DIGEST, _NO_DIGEST] if digest is None else [digest, -digest]
+    status, most, least = maxima([status, *digests], group, device)
+    is_different = most != -least and most != _NO_DIGEST
+    return max(status, _DIFFERENT) if is_different else status
 
 
 def _share(own: StageBatch | None, groups: PackingGroups, virtual_pipeline_size: int | None) -> ScheduledBatch:

@@ -50,7 +50,7 @@ def get_batch_and_global_seqlens(
         local = read_samples(data_iterator, num_microbatches)
     except Exception:
         # Whatever it is, the other ranks are about to wait for this one.
-        _gather_counts(_FAILED, b"", groups)
+        announce_failure(groups)
         raise
     own = np.stack([local.original_lengths, local.padded_lengths], axis=1)
     counts = _gather_counts(len(own), own.tobytes(), groups)
@@ -66,6 +66,11 @@ def get_batch_and_global_seqlens(
         padded_lengths=lengths[:, 1].copy(),
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
     )
+
+
+def announce_failure(groups: PackingGroups) -> None:
+    """Tells the ranks in `get_batch_and_global_seqlens` that this one failed; the call that it owes them."""
+    _gather_counts(_FAILED, b"", groups)
 
 
 def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.packing.plan.schedule import Ints
 
@@ -50,20 +51,25 @@ def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
     leading batch dimension of 1 is removed.
 
     Raises:
-        ConfigError: a missing key, an unknown key, or a field that is not as long as `padded_seq_len`.
-        ConfigTypeError: a field that is not a tensor.
+        ConfigError: a missing key, an unknown key, a field that is not as long as `padded_seq_len`, or `cu_seqlens`
+            that do not divide the row.
+        ConfigTypeError: an item that is not a dict, or a field that is not a tensor.
     """
     samples: list[dict[str, torch.Tensor]] = []
-    for index in range(num_items):
+    for index in range(check_integer("num_microbatches", num_items, least=1)):
         item = next(data_iterator, None)
         if item is None:
             break
+        where = f"item {index} of the data iterator"
         for sample in [item] if isinstance(item, Mapping) else item:
-            where = f"item {index} of the data iterator"
+            if not isinstance(sample, Mapping):
+                raise ConfigTypeError(
+                    f"{where} has a {type(sample).__name__}; use a sample (a dict), or a list of them."
+                )
             samples.extend(_unpacked(sample, where) if "cu_seqlens" in sample else [_checked(sample, where)])
     lengths = [[int(sample.pop(key)) for sample in samples] for key in LENGTH_FIELDS]
-    for sample, padded in zip(samples, lengths[1], strict=True):
-        _check_field_lengths(sample, padded)
+    for sample, original, padded in zip(samples, *lengths, strict=True):
+        _check_field_lengths(sample, original, padded)
     return Samples(
         fields=samples,
         original_lengths=np.array(lengths[0], dtype=np.int64),
@@ -114,6 +120,7 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
         raise ConfigError(f"{where} misses {missing}; give {list(TOKEN_FIELDS)} and cu_seqlens.")
     bounds = row.get("cu_seqlens_padded", row["cu_seqlens"]).reshape(-1).tolist()
     originals = row["cu_seqlens"].reshape(-1).diff().tolist()
+    _check_bounds(bounds, len(originals), fields["loss_mask"], where)
     return [
         {
             **{key: field[start:stop] for key, field in fields.items()},
@@ -123,6 +130,17 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
         for (start, stop), original in zip(pairwise(bounds), originals, strict=True)
         if stop > start
     ]
+
+
+def _check_bounds(bounds: list[int], num_sequences: int, loss_mask: torch.Tensor, where: str) -> None:
+    """Every token of a packed row is in one sequence; what stands behind the last one may only be padding."""
+    is_rising = bounds[:1] == [0] and bounds == sorted(bounds) and bounds[-1] <= len(loss_mask)
+    if not is_rising or len(bounds) != num_sequences + 1 or loss_mask[bounds[-1] :].any():
+        raise ConfigError(
+            f"{where} has {len(loss_mask)} tokens and {num_sequences} sequences, whose {len(bounds)} borders run from "
+            f"{bounds[:4]} to {bounds[-1:]}. cu_seqlens (and cu_seqlens_padded, with as many entries) begin with 0, "
+            "never fall, and end where the row does; only tokens with loss mask 0 may follow."
+        )
 
 
 def _flat(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tensor:
@@ -135,7 +153,12 @@ def _flat(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tens
     return value.reshape(-1).to(dtype)
 
 
-def _check_field_lengths(sample: dict[str, torch.Tensor], padded: int) -> None:
+def _check_field_lengths(sample: dict[str, torch.Tensor], original: int, padded: int) -> None:
+    if not 0 <= original <= padded:
+        raise ConfigError(
+            f"original_seq_len is {original} in a sample with padded_seq_len {padded}; it counts the tokens before the "
+            "padding. pad_sample sets both."
+        )
     for key in TOKEN_FIELDS:
         if sample[key].numel() != padded:
             raise ConfigError(

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
 from torch_dataloader_utils.packing.groups import PackingGroups
 from torch_dataloader_utils.packing.plan.check import check_schedule
@@ -84,13 +84,20 @@ class BasePackingScheduler(ABC):
 
         Raises:
             ConfigError: the global batch does not fit, or the scheduler broke a promise (see `check_schedule`).
+            ConfigTypeError: `get_groups_and_subsamples` gave something else than nested lists.
         """
         checked = checked_lengths(lengths)
         multiple = 1 if self.is_hybrid else alignment_of(self.shape.cp_size)
         aligned = -(-checked // multiple) * multiple
         groups = self.get_groups_and_subsamples(list(enumerate(aligned.tolist())))
         empty_span = 1 if self.is_hybrid else self.shape.cp_size
-        schedule = Schedule.of_groups(groups, num_ranks=self.shape.num_ranks, empty_span=empty_span)
+        try:
+            schedule = Schedule.of_groups(groups, num_ranks=self.shape.num_ranks, empty_span=empty_span)
+        except TypeError as error:
+            raise ConfigTypeError(
+                f"{type(self).__name__}.get_groups_and_subsamples gave a {type(groups).__name__} that is not, per "
+                f"microbatch and per rank, a list of ids ({error}). Return a list of lists of lists."
+            ) from error
         check_schedule(schedule, aligned, shape=self.shape, policy=self.policy, is_hybrid=self.is_hybrid)
         if len(schedule.samples) < len(checked):
             warnings.warn(

@@ -1,5 +1,6 @@
 """A schedule: packs of sequences, each on a span of ranks of one microbatch."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,6 +95,12 @@ class Schedule:
         for pack, (microbatch, span) in enumerate(zip(self.microbatch.tolist(), self.span.tolist(), strict=True)):
             groups[microbatch].extend([named[bounds[pack] : bounds[pack + 1]]] * span)
         return groups
+
+    def digest(self) -> int:
+        """56 bits that ranks agree on when they have made the same schedule; never negative."""
+        shape = np.array([self.num_ranks, self.num_microbatches, len(self.samples), len(self.span)])
+        arrays = (shape, self.samples, self.offsets, self.microbatch, self.first_rank, self.span)
+        return int.from_bytes(hashlib.blake2b(b"".join(map(np.ndarray.tobytes, arrays)), digest_size=7).digest())
 
     def packs_of_rank(self, rank: int) -> Ints:
         """The pack that `rank` computes in each microbatch, int64 [num_microbatches]."""
