@@ -45,6 +45,28 @@ def test_blocks_cover_the_text_end_at_line_ends_and_count_its_objects(lines, end
         assert length >= block_bytes
 
 
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("\r\na", max_size=12), pieces=SPLITS)
+def test_returns_that_are_not_before_a_newline_are_seen_across_pieces(text, pieces):
+    counter = LineCounter(start=0, block_bytes=4, blank=b"\r")
+    place, data = 0, text.encode() + b"a"
+    while place < len(data):
+        length = pieces[place % len(pieces)]
+        counter.feed(data[place : place + length])
+        place += length
+    assert counter.has_lone_returns == ("\r" in text.replace("\r\n", ""))
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+@pytest.mark.parametrize("rows", [2, 400_000])
+def test_csv_lines_may_end_as_any_system_ends_them(tmp_path, end, rows):
+    path = tmp_path / "a.csv"
+    path.write_bytes(end.join(["x,y", *(f"{i},{i}" for i in range(rows))]).encode())
+    inventory = scan_files(path, "csv")
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).names == ["x", "y"]
+    assert inventory.num_rows == rows
+
+
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 60), block_bytes=st.integers(1, 300))
 def test_each_json_block_parses_to_the_rows_it_promises(tmp_path_factory, rows, block_bytes):

@@ -66,6 +66,16 @@ def test_a_wrong_count_names_seen_and_wanted_rows(tasks: list[RowGroupTask]) -> 
         READER.read(replace(tasks[0], live_rows=rows - 1))
 
 
+def test_more_rows_than_planned_are_an_error_though_only_the_planned_ones_are_asked_for(
+    tasks: list[RowGroupTask],
+) -> None:
+    rows = tasks[0].physical_rows
+    task = replace(tasks[0], physical_rows=rows - 1, live_rows=rows - 1)
+    for stop_row in (1, rows - 1):
+        with pytest.raises(RowCountError, match=rf"gave {rows} of {rows - 1} stored rows"):
+            READER.read(task, stop_row)
+
+
 def test_unknown_counts_are_not_checked(tasks: list[RowGroupTask]) -> None:
     task = replace(tasks[0], physical_rows=UNKNOWN, live_rows=UNKNOWN)
     assert READER.read(task).num_rows == tasks[0].physical_rows

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.inventory import Int64s
 
 _NEWLINE = 10
+_RETURN = 13
 _LAST_SPACE = 32
 _QUOTE = 34
 
@@ -16,17 +17,20 @@ class LineCounter:
     """Rows and blocks of a text, fed piece by piece in file order.
 
     A row is a line that is not blank; a block ends at the first line end after `block_bytes`. The last line needs
-    no line end. `blank` are the bytes that a blank line may hold beside its line end.
+    no line end. `blank` are the bytes that a blank line may hold beside its line end. `has_quotes` and
+    `has_lone_returns` (not before a newline) say whether a CSV parser may see other rows.
 
         b'{"a":1}\\n\\n{"a":2}', any block size      one block of 2 rows, offset 0, length 16
     """
 
     def __init__(self, *, start: int, block_bytes: int, blank: bytes) -> None:
         self.has_quotes = False
+        self.has_lone_returns = False
         self._blank = blank + b"\n"
         self._block_bytes = block_bytes
         self._position = self._block_start = start
         self._block_rows = 0
+        self._ends_with_return = False
         self._open_line = b""  # the first byte that is not blank of the unfinished line, if it has one
         self._blocks: list[tuple[int, int, int]] = []
 
@@ -34,6 +38,7 @@ class LineCounter:
         """Counts the next piece of the file."""
         text = np.frombuffer(piece, dtype=np.uint8)
         self.has_quotes = self.has_quotes or bool((text == _QUOTE).any())
+        self._look_for_returns(text)
         stops = np.flatnonzero(text == _NEWLINE) + 1
         if len(stops) == 0:
             self._extend_open_line(piece)
@@ -43,6 +48,15 @@ class LineCounter:
             self._open_line = b""
             self._extend_open_line(piece[int(stops[-1]) :])
         self._position += len(text)
+
+    def _look_for_returns(self, text: npt.NDArray[np.uint8]) -> None:
+        if self._ends_with_return and len(text):
+            self.has_lone_returns = self.has_lone_returns or bool(text[0] != _NEWLINE)
+            self._ends_with_return = False
+        returns = np.flatnonzero(text == _RETURN)
+        if len(returns) and returns[-1] == len(text) - 1:
+            self._ends_with_return, returns = True, returns[:-1]
+        self.has_lone_returns = self.has_lone_returns or bool((text[returns + 1] != _NEWLINE).any())
 
     def blocks(self) -> Int64s:
         """int64 [blocks, 3]: rows, offset, length; closes the last block."""

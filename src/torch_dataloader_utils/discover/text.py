@@ -2,10 +2,11 @@
 
 A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
 header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
-values, which may hold line ends, unless the caller knows better.
+values, which may hold line ends, unless the caller knows better, and those with carriage returns for line ends.
 """
 
 import io
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -27,6 +28,8 @@ _PIECE_BYTES = 8 << 20
 _SMALLEST_KEPT_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
+# A line end to pyarrow's CSV parser, as in files of old Macs.
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 
 def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
@@ -79,7 +82,8 @@ def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, reques
     counter = LineCounter(start=header_bytes, block_bytes=request.text.block_bytes, blank=b"\r")
     counter = count_lines(_pieces(store, entry, header_bytes), counter)
     may_hold_line_ends = counter.has_quotes or not _closes(header)
-    if may_hold_line_ends and not request.text.csv_has_no_quoted_newlines:
+    has_lone_returns = counter.has_lone_returns or _LONE_RETURN.search(header) is not None
+    if has_lone_returns or (may_hold_line_ends and not request.text.csv_has_no_quoted_newlines):
         return _whole(entry, _parsed_csv_rows(store, entry, column))
     return _counted_groups(entry, counter)
 
@@ -97,8 +101,8 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
 
 
 def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
-    # Where a quoted value may hold line ends, only the parser knows what a row is. One column as bytes is cheap,
-    # and no inferred type can fail.
+    # Where a quoted value may hold line ends, or a line end is no newline, only the parser knows what a row is. One
+    # column as bytes is cheap, and no inferred type can fail.
     reader = pa_csv.open_csv(
         _stream(store, entry, 0),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
@@ -141,7 +145,7 @@ def _header(head: bytes) -> bytes:
 
 
 def _whole_lines(head: bytes) -> bytes:
-    stop = head.rfind(b"\n") + 1
+    stop = max(head.rfind(b"\n"), head.rfind(b"\r")) + 1
     return head[:stop] if stop and len(head) >= _HEAD_BYTES else head
 
 
@@ -149,7 +153,7 @@ def _head(store: Store, entry: FileEntry) -> bytes:
     """The first MiB of text, more if the first line is longer."""
     stream = _stream(store, entry, 0)
     head: bytes = stream.read(_HEAD_BYTES)
-    while b"\n" not in head and (more := stream.read(_HEAD_BYTES)):
+    while not (b"\n" in head or b"\r" in head) and (more := stream.read(_HEAD_BYTES)):
         head += more
         if len(head) > _MOST_HEAD_BYTES:
             raise corrupt(entry.path, f"the first line is longer than {_MOST_HEAD_BYTES} bytes")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._core.inventory import UNKNOWN, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     CorruptFileError,
@@ -108,8 +108,10 @@ def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
 
 def row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
     """The error for another number of rows than planned."""
+    is_json = task.file_format is FileFormat.JSON
+    why = "its lines are not one object each" if is_json else "its footer is wrong"
     return RowCountError(
-        f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or its footer is wrong. "
+        f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or {why}. "
         f'Plan the data set again, or run "tdu verify {redact(task.path)}".'
     )
 

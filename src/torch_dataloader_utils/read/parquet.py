@@ -17,7 +17,13 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.parquet_limits import footer_excess
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
-from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group
+from torch_dataloader_utils.read.checks import (
+    check_all_decoded,
+    check_decoded_size,
+    check_stored_rows,
+    check_unique,
+    no_such_group,
+)
 from torch_dataloader_utils.read.contiguous import contiguous
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
@@ -126,6 +132,8 @@ def decode_parquet(source: TaskSource, fields: Sequence[Any], stop_row: int | No
     if task.ordinal >= footer.metadata.num_row_groups:
         raise no_such_group(task, footer.metadata.num_row_groups)
     group = footer.metadata.row_group(task.ordinal)
+    # The plan may be from elsewhere (a stale _metadata file), and what comes after `stop_row` is not looked at.
+    check_stored_rows(task, group.num_rows)
     columns = [field.name for field in fields if field.name in footer.columns.leaves]
     check_unique(task, footer.columns.schema, columns)
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
