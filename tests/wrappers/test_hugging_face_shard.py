@@ -1,6 +1,8 @@
 """`streaming_shard` over real Hugging Face data sets."""
 
 import collections
+import contextlib
+import itertools
 import json
 
 import pyarrow as pa
@@ -198,6 +200,47 @@ def test_resume_reads_on_and_does_not_start_over():
     assert next(iter(resumed))["id"] == 801
     # `datasets` can only re-enter a generator by stepping over its rows; the file before it is not read again.
     assert num_read == 302
+
+
+def test_a_state_is_of_its_own_rank_or_right_on_others(parquet_stream):
+    for stream in (parquet_stream, generated([18, 7, 25])):
+        for options in ({"shard_files": False}, {"batch_size": 3, "drop_last": True}, {"batch_size": 3}, {}):
+            wholes = contents(stream, 3, **options)
+            for taken in range(1, 10):
+                shard = streaming_shard(stream, 3, 0, **options)
+                rows = iter(shard)
+                for _ in range(taken):
+                    next(rows)
+                for index in (1, 2):
+                    resumed = streaming_shard(stream, 3, index, **options)
+                    resumed.load_state_dict(json.loads(json.dumps(shard.state_dict())))
+                    with contextlib.suppress(CheckpointMismatchError):
+                        assert ids(resumed) == wholes[index][taken:]
+
+
+def test_a_state_of_another_shard_of_files_says_so():
+    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0)
+    next(iter(shard))
+    other = streaming_shard(generated([5, 5, 5, 5]), 4, 1)
+    other.load_state_dict(shard.state_dict())
+    with pytest.raises(CheckpointMismatchError, match="load each on its own"):
+        list(other)
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 5])
+def test_a_state_of_whole_files_is_refused_where_they_are_dealt_otherwise(num_shards):
+    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0)
+    next(iter(shard))
+    for options in ({"num_shards": num_shards}, {"num_shards": 4, "shard_files": False}):
+        other = streaming_shard(generated([5, 5, 5, 5]), index=0, **options)
+        other.load_state_dict(shard.state_dict())
+        with pytest.raises(CheckpointMismatchError, match="Shard with the same options"):
+            list(other)
+
+
+def test_batches_dropped_at_an_end_are_dropped_once():
+    stream = generated([5, 5, 5]).map(lambda rows: rows, batched=True, batch_size=4, drop_last_batch=True)
+    assert sorted(itertools.chain(*contents(stream, 3))) == ids(stream) == list(range(12))
 
 
 def test_a_state_of_other_options_is_refused():

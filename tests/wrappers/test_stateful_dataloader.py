@@ -34,6 +34,31 @@ def test_resume_gives_the_remaining_batches(kind, num_workers, stops, options):
         assert part + [batch.tolist() for batch in resumed] == whole
 
 
+def rows_of(files):
+    for file in files:
+        yield from ({"id": row} for row in range(*file))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("files", [4, 5])
+def test_hugging_face_files_resume_in_workers(files):
+    datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets")
+    bounds = [(4 * file, 4 * file + 4) for file in range(files)]
+
+    def loader():
+        stream = datasets.IterableDataset.from_generator(rows_of, gen_kwargs={"files": bounds})
+        return stateful_dataloader.StatefulDataLoader(streaming_shard(stream, 2, 0), batch_size=2, num_workers=2)
+
+    whole = [batch["id"].tolist() for batch in loader()]
+    for stop in (0, 1, 3):
+        first = loader()
+        batches = iter(first)
+        part = [next(batches)["id"].tolist() for _ in range(stop)]
+        resumed = loader()
+        resumed.load_state_dict(first.state_dict())
+        assert part + [batch["id"].tolist() for batch in resumed] == whole
+
+
 def test_a_plain_source_is_stepped_and_not_replayed_through_the_loader():
     loader = make_loader(PlainStream, 0)
     next(iter(loader))

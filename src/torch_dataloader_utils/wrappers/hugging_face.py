@@ -2,7 +2,7 @@
 
 Written and tested against `datasets` 5.2. Its public `filter` and `map` would decode and convert every row of every
 shard before the cut; an examples iterable of our own does not. That interface is private to `datasets`; all use of it
-is in this module.
+is in this module and in chained_examples.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +14,10 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from datasets.iterable_dataset import (
-    VerticallyConcatenatedMultiSourcesExamplesIterable,
-    _BaseExamplesIterable,
-)
+from datasets.iterable_dataset import _BaseExamplesIterable
 
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.wrappers.chained_examples import ChainedExamples, OpenState, check_index, check_options
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
     ShardLayout,
@@ -43,6 +41,7 @@ _FILE_SHARDABLE = {
     "VerticallyConcatenatedMultiSourcesExamplesIterable",
     "InterleavedShardsExamplesIterable",
     "BufferShuffledExamplesIterable",
+    "ChainedExamples",
 }
 
 
@@ -76,7 +75,10 @@ def _with_examples(dataset: Any, examples: Any) -> Any:
 
 
 def _is_file_shardable(examples: Any) -> bool:
-    if type(examples).__name__ not in _FILE_SHARDABLE or getattr(examples, "with_indices", False):
+    if type(examples).__name__ not in _FILE_SHARDABLE:
+        return False
+    # Numbers of rows would begin anew in every shard, and every shard would drop a last batch of its own.
+    if getattr(examples, "with_indices", False) or getattr(examples, "drop_last_batch", False):
         return False
     inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
     return all(_is_file_shardable(each) for each in inner if each is not None)
@@ -88,7 +90,7 @@ def _deal_files(examples: Any, layout: ShardLayout) -> Any:
     num_whole, num_left = divmod(examples.num_shards, num_shards)
     mine = examples.shard_data_sources(num_shards, index, contiguous=False)
     if num_left == 0:
-        return mine
+        return ChainedExamples([mine], layout)
     # The first num_left shards hold one file more than the others: the last one of each is left over.
     whole = _all_but_last_file(mine) if index < num_left else [mine]
     # One cut for each file, not one over all: it stays right if files are reordered or dealt to workers.
@@ -101,7 +103,7 @@ def _deal_files(examples: Any, layout: ShardLayout) -> Any:
         )
         for owner in range(num_left)
     ]
-    return VerticallyConcatenatedMultiSourcesExamplesIterable([*whole, *shared])
+    return ChainedExamples([*whole, *shared], layout)
 
 
 def _all_but_last_file(examples: Any) -> list[Any]:
@@ -148,14 +150,15 @@ class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
         return 1 if isinstance(self.layout, ContiguousLayout) else int(self.ex_iterable.num_shards)
 
     def _init_state_dict(self) -> dict[str, Any]:
-        self._state_dict = {
-            "examples_iterable": self.ex_iterable._init_state_dict(),
-            "layout": describe_layout(self.layout),
-            "position": 0,
-            "yielded": 0,
-            "held": None,
-            "type": self.__class__.__name__,
-        }
+        self._state_dict = OpenState(
+            examples_iterable=self.ex_iterable._init_state_dict(),
+            layout=describe_layout(self.layout),
+            index=self.layout.index,
+            position=0,
+            yielded=0,
+            held=None,
+            type=type(self).__name__,
+        )
         return self._state_dict
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
@@ -165,18 +168,20 @@ class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
             position=state["position"],
             yielded=state["yielded"],
             head=self._read_head() if state["yielded"] and self.layout.tail is Tail.PAD else None,
-            hold=self._held_state,
+            hold=lambda: self._held_state(reader.position),
         )
         if state["held"] is not None and reader.is_inside_held_run:
             # Loading makes a new state below us; ours must go on showing the live one.
-            state["examples_iterable"] = self.ex_iterable.load_state_dict(state["held"])
-            reader.position = reader.run_start
+            reader.position, held = state["held"]
+            state["examples_iterable"] = self.ex_iterable.load_state_dict(held)
         for example in reader.read(iter(self.ex_iterable)):
             state.update(position=reader.position, yielded=reader.yielded, held=reader.held)
             yield example
 
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
         state = self._checked_state()
+        # `datasets` counts the tables of a rank above us, and other ranks have other tables.
+        check_index(state["index"], self.layout)
         for key, table in self.ex_iterable.iter_arrow():
             kept = self._kept_rows(state["position"], len(table))
             state["position"] += len(table)
@@ -191,16 +196,12 @@ class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
 
     def _checked_state(self) -> dict[str, Any]:
         # `datasets` merges a loaded state into ours without asking, so ours is checked where it is used.
-        state = self._state_dict or {"position": 0, "yielded": 0, "held": None, "layout": describe_layout(self.layout)}
-        if state["layout"] != describe_layout(self.layout):
-            raise CheckpointMismatchError(
-                f"The state was saved with {state['layout']}, this shard has {describe_layout(self.layout)}. Shard "
-                "with the same options."
-            )
+        state: dict[str, Any] = self._state_dict or self._init_state_dict()
+        check_options(state, self.layout, type(self).__name__)
         return state
 
-    def _held_state(self) -> Any:
-        return self.ex_iterable.state_dict() if self._state_dict else None
+    def _held_state(self, position: int) -> Any:
+        return [position, self.ex_iterable.state_dict()] if self._state_dict else None
 
     def _read_head(self) -> list[tuple[Any, Any]]:
         # The state of the source is live: only a copy can be read from the start without moving it.
