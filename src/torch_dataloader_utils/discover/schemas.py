@@ -28,10 +28,38 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
 
 
 def dataset_schema(file_schema: pa.Schema, partition_fields: Iterable[pa.Field]) -> pa.Schema:
-    """The files' columns, then the partition columns; a column that is both counts as partition column."""
+    """The files' columns, then the partition columns; a column that is both counts as partition column.
+
+    Views of text and bytes, which polars writes into Arrow files, become plain ones, also inside of other types:
+    pyarrow has no kernels that take rows of views, as filters and shuffles do. Readers cast to the data set's types.
+    """
     partitions = list(partition_fields)
     names = {field.name for field in partitions}
-    return pa.schema([field for field in file_schema if field.name not in names] + partitions)
+    fields = [field for field in file_schema if field.name not in names] + partitions
+    return pa.schema([_without_views(field) for field in fields])
+
+
+def _without_views(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if isinstance(kind, pa.DictionaryType):
+        values = _without_views(pa.field("", kind.value_type)).type
+        return field.with_type(pa.dictionary(kind.index_type, values, kind.ordered))
+    inner = [_without_views(kind.field(i)) for i in range(kind.num_fields)]
+    if pa.types.is_string_view(kind):
+        kind = pa.string()
+    elif pa.types.is_binary_view(kind):
+        kind = pa.binary()
+    elif pa.types.is_list(kind):
+        kind = pa.list_(*inner)
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(*inner)
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(*inner, kind.list_size)
+    elif pa.types.is_struct(kind):
+        kind = pa.struct(inner)
+    elif pa.types.is_map(kind) and not (item := _without_views(kind.item_field)).equals(kind.item_field):
+        kind = pa.map_(kind.key_type, item, kind.keys_sorted)
+    return field.with_type(kind)
 
 
 def check_columns(
