@@ -317,10 +317,23 @@ def test_planned_loader_asks_once_where_the_source_can_answer_many():
 
 def test_planned_loader_says_when_lengths_are_wrong():
     wrong = [3, 4, 5, 3, 6, 1, 7]
-    with pytest.raises(DataError, match="sequence 3 has"):
+    with pytest.raises(DataError, match="sequence 3 of the source has"):
         list(PlannedPackedLoader(Sequences(LENGTHS), wrong, DpBalancedScheduler(8), global_batch_size=7))
     with pytest.raises(ConfigError, match="global_batch_size=0"):
         planned(global_batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (torch.arange(3), "is a Tensor; use a dict"),
+        (sequence(0, 3) | {"tokens": [0, 1, 2]}, "tokens of sequence 0 of the source is a list"),
+        (sequence(0, 3) | {"tokens": torch.tensor([0.5, 1, 2])}, "use whole numbers"),
+    ],
+)
+def test_planned_loader_checks_samples_as_the_communicating_path_does(found, message):
+    with pytest.raises(ConfigTypeError, match=message):
+        list(PlannedPackedLoader([found], [3], DpBalancedScheduler(8), global_batch_size=1))
 
 
 def test_planned_loader_says_at_once_that_the_last_global_batch_is_too_small():

@@ -106,6 +106,9 @@ def test_numbers_of_a_configuration_are_checked_before_anything_is_opened(name: 
 def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a size"):
         _build([None, 1, 1], blend=(corpora, [1.0, 1.0, 1.0]), split="1")
+    for no_blend in (corpora[0], corpora, [corpora[0]], (corpora[0], None), ([], None)):
+        with pytest.raises(ConfigError, match="A blend is a list of corpus prefixes and their weights"):
+            _build([1, 1, 1], blend=no_blend, split="1")
     with pytest.raises(ConfigError, match="nothing to build"):
         _build([1, 1, 1])
     with pytest.raises(ConfigError, match="three numbers"):

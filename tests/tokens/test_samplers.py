@@ -106,6 +106,8 @@ def test_impossible_samplers() -> None:
         PretrainingSampler(10, 0, 2, 2, 2)
     with pytest.raises(ConfigError, match="micro_batch_size"):
         PretrainingSampler(10, 0, 0, 0, 2)
+    with pytest.raises(ConfigError, match="micro_batch_size"):
+        GlobalBatchSampler(10, 0, 0, 8, 0, 2)
     with pytest.raises(ConfigError, match="0 of 0 samples consumed"):
         PretrainingSampler(0, 0, 1, 0, 1)
     with pytest.raises(ConfigError, match="whole number of steps"):

@@ -10,7 +10,7 @@ import torch
 from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data
 from torch_dataloader_utils.packing.groups import (
     PackingGroups,
@@ -23,7 +23,7 @@ from torch_dataloader_utils.packing.iterators import create_data_iterator
 from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
 from torch_dataloader_utils.packing.plan.fit import checked_lengths
 from torch_dataloader_utils.packing.plan.schedule import Ints
-from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Tensors
+from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Tensors, flatten_field
 from torch_dataloader_utils.packing.schedulers import BasePackingScheduler
 
 _STATE_VERSION = 1
@@ -189,17 +189,26 @@ class PlannedPackedLoader:
 
         Raises:
             DataError: a field is missing or not as long as planned.
+            ConfigError, ConfigTypeError: a field is no 1-D tensor, or tokens are fractions.
         """
         get_many = getattr(self._source, "__getitems__", None)
         listed = ids.tolist()
         found = [self._source[index] for index in listed] if get_many is None else get_many(listed)
         sequences = []
         for index, sequence in zip(listed, found, strict=True):
-            sizes = {key: sequence[key].numel() if key in sequence else None for key in TOKEN_FIELDS}
-            if set(sizes.values()) != {int(self._lengths[index])}:
+            where, planned = f"sequence {index} of the source", int(self._lengths[index])
+            if not isinstance(sequence, Mapping):
+                raise ConfigTypeError(f"{where} is a {type(sequence).__name__}; use a dict of {list(TOKEN_FIELDS)}.")
+            fields = {
+                key: flatten_field(sequence[key], key, where, dtype)
+                for key, dtype in TOKEN_FIELDS.items()
+                if key in sequence
+            }
+            sizes = {key: fields[key].numel() if key in fields else None for key in TOKEN_FIELDS}
+            if set(sizes.values()) != {planned}:
                 raise DataError(
-                    f"sequence {index} has {sizes} values where {int(self._lengths[index])} tokens were planned. "
+                    f"{where} has {sizes} values where {planned} tokens were planned. "
                     "The lengths do not belong to this source; compute them again."
                 )
-            sequences.append({key: sequence[key].reshape(-1).to(dtype) for key, dtype in TOKEN_FIELDS.items()})
+            sequences.append(fields)
         return sequences

@@ -104,7 +104,7 @@ def _checked(sample: Tensors, where: str) -> dict[str, torch.Tensor]:
             f"{where} misses {missing} and has unknown keys {unknown}; a sample has exactly {list(REQUIRED_KEYS)}. "
             "pad_sample adds the lengths."
         )
-    return {key: _flat(sample[key], key, where, TOKEN_FIELDS.get(key, torch.int64)) for key in REQUIRED_KEYS}
+    return {key: flatten_field(sample[key], key, where, TOKEN_FIELDS.get(key, torch.int64)) for key in REQUIRED_KEYS}
 
 
 def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
@@ -114,7 +114,7 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
         raise ConfigError(
             f"{where} has unknown keys {unknown}; a packed row has {[*TOKEN_FIELDS, *_PACKED_KEYS]}. Leave them out."
         )
-    fields = {key: _flat(row[key], key, where, dtype) for key, dtype in TOKEN_FIELDS.items() if key in row}
+    fields = {key: flatten_field(row[key], key, where, dtype) for key, dtype in TOKEN_FIELDS.items() if key in row}
     missing = [key for key in TOKEN_FIELDS if key not in fields]
     if missing:
         raise ConfigError(f"{where} misses {missing}; give {list(TOKEN_FIELDS)} and cu_seqlens.")
@@ -143,7 +143,12 @@ def _check_bounds(bounds: list[int], num_sequences: int, loss_mask: torch.Tensor
         )
 
 
-def _flat(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tensor:
+def flatten_field(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tensor:
+    """A field as the 1-D tensor in which it travels.
+
+    Raises:
+        ConfigError: neither [tokens] nor [1, tokens]. ConfigTypeError: no tensor, or fractions as tokens.
+    """
     if not isinstance(value, torch.Tensor):
         raise ConfigTypeError(f"{key} of {where} is a {type(value).__name__}; use a torch.Tensor.")
     if value.is_floating_point() and not dtype.is_floating_point:

@@ -120,9 +120,12 @@ def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None,
     for given in (blend, *(per_split or ())):
         if given is None:
             continue
+        if isinstance(given, str) or len(given) != 2 or isinstance(given[0], str) or not given[0]:
+            raise ConfigError(
+                f"A blend is a list of corpus prefixes and their weights or None, as in (['web', 'code'], [7, 3]); "
+                f"{given!r} was given."
+            )
         prefixes, weights = given
-        if not prefixes or isinstance(prefixes, str):
-            raise ConfigError(f"A blend begins with a list of corpus prefixes; {prefixes!r} was given.")
         if weights is not None and len(weights) != len(prefixes):
             raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
 

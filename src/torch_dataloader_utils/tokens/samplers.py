@@ -162,15 +162,15 @@ class GlobalBatchSampler(Sampler[Batch]):
         data_parallel_size: int,
         drop_last: bool = True,
     ) -> None:
+        self._steps = PretrainingSampler(
+            total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=False
+        )
         step_samples = micro_batch_size * data_parallel_size
         if global_batch_size < 1 or global_batch_size % step_samples:
             raise ConfigError(f"A global batch of {global_batch_size} is no whole number of steps of {step_samples}.")
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self._steps_per_batch = global_batch_size // step_samples
-        self._steps = PretrainingSampler(
-            total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=False
-        )
         self.drop_last = drop_last
 
     def __len__(self) -> int:
