@@ -34,6 +34,29 @@ def test_resume_gives_the_remaining_batches(kind, num_workers, stops, options):
         assert part + [batch.tolist() for batch in resumed] == whole
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_workers_that_ended_before_others_give_nothing_again(persistent_workers):
+    def loader():
+        shard = streaming_shard(list(range(5)), 1, 0)
+        return stateful_dataloader.StatefulDataLoader(
+            shard, batch_size=4, num_workers=3, persistent_workers=persistent_workers
+        )
+
+    whole = [[0, 3], [1, 4], [2]]
+    for stop in (1, 2, 3):
+        first = loader()
+        batches = iter(first)
+        assert [next(batches).tolist() for _ in range(stop)] == whole[:stop]
+        if stop == 3:
+            assert next(batches, None) is None
+        resumed = loader()
+        resumed.load_state_dict(first.state_dict())
+        assert [batch.tolist() for batch in resumed] == (whole[stop:] or whole)
+        assert [batch.tolist() for batch in resumed] == whole
+
+
 def rows_of(files):
     for file in files:
         yield from ({"id": row} for row in range(*file))

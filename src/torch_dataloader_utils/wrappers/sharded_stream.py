@@ -16,7 +16,7 @@ from torch_dataloader_utils.wrappers.stream_source import StreamSource
 ItemT = TypeVar("ItemT")
 
 _STATE_VERSION = 1
-_STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "source"}
+_STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "source", "is_finished"}
 
 
 class ShardedStream(IterableDataset[ItemT]):
@@ -90,6 +90,15 @@ class ShardedStream(IterableDataset[ItemT]):
         Raises:
             CheckpointMismatchError: the loaded state is of another worker, or of a source that is already further.
         """
+        state = self._pending
+        if state is not None and state["is_finished"]:
+            # Taken here, not with the first item: torchdata makes an iterator that it does not read, then another.
+            self._check_worker(state)
+            self._pending, self._reading_epoch, self._is_finished = None, self._epoch.value, True
+            return iter(())
+        return self._read()
+
+    def _read(self) -> Iterator[ItemT]:
         state, self._pending = self._pending, None
         self._reading_epoch, self._is_finished = self._epoch.value, False
         self._source.set_epoch(self._reading_epoch)
@@ -109,18 +118,22 @@ class ShardedStream(IterableDataset[ItemT]):
         self._epoch.value = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last pass stands; after its end, the start of the next epoch."""
+        """Where the last pass stands; after its end, the start of the next epoch.
+
+        In a DataLoader worker that end itself: others may still be reading, and no worker begins the next epoch alone.
+        """
         if self._pending is not None:
             return copy.deepcopy(self._pending)
         reader = self._reader
-        epoch, yielded, position, source = self._epoch.value, 0, 0, None
+        epoch, yielded, position, source, is_finished = self._epoch.value, 0, 0, None, False
         if reader is not None:
             epoch, yielded = self._reading_epoch, reader.yielded
             is_held = reader.is_inside_held_run
             position = reader.run_start if is_held else reader.position
             source = reader.held if is_held else self._source.state_dict()
         elif self._is_finished and epoch == self._reading_epoch:
-            epoch += 1
+            is_finished = get_worker_info() is not None
+            epoch += not is_finished
         return {
             "version": _STATE_VERSION,
             "layout": describe_layout(self._layout),
@@ -129,6 +142,7 @@ class ShardedStream(IterableDataset[ItemT]):
             "yielded": yielded,
             "position": position,
             "source": source,
+            "is_finished": is_finished,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -156,17 +170,21 @@ class ShardedStream(IterableDataset[ItemT]):
         info = get_worker_info()
         return (0, 1) if info is None or self._source_splits_workers else (info.id, info.num_workers)
 
-    def _start(self) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
-        reader: ShardReader[ItemT] = ShardReader(self._layout, worker=self._worker(), hold=self._source.state_dict)
-        return reader, self._source.open()
-
-    def _resume(self, state: dict[str, Any]) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
+    def _check_worker(self, state: dict[str, Any]) -> tuple[int, int]:
         worker = self._worker()
         if state["worker"] != list(worker):
             raise CheckpointMismatchError(
                 f"The state is of worker {state['worker'][0]} of {state['worker'][1]}, this is worker {worker[0]} of "
                 f"{worker[1]}. Load it with the number of workers it was saved with."
             )
+        return worker
+
+    def _start(self) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
+        reader: ShardReader[ItemT] = ShardReader(self._layout, worker=self._worker(), hold=self._source.state_dict)
+        return reader, self._source.open()
+
+    def _resume(self, state: dict[str, Any]) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
+        worker = self._check_worker(state)
         head = None
         if self._layout.tail is Tail.PAD:
             # Padding repeats the start of the stream, which the state does not carry: read that one group again.
