@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.blending.rule import blend_picks
+from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.blending import blend
@@ -101,7 +102,7 @@ def test_samples_are_mixed_in_their_shares(tables, stop, batch_size):
 
 
 @given(data=st.data(), per=st.sampled_from(["batch", "sample"]), num_ranks=st.integers(1, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 * EFFORT, deadline=None)
 def test_a_state_at_any_step_continues_exactly(tables, data, per, num_ranks):
     options = {
         "per": per,
@@ -133,7 +134,7 @@ def test_a_state_at_any_step_continues_exactly(tables, data, per, num_ranks):
 
 
 @given(steps=st.integers(0, 8), old=st.integers(1, 3), new=st.integers(1, 3), batch_size=st.integers(2, 6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 * EFFORT, deadline=None)
 def test_whole_batches_resume_on_another_topology(tables, steps, old, new, batch_size):
     received, states = Counter(), []
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils.cli.filter_text import parse_filter
 from torch_dataloader_utils.errors import ConfigError
 
@@ -30,7 +31,7 @@ conditions = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 * EFFORT)
 @given(conditions)
 def test_a_text_filters_as_python_would(text):
     kept = TABLE.filter(parse_filter(text)).to_pylist()

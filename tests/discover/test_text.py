@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files
 from torch_dataloader_utils.discover.lines import LineCounter
@@ -19,7 +20,7 @@ LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t
 SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @given(
     lines=LINES,
     ends=st.sampled_from(["\n", "\r\n"]),
@@ -45,7 +46,7 @@ def test_blocks_cover_the_text_end_at_line_ends_and_count_its_objects(lines, end
         assert length >= block_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(text=st.text("\r\na", max_size=12), pieces=SPLITS)
 def test_returns_that_are_not_before_a_newline_are_seen_across_pieces(text, pieces):
     counter = LineCounter(start=0, block_bytes=4, blank=b"\r")
@@ -67,7 +68,7 @@ def test_csv_lines_may_end_as_any_system_ends_them(tmp_path, end, rows):
     assert inventory.num_rows == rows
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 * EFFORT, deadline=None)
 @given(rows=st.integers(1, 60), block_bytes=st.integers(1, 300))
 def test_each_json_block_parses_to_the_rows_it_promises(tmp_path_factory, rows, block_bytes):
     path = tmp_path_factory.mktemp("json") / "a.jsonl"

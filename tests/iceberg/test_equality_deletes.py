@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import scan_iceberg
@@ -131,7 +132,7 @@ keys = st.lists(
 
 
 @given(wanted=keys, rows=keys)
-@settings(max_examples=100)
+@settings(max_examples=100 * EFFORT)
 def test_a_key_set_contains_what_a_set_of_tuples_contains(wanted: list[Any], rows: list[Any]) -> None:
     def columns(values: list[Any]) -> list[pa.Array]:
         parts = list(zip(*values, strict=True)) if values else [(), (), ()]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.expressions import AlwaysTrue, EqualTo, GreaterThan, In, NotNull
 
+from tests.effort import EFFORT
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, plan_epoch, scan_iceberg
@@ -126,7 +127,7 @@ row = st.fixed_dictionaries(
     spec=st.integers(0, 4),
     file_format=st.sampled_from(["parquet", "parquet", "orc"]),
 )
-@settings(max_examples=50)
+@settings(max_examples=50 * EFFORT)
 def test_pruning_never_loses_a_row_and_filtering_is_exact(
     tmp_path_factory: pytest.TempPathFactory,
     files: list[list[dict[str, Any]]],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import NestedField
 
+from tests.effort import EFFORT
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import plan_epoch, scan_iceberg
@@ -177,7 +178,7 @@ def read_somehow(model: Model, data: st.DataObject) -> list[dict[str, Any]]:
     ids=["v2", "v3"],
 )
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40 * EFFORT)
 def test_any_table_through_any_plan_gives_the_models_rows(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], data: st.DataObject
 ) -> None:
@@ -188,7 +189,7 @@ def test_any_table_through_any_plan_gives_the_models_rows(
 
 
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=12 * EFFORT)
 def test_pyiceberg_reads_the_same_rows_where_it_can(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -198,7 +199,7 @@ def test_pyiceberg_reads_the_same_rows_where_it_can(
 
 
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=12 * EFFORT)
 def test_iceberg_rust_reads_the_same_rows_where_it_can(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.stream.tables import files, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -39,7 +40,7 @@ def table(tmp_path):
     return tmp_path
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * EFFORT)
 @given(
     files=files.filter(lambda found: sum(map(sum, found))),
     ranks=st.integers(1, 4),

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.read.files import (
     make_spec,
     oracle,
@@ -81,7 +82,7 @@ def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 * EFFORT, deadline=None)
 @given(table=tables(), columns=COLUMNS, row_filter=FILTERS, group_rows=st.integers(1, 15))
 def test_parquet_rows_are_the_oracles_rows(
     table: pa.Table, columns: list[str], row_filter: Any, group_rows: int
@@ -102,7 +103,7 @@ def test_parquet_rows_are_the_oracles_rows(
             assert rows_of(batches) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 @given(
     table=tables(),
     row_filter=FILTERS,
@@ -128,7 +129,7 @@ def test_deletes_filter_and_stop_row_leave_the_right_prefix(
             assert reader.count_rows(task) == len(wanted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 * EFFORT, deadline=None)
 @given(table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15))
 def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], group_rows: int) -> None:
     # A CSV file cannot tell an empty text from a null one; neither can the oracle.

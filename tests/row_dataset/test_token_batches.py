@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from torch_dataloader_utils import RowDataset
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.wrappers import TokenBatchSampler
@@ -32,7 +33,7 @@ def batches_of(lengths, num_ranks=1, epoch=0, **options):
     max_rows_per_batch=st.one_of(st.none(), st.integers(1, 9)),
     pad_to_multiple_of=st.sampled_from([1, 4, 8]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 def test_within_the_limit_every_row_once_and_equal_steps(lengths, num_ranks, epoch, **options):
     samplers, ranks = batches_of(lengths, num_ranks, epoch, **options)
     multiple, most = options["pad_to_multiple_of"], options["max_rows_per_batch"]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.recycled import SMALLEST_BYTES, RecycledMemory, size_class
 
@@ -15,7 +16,7 @@ MANY = SMALLEST_BYTES // 4
 
 
 @given(st.lists(st.tuples(st.integers(MANY, 4 * MANY), st.sets(st.integers(0, 5))), max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 * EFFORT, deadline=None)
 def test_memory_that_a_tensor_sees_is_never_lent_again(steps):
     kept = []
     for number, (count, drops) in enumerate(steps):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.slab import ALIGNMENT_BYTES, SlabLayout, TensorBatchCodec
@@ -85,7 +86,7 @@ def has_tensors(batch: TensorBatch) -> bool:
     return any(not isinstance(column, list) for column in batch.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(first=batches(), second=batches(), container=st.sampled_from([TensorBatch, dict, list, tuple]))
 def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatch, container: Any) -> None:
     layout = SlabLayout.of(first)
@@ -104,7 +105,7 @@ def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatc
             assert is_same(left, right)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 * EFFORT, deadline=None)
 @given(batch=batches())
 def test_tensors_lie_apart_and_aligned(batch: TensorBatch) -> None:
     layout = SlabLayout.of(batch)

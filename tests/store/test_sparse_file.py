@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils._store import SparseFile
 from torch_dataloader_utils.errors import InternalError
 
 DATA = bytes(range(100))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 100), max_size=5),
     moves=st.lists(st.tuples(st.integers(0, 110), st.integers(-1, 110)), max_size=8),

@@ -15,6 +15,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.stream.tables import files
 from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
@@ -97,7 +98,7 @@ class TestOrder:
         seed=st.integers(0, 2**64 - 1),
         index=st.integers(0, 2**40),
     )
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100 * EFFORT, deadline=None)
     def test_buckets_are_runs_of_the_sorted_lengths(self, lengths, bucket_rows, seed, index):
         lengths = np.array(lengths)
         order = order_buckets(lengths, bucket_rows, seed=seed, epoch=3, index=index)
@@ -137,7 +138,7 @@ class TestLoader:
         bucket_by=st.sampled_from(["tokens", "length", "text"]),
         filtered=st.booleans(),
     )
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50 * EFFORT, deadline=None)
     def test_every_row_once_and_every_batch_one_bucket(
         self, files, num_ranks, batch_size, shuffle_rows, filtered, **options
     ):
@@ -224,7 +225,7 @@ class TestLoader:
         batch_sizes=st.tuples(st.integers(2, 12), st.integers(2, 20)),
         shuffle_rows=st.integers(1, 200),
     )
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20 * EFFORT, deadline=None)
     def test_resume_on_another_topology_gives_the_other_rows(self, texts, step, ranks, batch_sizes, shuffle_rows):
         folder, total = texts
         options = {"shuffle": True, "shuffle_rows": shuffle_rows}
@@ -321,7 +322,7 @@ class BucketMachine(LoaderMachine):
         super().start(topology, state)
 
 
-BucketMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+BucketMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
 TestBucketMachine = BucketMachine.TestCase
 
 
@@ -339,7 +340,7 @@ class TestPadRagged:
         multiple=st.integers(1, 5),
         value=st.integers(-3, 0),
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60 * EFFORT, deadline=None)
     def test_pads_as_a_loop_would(self, rows, side, multiple, value):
         values = torch.tensor([item for row in rows for item in row], dtype=torch.int32)
         offsets = torch.tensor(np.cumsum([0, *map(len, rows)]))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.stream.tables import check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
@@ -42,7 +43,7 @@ def load(folder, **options):
     split_rows=st.integers(1, 50),
     filtered=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 def test_every_row_once_over_all_ranks(files, num_ranks, batch_size, drop_last, filtered, **options):
     assume(sum(map(sum, files)) > 0)
     with TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -73,7 +74,7 @@ def test_every_row_once_over_all_ranks(files, num_ranks, batch_size, drop_last, 
     num_ranks=st.integers(1, 3),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 * EFFORT, deadline=None)
 def test_state_at_any_step_continues_exactly(table, step, shuffle_rows, num_ranks, data):
     folder, total = table
     options = {"shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": 20, "num_ranks": num_ranks}

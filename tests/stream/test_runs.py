@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Ragged, StructuredDataset, TensorBatch
 from torch_dataloader_utils.stream.processes import run_length
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 * EFFORT, deadline=None)
 def test_cut_batches_are_the_rows_in_turn(rows):
     total = sum(rows)
     lengths = torch.arange(total) % 3

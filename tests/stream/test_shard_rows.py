@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from tests.stream.tables import check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
@@ -50,7 +51,7 @@ def row_groups_read(dataset):
     filtered=st.booleans(),
     num_ranks=st.integers(1, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 def test_every_row_once_over_all_shards(files, nesting, shuffle, shuffle_rows, filtered, num_ranks):
     assume(sum(map(sum, files)) > 0)
     with TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TensorBatch
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
@@ -27,7 +28,7 @@ def send(writer, reader, batch):
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.sets(st.integers(0, 5))), max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 * EFFORT, deadline=None)
 def test_a_visible_slab_is_never_written_again(steps):
     """Each step writes a batch of some rows, keeps a view of it, and drops some of the views kept before."""
     writer, reader, kept = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec()), []

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.effort import EFFORT
 from tests.stream.tables import check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset, merge_states, scan_files
 from torch_dataloader_utils._core.options import Topology
@@ -158,5 +159,5 @@ class LoaderMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-LoaderMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+LoaderMachine.TestCase.settings = settings(max_examples=40 * EFFORT, stateful_step_count=30, deadline=None)
 TestLoaderMachine = LoaderMachine.TestCase

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import IcebergDataset, PadRagged, RowDataset, StructuredDataset, plan_epoch, scan_files
@@ -169,7 +170,7 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
     drop_last=st.tuples(st.booleans(), st.booleans()),
     shuffle_rows=st.integers(1, 300),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15 * EFFORT, deadline=None)
 def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
     def start(job, rank):
         with warnings.catch_warnings():
@@ -428,5 +429,5 @@ class TokenMachine(LoaderMachine):
         super().start(topology, state)
 
 
-TokenMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TokenMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
 TestTokenMachine = TokenMachine.TestCase

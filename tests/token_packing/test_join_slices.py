@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils.token_packing import arrow_views
 from torch_dataloader_utils.token_packing.arrow_views import join_slices
 
@@ -20,7 +21,7 @@ slices = st.lists(
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
 @pytest.mark.parametrize(("buffer_bytes", "merged_items"), [(16, 10), (1 << 30, 1 << 28)])
 @given(slices=slices)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 * EFFORT, deadline=None)
 def test_slices_of_any_source_order_and_size(dtype, buffer_bytes, merged_items, slices):
     sources = [(np.arange(size) + 50 * number).astype(dtype) for number, size in enumerate(SOURCES)]
     parts = [(source, min(a, b), abs(a - b)) for source, a, b in slices]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.token_packing.corpora import EOD, corpora, number_tokens, pack_corpus, samples_of, write_corpus
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError
@@ -35,7 +36,7 @@ def load(folder, packing, **options):
 
 
 @given(lengths=corpora, packing=packings)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     assume(any(map(len, lengths)))
     tokens = number_tokens(lengths)
@@ -56,7 +57,7 @@ def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     shuffle_rows=st.one_of(st.none(), st.integers(1, 30)),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 * EFFORT, deadline=None)
 def test_every_sample_once_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, shuffle_rows, data):
     tokens = number_tokens(lengths)
     expected = pack_corpus(tokens, packing)

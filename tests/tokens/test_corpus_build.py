@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -440,7 +441,7 @@ def test_remote_sources(directory: Path, tmp_path: Path) -> None:
     assert _documents(str(tmp_path / "out")) == ALL
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * EFFORT)
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=12), data=st.data())
 def test_parts_are_divided_in_order_and_no_output_is_empty(sizes: list[int], data: st.DataObject) -> None:
     outputs = data.draw(st.integers(1, len(sizes)))

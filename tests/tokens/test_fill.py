@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import Pieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.fill import count_greedy_samples
@@ -28,7 +29,7 @@ def test_greedy_pieces_of_the_small_corpus() -> None:
     assert rows == [[0, 0, 5, 0], [0, 4, 5, 1], [1, 0, 3, 1], [2, 0, 1, 1]]
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 * EFFORT)
 @given(lengths=_LENGTHS, length=st.integers(1, 9), extra_tokens=st.integers(0, 2), keeps_tail=st.booleans())
 def test_greedy_samples_are_slices_of_all_tokens(
     lengths: list[int], length: int, extra_tokens: int, keeps_tail: bool
@@ -42,7 +43,7 @@ def test_greedy_samples_are_slices_of_all_tokens(
     assert pieces.sample_count == count
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 * EFFORT)
 @given(lengths=_LENGTHS, capacity=st.integers(1, 9), window=st.integers(1, 30))
 def test_best_fit_holds_every_token_once_and_cuts_only_what_is_too_long(
     lengths: list[int], capacity: int, window: int
@@ -62,7 +63,7 @@ def test_best_fit_holds_every_token_once_and_cuts_only_what_is_too_long(
     assert first == sorted(first)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * EFFORT)
 @given(lengths=st.lists(st.integers(1, 9), max_size=25), window=st.integers(1, 30))
 def test_best_fit_is_never_worse_than_first_fit_in_its_window(lengths: list[int], window: int) -> None:
     needed = 0

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from tests.tokens.corpora import write_corpus, write_lengths
 from torch_dataloader_utils.errors import ConfigError, NoDataError, SchemaError
 from torch_dataloader_utils.tokens import (
@@ -74,7 +75,7 @@ def test_samples_are_slices_of_the_shuffled_documents(corpus: str, mmap: bool) -
         ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * EFFORT)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
     length=st.integers(1, 6),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -143,7 +144,7 @@ def test_known_counts_open_nothing_and_are_held_to(tmp_path: Path, example: str)
 _DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_size=4), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 @given(documents=_DOCUMENTS, code=st.sampled_from(sorted(DTYPES)), mmap=st.booleans())
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]], code: int, mmap: bool

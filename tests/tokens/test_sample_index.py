@@ -3,6 +3,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.tokens.corpora import walk_samples
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens import parse_split, sample_index
@@ -58,7 +59,7 @@ def test_final_epoch_is_shuffled_apart_when_little_of_it_is_used() -> None:
     assert sorted(built.shuffle_index[9:]) == list(range(9, 19))
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 * EFFORT)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     length=st.integers(1, 7),
@@ -151,7 +152,7 @@ def test_split_strings_that_mean_nothing(split: str) -> None:
         parse_split(split)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50 * EFFORT)
 @given(weights=st.lists(st.integers(0, 1000), min_size=1, max_size=3).filter(any), count=st.integers(0, 10_000))
 def test_splits_cover_every_element_once(weights: list[int], count: int) -> None:
     matrix = parse_split(",".join(map(str, weights)))

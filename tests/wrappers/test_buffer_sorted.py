@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers import (
     BufferSortedDataset,
@@ -49,7 +50,7 @@ def test_the_golden_order():
     assert orders == GOLDEN
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @given(lengths_with_ties, st.integers(1, 12), st.integers(1, 5), st.integers(0, 3))
 def test_packs_of_a_buffer_are_runs_of_its_sorted_lengths(lengths, buffer_size, pack_size, epoch):
     dataset = BufferSortedDataset(Lengths(lengths), buffer_size, pack_size, init_seed=7)
@@ -78,7 +79,7 @@ def split_into(packs, rest):
     return False
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(lengths_with_ties, st.integers(1, 12), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_access_gives_the_order_of_one_pass(lengths, buffer_size, pack_size, chooser):
     dataset = BufferSortedDataset(Lengths(lengths), buffer_size, pack_size, init_seed=3)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from tests.wrappers.streams import oracle_shard
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.wrappers import streaming_shard
@@ -97,7 +98,7 @@ def test_images_of_other_shards_are_not_decoded():
     assert ids(streaming_shard(stream, 2, 1)) == [1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=6),
     st.integers(1, 5),
@@ -113,7 +114,7 @@ def test_every_row_once_whatever_the_files_and_the_epoch(sizes, num_shards, shar
     assert seen == collections.Counter(range(sum(sizes)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 * EFFORT, deadline=None)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=4),
     st.integers(1, 4),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.effort import EFFORT
 from tests.wrappers.streams import IteratorStateStream, PlainStream, StatefulStream
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.wrappers import streaming_shard
@@ -21,7 +22,7 @@ def take(shard, count):
     return taken, json.loads(json.dumps(shard.state_dict()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @given(
     st.sampled_from([PlainStream, StatefulStream, IteratorStateStream]),
     st.integers(0, 30),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from tests.effort import EFFORT
 from tests.wrappers.streams import PlainStream, oracle_shard
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, RowCountError
 from torch_dataloader_utils.wrappers import SupportsRowSharding, streaming_shard
@@ -95,7 +96,7 @@ options_of_a_cut = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EFFORT, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 7), options_of_a_cut, st.booleans())
 def test_shards_agree_with_the_oracle(count, num_shards, options, contiguous):
     run_items = options["batch_size"] or 1
@@ -121,7 +122,7 @@ def test_shards_agree_with_the_oracle(count, num_shards, options, contiguous):
         assert flat == sorted(flat)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 * EFFORT, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 4), options_of_a_cut)
 def test_split_batches_is_the_same_cut_with_a_smaller_run(count, num_shards, options):
     run_items = options.pop("batch_size") or 1
