@@ -28,6 +28,12 @@ def passes(folder, **options):
     return drain
 
 
+def add_sum(batch):
+    """A light transform."""
+    batch["sum"] = batch["f0"] + batch["f1"]
+    return batch
+
+
 def main() -> None:
     gib = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
@@ -46,6 +52,7 @@ def main() -> None:
         cases[f"threads, dict, batch {batch}"] = passes(folder, num_workers=0, **options)
         cases[f"threads, stacked, batch {batch}"] = passes(folder, num_workers=0, stack=STACK, **options)
         cases[f"2 processes, dict, batch {batch}"] = passes(folder, **processes)
+        cases[f"2 processes, light transform, batch {batch}"] = passes(folder, transform=add_sum, **processes)
         cases[f"threads, rows shuffled, batch {batch}"] = passes(folder, **shuffle)
         cases[f"threads, rows shuffled, stacked, batch {batch}"] = passes(folder, stack=STACK, **shuffle)
     times = alternate(cases, runs=runs)
