@@ -3,7 +3,7 @@
 from importlib.metadata import entry_points
 
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 ENTRY_POINT_GROUP = "torch_dataloader_utils.split_strategies"
 
@@ -13,8 +13,13 @@ def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
 
     Raises:
         ConfigError: no such entry point, or an object without `generate`.
+        ConfigTypeError: a class.
     """
     found = _load(strategy) if isinstance(strategy, str) else strategy
+    if isinstance(found, type):
+        raise ConfigTypeError(
+            f"split_strategy={found.__name__} is a class: pass an object of it, such as {found.__name__}()."
+        )
     if found is not None and not callable(getattr(found, "generate", None)):
         raise ConfigError(
             f"split_strategy={found!r} has no generate(files, num_workers, epoch, num_ranks, rank) method. "
@@ -28,7 +33,8 @@ def _load(name: str) -> SplitStrategy:
     if name not in installed:
         raise ConfigError(
             f"No split strategy {name!r}: installed are {sorted(installed)}. A package announces one as an entry "
-            f"point in the group {ENTRY_POINT_GROUP!r}."
+            f"point in the group {ENTRY_POINT_GROUP!r}. Those of this library have no names: pass an object, such as "
+            "RoundRobinSplitStrategy()."
         )
     loaded = installed[name].load()
     strategy: SplitStrategy = loaded() if isinstance(loaded, type) else loaded

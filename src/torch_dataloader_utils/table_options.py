@@ -225,6 +225,7 @@ _ELSEWHERE = {
     "num_threads": "decode_threads",
     "map_fn": "transform",
 }
+_SAMPLERS = ("sampler", "batch_sampler")
 
 
 def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequence[str] = ()) -> None:
@@ -239,6 +240,11 @@ def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequen
     names = [*others, *known]
     for name in options:
         if name not in known:
+            if name in _SAMPLERS:
+                raise ConfigError(
+                    f"{name}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and "
+                    "shuffle_rows. For a sampler of your own, use RowDataset in a DataLoader."
+                )
             close = [each for each in (_ELSEWHERE.get(name),) if each in names] or get_close_matches(name, names, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f". Known are {names}."
             raise ConfigError(f"Unknown option {name!r}{hint}")

@@ -68,6 +68,12 @@ def test_options_of_the_table_and_of_the_loader_are_all_told(dataset: Any, optio
         dataset.create_dataloader("missing", **{option: 3})
 
 
+@pytest.mark.parametrize("option", ["sampler", "batch_sampler"])
+def test_a_sampler_is_answered_with_what_takes_its_place(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}= has no use here: .*num_ranks.*RowDataset"):
+        StructuredDataset.create_dataloader("missing", **{option: [1]})
+
+
 def test_every_name_of_elsewhere_stands_for_an_option() -> None:
     assert set(table_options._ELSEWHERE.values()) <= set(TABLE_OPTIONS)
     assert not table_options._ELSEWHERE.keys() & {*TABLE_OPTIONS, *LOADER_OPTIONS}

@@ -220,6 +220,11 @@ def test_more_ranks_than_rows_repeat_a_row_and_warn(tmp_path):
     assert [len(list(loader)) for loader in loaders] == [1] * 5
 
 
+def test_single_rows_that_do_not_divide_are_told_as_that(folder):
+    with pytest.warns(UserWarning, match="batches of one row do not divide by the ranks.*a larger batch_size"):
+        load(folder, batch_size=1, num_ranks=ROWS - 1)
+
+
 class OldStrategy:
     """A strategy of the three-argument kind."""
 
@@ -266,6 +271,30 @@ def test_a_strategy_without_rank_arguments_reads_everything_on_every_rank_and_wa
 def test_a_strategy_that_loses_rows_is_caught_with_the_rows_named(folder):
     with pytest.raises(ConfigError, match=r"LosesTheTail lost rows: .*part-0.parquet rows \[39, 40\)"):
         next(iter(load(folder, split_strategy=LosesTheTail())[0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        (lambda files: [Shard(0, files)], "gave a DataFileInfo"),
+        (lambda files: files, "gave a DataFileInfo"),
+        (lambda _: None, "gave a NoneType"),
+    ],
+)
+def test_a_strategy_that_gives_no_shards_of_splits_is_told_what_to_return(folder, given, seen):
+    class Careless(OldStrategy):
+        def generate(self, files, num_workers, epoch):
+            return given(files)
+
+    with pytest.raises(ConfigError, match=rf"Careless\.generate\(\) {seen}.*Shard\(worker, \[Split\(file\)"):
+        load(folder, split_strategy=Careless())
+
+
+def test_a_strategy_as_a_class_or_by_a_name_that_is_not_installed_is_told_to_be_an_object(folder):
+    with pytest.raises(ConfigError, match=r"is a class: .* such as OldStrategy\(\)"):
+        load(folder, split_strategy=OldStrategy)
+    with pytest.raises(ConfigError, match=r"No split strategy 'round_robin'.*RoundRobinSplitStrategy\(\)"):
+        load(folder, split_strategy="round_robin")
 
 
 def test_the_constructor_takes_file_infos_and_any_dataloader(folder):

@@ -12,7 +12,7 @@ are errors.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch_dataloader_utils._core.options import PlanOptions, Topology
@@ -65,7 +65,7 @@ def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topolog
     """
     check_intact(state)
     _compare_data(state, identity)
-    _compare("options", state["options"], _changed_options(identity.options))
+    _compare_options(state["options"], _changed_options(identity.options))
     segments = _decode_log(state["log"])
     if not segments:
         return Position(epoch=state["epoch"], segment=Segment(topology=topology)), state.get("worker")
@@ -96,7 +96,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ConfigError("merge_states got no state: pass those of all ranks.")
     for state in states:
         check_intact(state)
-        for key in ("fingerprint", "options", "epoch"):
+        _compare_options(state["options"], states[0]["options"])
+        for key in ("fingerprint", "epoch"):
             _compare(key, state[key], states[0][key])
     merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}
     merged["log"] = _encode_log(_merge_logs([_decode_log(state["log"]) for state in states]))
@@ -184,16 +185,37 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     if state["fingerprint"] != identity.fingerprint and misfits:
         raise CheckpointMismatchError(
             f"The state does not fit: its data fingerprint is another one. It was saved with {'; '.join(misfits)}. "
-            f"{_snapshot_advice(saved, identity)}Resume with the same data and settings, or start the epoch afresh "
+            f"{_advice(saved, identity)}Resume with the same data and settings, or start the epoch afresh "
             "without loading it."
         )
     _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
 
 
-def _snapshot_advice(saved: Mapping[str, Any], identity: Identity) -> str:
-    if saved.get("snapshot") == dict(identity.settings).get("snapshot"):
-        return ""
-    return "Tables move on: pass snapshot_id= to read the snapshot that the state was saved with. "
+def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
+    present = dict(identity.settings)
+    if saved.get("snapshot") != present.get("snapshot"):
+        return "Tables move on: pass snapshot_id= to read the snapshot that the state was saved with. "
+    if saved.get("files") != present.get("files"):
+        return "Files are known by path, size and etag or time: copied or touched ones are other files. "
+    return ""
+
+
+def _compare_options(saved: Any, present: Any) -> None:
+    """Raise unless both are the same options, lists of [name, value]; names those that differ.
+
+    [["seed", 42], ["shuffle", True]], [["seed", 42]]      It was saved with shuffle=True, here False.
+    """
+    was, here = ({**asdict(PlanOptions()), **dict(side)} for side in (saved, present))
+    misfits = [
+        f"{name}={was.get(name)!r}, here {here.get(name)!r}"
+        for name in {**was, **here}
+        if was.get(name) != here.get(name)
+    ]
+    if misfits:
+        raise CheckpointMismatchError(
+            f"The state does not fit: its options are others. It was saved with {'; '.join(misfits)}. Resume with the "
+            "options that it was saved with, or start the epoch afresh without loading it."
+        )
 
 
 def _compare(what: str, saved: Any, present: Any) -> None:

@@ -1,7 +1,7 @@
 """What a split strategy gave back, as units; and whether every row is there once."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +9,9 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, SplitStrategy
+from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, Split, SplitStrategy
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.strategies import file_starts
 
 RankUnits = tuple[Units, ...]
@@ -41,6 +41,7 @@ class StrategyCall:
 
         Raises:
             ConfigError: a row is lost or repeated, or a shard names a file or worker that does not exist.
+            ConfigTypeError: what `generate` gave is no list of shards of splits.
         """
         if not takes_ranks(self.strategy):
             shards = self.strategy.generate(self.files, num_workers, epoch)
@@ -60,7 +61,7 @@ class StrategyCall:
         starts = file_starts(self.space, len(self.files))
         index = {file.path: position for position, file in enumerate(self.files)}
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
-        for shard in shards:
+        for shard in self._shards(shards):
             if not 0 <= shard.id < num_workers:
                 raise ConfigError(
                     f"{self._name} gave a shard for worker {shard.id} of {num_workers}. Number shards from 0."
@@ -75,6 +76,19 @@ class StrategyCall:
                 bounds[shard.id].append((begin, end))
         pairs = [np.array([pair for pair in of_worker if pair[1] > pair[0]]).reshape(-1, 2) for of_worker in bounds]
         return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)
+
+    def _shards(self, shards: Sequence[Shard]) -> Sequence[Shard]:
+        """The same, if they are shards of splits."""
+        found: list[object] = []
+        for shard in shards if isinstance(shards, Iterable) else [shards]:
+            found += shard.splits if isinstance(shard, Shard) else [shard]
+        wrong = [type(each).__name__ for each in found if not isinstance(each, Split)]
+        if wrong:
+            raise ConfigTypeError(
+                f"{self._name}.generate() gave a {wrong[0]} where shards of splits belong. Return a list with "
+                "Shard(worker, [Split(file), ...]) for every worker."
+            )
+        return shards
 
     @property
     def _name(self) -> str:
