@@ -172,10 +172,10 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
 )
 @settings(max_examples=15 * EFFORT, deadline=None)
 def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
-    def start(job, rank):
+    def start(job, rank, state=None):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # rows that come twice
-            return load(
+            loader = load(
                 texts,
                 inventory=inventory,
                 num_ranks=ranks[job],
@@ -184,6 +184,9 @@ def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, bat
                 drop_last=drop_last[job],
                 shuffle_rows=shuffle_rows,
             )
+            if state is not None:
+                loader.load_state_dict(state)
+            return loader
 
     inventory = scan_files(texts)
     received, state = [], None
@@ -194,8 +197,7 @@ def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, bat
         state = loader.state_dict()
     check_batches(received, batch_size=batch_sizes[0])
     for rank in range(ranks[1]):
-        loader = start(1, rank)
-        loader.load_state_dict(state)
+        loader = start(1, rank, state)
         plan = loader.plan
         mine = [rows_of(batch) for batch in loader]
         check_batches(mine, batch_size=batch_sizes[1])
