@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+import torch
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
@@ -93,6 +94,26 @@ def test_many_batches_travel_at_once(table, answers, monkeypatch):
     assert sum(batch.num_rows for batch in loader) == 700
     assert sum(answers) == len(loader)
     assert answers[:2] == [1, 1]
+    assert max(answers) >= 8
+
+
+class OneBuffer:
+    """A transform that gives all its batches in the same memory."""
+
+    def __init__(self):
+        self.memory = torch.empty(6, dtype=torch.int64)
+
+    def __call__(self, batch):
+        rows = self.memory[: batch.num_rows]
+        rows.copy_(batch["row"])
+        return {"row": rows}
+
+
+def test_a_transform_may_use_one_buffer_for_all_batches(table, answers, monkeypatch):
+    monkeypatch.setattr(pace, "_FAST_NS", 10**12)
+    loader, _ = load(table, num_workers=2, transform=OneBuffer())
+    plain, _ = load(table, num_workers=2)
+    assert [batch["row"].tolist() for batch in loader] == [batch["row"].tolist() for batch in plain]
     assert max(answers) >= 8
 
 

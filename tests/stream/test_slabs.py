@@ -23,8 +23,13 @@ def make_batch(number, rows):
     return TensorBatch({"x": torch.full((rows,), number), "y": torch.arange(rows) + number, "s": [str(number)] * rows})
 
 
+def write(writer, batches):
+    writer.begin()
+    return [writer.write(batch, len(batches) - index) for index, batch in enumerate(batches)]
+
+
 def send(writer, reader, batch):
-    return reader.view(reader.open(writer.write([batch])).popleft())
+    return reader.view(reader.open(write(writer, [batch])).popleft())
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.sets(st.integers(0, 5))), max_size=30))
@@ -48,7 +53,7 @@ def test_slabs_go_round_when_batches_are_dropped():
     slabs = set()
     for number in range(20):
         writer.reclaim(reader.take_freed())
-        (message,) = writer.write([make_batch(number, 100)])
+        (message,) = write(writer, [make_batch(number, 100)])
         slabs.add(message.slab)
         assert (message.layout is None) == (number > 0)
         reader.view(reader.open([message]).popleft())
@@ -60,14 +65,14 @@ def test_a_larger_batch_gets_a_larger_slab():
     writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
     send(writer, reader, make_batch(1, 10))
     writer.reclaim(reader.take_freed())
-    (message,) = writer.write([make_batch(2, 5000)])
+    (message,) = write(writer, [make_batch(2, 5000)])
     assert message.retired == (0,)
     assert reader.view(reader.open([message]).popleft())["y"].tolist() == list(range(2, 5002))
 
 
 def test_batches_that_travel_together_share_a_slab_until_the_last_of_them_dies():
     writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
-    messages = writer.write([make_batch(number, 100) for number in range(4)])
+    messages = write(writer, [make_batch(number, 100) for number in range(4)])
     assert [message.slab for message in messages] == [0] * 4
     assert [message.buffer is not None for message in messages] == [True, False, False, False]
     waiting = reader.open(messages)
@@ -86,7 +91,7 @@ def test_batches_that_travel_together_share_a_slab_until_the_last_of_them_dies()
 def test_batches_that_are_larger_than_the_first_get_another_slab_and_others_none():
     writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
     batches = [make_batch(0, 10), "no batch for slabs", make_batch(1, 5000), make_batch(2, 10)]
-    messages = writer.write(batches)
+    messages = write(writer, batches)
     assert [getattr(message, "slab", None) for message in messages] == [0, None, 1, 1]
     waiting = reader.open(messages)
     for batch in batches:

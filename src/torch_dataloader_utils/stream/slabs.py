@@ -81,7 +81,7 @@ class _Filling:
 class SlabWriter:
     """A worker's side: its slabs, those it knows to be free, and the layout of its last batch.
 
-    num_bytes: what the batches of the last `write` took.
+    num_bytes: what the batches since the last `begin` took.
     """
 
     codec: SlabCodec
@@ -102,12 +102,15 @@ class SlabWriter:
         self._free.clear()
         self._layout = None
 
-    def write(self, batches: Sequence[Any]) -> tuple[Any, ...]:
-        """The message of each batch, or the batch itself where it is none for slabs; in one slab as far as they fit."""
+    def begin(self) -> None:
+        """The batches from here on travel together: in one slab as far as they fit."""
         self._filling, self.num_bytes = None, 0
-        return tuple([self._write(batch, len(batches) - index) for index, batch in enumerate(batches)])
 
-    def _write(self, batch: Any, batches_left: int) -> Any:
+    def write(self, batch: Any, batches_left: int = 1) -> Any:
+        """The message of a batch, or the batch itself where it is none for slabs.
+
+        batches_left: how many are still to travel together, this one among them; a slab is made for so many.
+        """
         written = self.codec.write(batch, partial(self._allocate, batches_left), self._layout)
         if written is None or self._filling is None:
             return batch
@@ -149,7 +152,10 @@ class SlabReader:
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """What `SlabWriter.write` gave, ready for `view`; a slab is lent until all its batches are taken and died."""
+        """What `SlabWriter.write` gave, ready for `view`; a slab is lent until all its batches are taken and died.
+
+        messages: all since one `begin`, since a slab that is lent cannot be lent again.
+        """
         lent: dict[int, torch.Tensor] = {}
         return deque([self._find(message, lent) for message in messages])
 

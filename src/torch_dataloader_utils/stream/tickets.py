@@ -94,6 +94,7 @@ class TicketWorker(Dataset[Answer]):
             raise InternalError("A worker process was asked before it was told what to read. Please report this.")
         if self._slabs is not None:
             self._slabs.reclaim(ticket.freed)
+            self._slabs.begin()
         batches: list[Any] = []
         tallies: list[Tally] = []
         run_rows: tuple[int, ...] = ()
@@ -102,13 +103,14 @@ class TicketWorker(Dataset[Answer]):
             for batch in itertools.islice(self._batches, ticket.batches):
                 if isinstance(batch, Run):
                     run_rows, batch = batch.rows, batch.batch
-                batches.append(batch)
+                batches.append(self._written(batch, ticket.batches - len(batches)))
                 tallies.append(self._stream.counters.tally())
         except LoaderError as raised:
             error = raised
+        self._learn(len(batches), perf_counter_ns() - begin)
         return Answer(
             worker=self._start.worker,
-            batches=self._written(batches, begin),
+            batches=tuple(batches),
             run_rows=run_rows,
             cursor=self._stream.cursor,
             tallies=tuple(tallies),
@@ -138,14 +140,16 @@ class TicketWorker(Dataset[Answer]):
         if self._slabs is not None:
             self._slabs.reset()
 
-    def _written(self, batches: list[Any], begin_ns: int) -> tuple[Any, ...]:
-        """The batches as they travel; how long they took says how many should travel at once."""
-        if self._start is None or not self._start.uses_slabs or self._slabs is None:
-            return tuple(batches)
-        sent = self._slabs.write(batches)
-        if batches and self._start.run_length == 1:
-            self._pace.learn(len(batches), self._slabs.num_bytes, perf_counter_ns() - begin_ns)
-        return sent
+    def _written(self, batch: Any, batches_left: int) -> Any:
+        """A batch as it travels. It is copied before the next one is made: a transform may use one buffer for all."""
+        if self._slabs is None or self._start is None or not self._start.uses_slabs:
+            return batch
+        return self._slabs.write(batch, batches_left)
+
+    def _learn(self, num_batches: int, took_ns: int) -> None:
+        """How long an answer took says how many batches should travel at once."""
+        if self._slabs is not None and self._start is not None and self._start.run_length == 1 and num_batches:
+            self._pace.learn(num_batches, self._slabs.num_bytes, took_ns)
 
 
 class TicketSampler(Sampler[Ticket]):
