@@ -95,4 +95,8 @@ def test_a_program_may_call_the_hooks_itself(tmp_path: Path) -> None:
     data.setup("fit")
     first = next(iter(data.train_dataloader()))
     assert first.num_rows == BATCH_ROWS
+    saved = data.state_dict()
     data.teardown("fit")
+    data.setup("fit")
+    data.load_state_dict(saved)
+    assert data.train_dataloader().state_dict() == saved["train"]

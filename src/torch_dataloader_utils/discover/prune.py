@@ -78,13 +78,15 @@ def judge_groups(
     may_prove_in = all(value is not None for field, value in partition if field.name in used) and all(
         has_exact_statistics(kind) for kind in read.values()
     )
+    certain: set[int] = set()
     try:
         possible = _surviving(fragment, row_filter, bound)
-        false_possible = _surviving(fragment, ~row_filter, bound) if may_prove_in else range(num_groups)
+        if may_prove_in:
+            certain = _groups_without_nulls(fragment, read).difference(_surviving(fragment, ~row_filter, bound))
     except pa.ArrowException as error:
         _log.debug("statistics cannot be compared with %s, and nothing is pruned: %s", row_filter, error)
         return verdicts
-    verdicts[sorted(_groups_without_nulls(fragment, read).difference(false_possible))] = Verdict.IN
+    verdicts[sorted(certain)] = Verdict.IN
     verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
     return verdicts
 

@@ -108,6 +108,8 @@ class TableDataModule(LightningDataModule):
         """Load `saved`, so that Lightning, which asks for the length next, is told that of this very epoch."""
         loader.load_state_dict(saved)
         trainer: Any = self.trainer
+        if trainer is None:
+            return
         progress = trainer.fit_loop.epoch_loop.batch_progress
         length = sized_len(loader)
         if progress.is_last_batch and length is not None:

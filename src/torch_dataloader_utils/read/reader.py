@@ -90,13 +90,9 @@ class Reader:
         self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
     ) -> Any:
         deleted = group_deletes(task)
-        reads_all = (
-            stop_row is None
-            or task.file_format
-            is not FileFormat.PARQUET  # only that decoder stops early: all rows come and are counted
-            or projection.row_filter is not None
-            or has_unplaced_deletes(task)
-        )
+        # Decoders of other formats do not stop early: all rows come, and are counted.
+        can_stop = task.file_format is FileFormat.PARQUET
+        reads_all = stop_row is None or not can_stop or projection.row_filter is not None or has_unplaced_deletes(task)
         stop = None if stop_row is None or reads_all else rows_to_decode(stop_row, deleted)
         source = self._source(task)
         with foreign_errors(task, source.file_is_planned):

@@ -123,7 +123,8 @@ def _lookup_error(name: str, properties: Mapping[str, Any], error: Exception) ->
 def _text(error: BaseException, properties: Mapping[str, Any]) -> str:
     """What a foreign error says, without any value of a property that may be a secret."""
     text = str(error)
-    for secret in _secrets(properties):
+    # Longest first: one secret may begin with another.
+    for secret in sorted(_secrets(properties), key=len, reverse=True):
         text = text.replace(secret, "***")
     text = re.sub(r"([?&][\w.-]+=)[^&\s'\"]+", r"\1***", text)
     return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://***@", text)
