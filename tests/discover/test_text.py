@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils._core.inventory import UNKNOWN
-from torch_dataloader_utils.discover import TextOptions, scan_files
+from torch_dataloader_utils.discover import TextOptions, scan_files, text
 from torch_dataloader_utils.discover.lines import LineCounter
 from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError
 
@@ -66,6 +66,16 @@ def test_csv_lines_may_end_as_any_system_ends_them(tmp_path, end, rows):
     inventory = scan_files(path, "csv")
     assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).names == ["x", "y"]
     assert inventory.num_rows == rows
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+def test_types_are_those_of_the_whole_lines_at_the_start(tmp_path, end, monkeypatch):
+    """A date that is cut off where the first MiB ends is no date."""
+    monkeypatch.setattr(text, "_MOST_HEAD_BYTES", 1 << 20)
+    path = tmp_path / "a.csv"
+    path.write_bytes(end.join(["day", *["2024-01-01"] * 120_000]).encode())
+    inventory = scan_files(path, "csv")
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).types == [pa.date32()]
 
 
 @settings(max_examples=30 * EFFORT, deadline=None)
