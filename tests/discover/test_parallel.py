@@ -7,7 +7,7 @@ import pytest
 
 from tests.discover.datasets import write_parquet
 from torch_dataloader_utils.discover import scan_files
-from torch_dataloader_utils.discover.parallel import map_in_order, map_quick
+from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, map_watched
 from torch_dataloader_utils.errors import CorruptFileError
 
 
@@ -84,3 +84,11 @@ def test_progress_is_told_for_each_file_that_is_scanned(tmp_path):
     told = []
     scan_files(tmp_path, partitioning="hive", filters=pc.field("k") > 0, on_progress=lambda *args: told.append(args))
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_threads_are_gone_when_all_is_done():
+    """A process that forks then has no other thread."""
+    before = set(threading.enumerate())
+    for _ in range(20):
+        assert map_watched(abs, range(-64, 0), threads=16, name="tdu-test") == list(range(64, 0, -1))
+        assert set(threading.enumerate()) <= before

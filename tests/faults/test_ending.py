@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.faults.s3_server import options_for
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.errors import StoreError
-from torch_dataloader_utils.tokens import write_sequences
 
 policy = RetryPolicy(most_seconds=600, first_delay_seconds=600, most_delay_seconds=600, progress_seconds=300)
 access = StoreAccess.of(options_for(int(sys.argv[1])), remote=RemoteOptions(retry=policy))
