@@ -31,11 +31,11 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
             'collective would wait for ever; use rank_sharding="rows", or join the ranks yourself.'
         )
     if plan.repeated_rows:
-        single = plan.topology.batch_size == 1
-        why = "batches of one row do not divide by the ranks" if single else "fewer rows are left than ranks"
+        are_few = sum(plan.rank_rows or ()) < num_ranks
+        why = "fewer rows are left than ranks" if are_few else "batches of one row do not divide by the ranks"
         yield (
             f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: {why}. Use "
-            f"drop_last=True, or {'a larger batch_size' if single else 'fewer ranks'}."
+            f"drop_last=True, or {'fewer ranks' if are_few else 'larger batches'}."
         )
     # Without files somebody has asked for it: allow_empty=True.
     if plan.inventory.num_files and steps is not None and not any(steps):
