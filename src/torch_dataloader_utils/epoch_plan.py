@@ -98,7 +98,7 @@ class EpochPlan:
 
     def explain(self, max_ranks: int = 16) -> str:
         """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what levelling did."""
-        return explain_plan(self.details, self.inventory, max_ranks)
+        return explain_plan(self.details, self.inventory, max_ranks, is_shared=self.is_shared)
 
     def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
         """The plan as a table, one row for each row range that a worker reads, in its reading order.

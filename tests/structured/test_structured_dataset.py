@@ -265,6 +265,7 @@ def test_strategies_decide_and_steps_stay_equal(folder, strategy, num_workers):
 def test_a_strategy_without_rank_arguments_reads_everything_on_every_rank_and_warns(folder):
     with pytest.warns(UserWarning, match="no rank arguments"):
         loader, _ = load(folder, split_strategy=OldStrategy(), num_ranks=2, rank=1)
+    assert "EVERY rank reads all rows" in loader.plan.explain()
     assert all_rows(loader) == list(range(ROWS))
 
 

@@ -9,8 +9,11 @@ from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
 
-def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int) -> str:
-    """A table of ranks × workers, under a summary of the data, the options and what levelling did."""
+def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_shared: bool = False) -> str:
+    """A table of ranks × workers, under a summary of the data, the options and what levelling did.
+
+    is_shared: every rank reads everything.
+    """
     topology, options = plan.position.topology, plan.options
     lines = [
         f"{inventory.num_files} files, {inventory.num_groups} row groups, {_rows(inventory.num_rows)} rows, "
@@ -19,7 +22,7 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int) -> str
         f"epoch {plan.position.epoch}, {_order(options)}",
         f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
         f'rank_sharding="{options.rank_sharding}"',
-        _counts(plan),
+        _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if is_shared else ""),
         "",
         f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'row groups':>10}",
     ]
