@@ -11,7 +11,7 @@ import pytest
 
 from torch_dataloader_utils._store import PendingFile, publish, write_atomically
 from torch_dataloader_utils._store.kept_tails import KeptTails
-from torch_dataloader_utils.errors import NoDataError
+from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 ROOT = Path(__file__).parents[2]
 FOOTER = bytes(range(256)) * 8
@@ -260,3 +260,14 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o600)
     with pytest.raises(NoDataError, match="Make it first"):
         PendingFile(tmp_path / "none" / "a")
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link", tmp_path):
+        with pytest.raises(ConfigError, match="Pass the path of a file"), write_atomically(path) as file:
+            file.write(b"whole")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "pipe"]

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
-from torch_dataloader_utils.errors import NoDataError
+from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 _SUFFIX = ".pending"
 
@@ -35,11 +35,15 @@ class PendingFile:
 
     Raises:
         NoDataError: there is no such directory. OSError: it cannot be written.
+        ConfigError: the path is there and no file (a directory, a pipe, /dev/null).
     """
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         if not path.parent.is_dir():
             raise NoDataError(f"The directory of {path} does not exist. Make it first.")
+        # Whoever may write in /dev, as root of a container does, would replace the device by renaming.
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is a directory, a device or a pipe. Pass the path of a file, new or old.")
         self.path = path
         _sweep(path)
         self._pending, self.file = _make(path, mode)
