@@ -54,6 +54,19 @@ def test_workers_end_with_their_parent(tmp_path, number):
     assert errors.count(b"Traceback") == (0 if number == signal.SIGKILL else 1)
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--files",)])
+def test_a_reader_that_leaves_is_not_data_that_is_wrong(tmp_path, options):
+    pq.write_table(pa.table({"id": range(9)}), tmp_path / "a.parquet")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", str(tmp_path), *options]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=100)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_a_pool_gives_what_its_tasks_give():
     with process_pool(2) as pool:
         assert pool.submit(divmod, 7, 2).result() == (3, 1)

@@ -13,6 +13,7 @@ from torch_dataloader_utils.cli.failures import (
     DATA_PROBLEM,
     USAGE,
     Failure,
+    Unread,
     of_interrupt,
     of_os_error,
     sigterm_as_interrupt,
@@ -77,8 +78,8 @@ class CommandGroup(click.Group):
             except LoaderError as error:
                 exit_code = USAGE if isinstance(error, ConfigError) else DATA_PROBLEM
                 raise Failure(str(error), exit_code) from error
-            except BrokenPipeError:
-                raise
+            except BrokenPipeError as error:
+                raise Unread from error
             except OSError as error:
                 raise of_os_error(error) from error
             except KeyboardInterrupt as interrupt:
@@ -108,5 +109,5 @@ def app() -> None:
     """Look at data sets, plans and loaders from the shell.
 
     Every command takes --json. Exit codes: 0 well, 1 the data is wrong or the storage failed, 2 the command is
-    wrong, 130 Ctrl-C, 143 SIGTERM.
+    wrong, 130 Ctrl-C, 141 nobody reads the output any more, 143 SIGTERM.
     """

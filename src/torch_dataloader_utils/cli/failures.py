@@ -1,7 +1,9 @@
 """What ends a command, as one line and an exit code."""
 
 import errno
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ DATA_PROBLEM = 1
 USAGE = 2
 # As shells count commands that a signal ended.
 _SIGNALLED = 128
+_SIGPIPE = 13  # not in `signal` on every system
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # A name that is wrong, or not ours to use: another command line is what helps.
@@ -42,6 +45,19 @@ class Failure(click.ClickException):
     def show(self, file: Any = None) -> None:
         """Writes the line to stderr."""
         click.echo(f"tdu: {self.message}", err=True, file=file)
+
+
+class Unread(Failure):
+    """Whoever read the output has left, as in `tdu scan data/ | head -3`: no word, and no fault of the data."""
+
+    def __init__(self) -> None:
+        super().__init__("The reader of the output has left.", _SIGNALLED + _SIGPIPE)
+
+    def show(self, file: Any = None) -> None:  # noqa: ARG002
+        """Sends the rest of the output nowhere: Python flushes it at exit, and would complain."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class Terminated(KeyboardInterrupt):

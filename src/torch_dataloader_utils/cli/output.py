@@ -50,7 +50,11 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
         table.add_column(_literal(header), justify="left" if header in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(_literal(cell) for cell in row))
-    console().print(table)
+    shown = console()
+    # rich would end the process by itself, with exit code 1, where nobody reads the output any more.
+    with shown.capture() as text:
+        shown.print(table)
+    click.echo(text.get(), nl=False)
 
 
 def watched(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
