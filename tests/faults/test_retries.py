@@ -111,6 +111,13 @@ def test_a_reply_that_stops_goes_on_where_it_stopped(server: S3Server, access: S
     assert second.if_match == f'"{server.objects["big"][1]}"'
 
 
+def test_an_archived_object_is_told_as_that_and_not_as_missing_rights(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(error(403, "InvalidObjectState"), count=None))
+    with pytest.raises(StoreError, match=r"s3://bucket/a: cannot read, the object is archived .*Restore it"):
+        open_store(url, access).ranges(url, [(0, 4)])
+
+
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (400, "InvalidRequest"), (501, "NotImplemented")])
 def test_a_refusal_is_final_and_names_bucket_key_and_reason(
     server: S3Server, access: StoreAccess, status: int, code: str

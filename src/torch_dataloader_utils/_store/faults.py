@@ -72,6 +72,11 @@ def store_error(
             return _missing(path, was_planned=identity is not None)
         case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
             return _expired(path, action, cause, is_sure=kind is Kind.EXPIRED)
+        case _ if diagnosis is not None and diagnosis.code == "InvalidObjectState":  # a 403, whatever the rights
+            return StoreError(
+                f"{redact(path)}: cannot {action}, the object is archived ({cause}). Restore it, or copy it to a "
+                "storage class that can be read at once, then try again."
+            )
         case PermissionError():
             return StoreError(
                 f"{redact(path)}: no permission to {action} ({cause}). Check storage_options and the rights of the "
