@@ -50,8 +50,10 @@ def test_a_changed_and_a_missing_object_are_the_errors_of_every_store(server: S3
     assert planned == server.objects["a"][1]
     server.rules.append(Rule(replace_object("a", b"abcdefghij")))
     assert bytes(store.ranges(url, [(0, 4)], planned)[0]) == b"0123"
-    with pytest.raises(FileChangedError, match="not the file that was planned"):
+    with pytest.raises(FileChangedError, match="not the file that was planned") as caught:
         store.ranges(url, [(0, 4)], planned)
+    assert "412" in str(caught.value)
+    assert "Debug source" not in str(caught.value)
     with pytest.raises(NoDataError):
         store.ranges("s3://bucket/nope", [(0, 4)])
 
