@@ -35,11 +35,12 @@ def test_an_answer_has_some_megabytes_and_some_batches_at_most():
     assert learnt((8, pace.MOST_BYTES // 2, 1)) == 16
     assert learnt((8, pace.MOST_BYTES // 2 + 1, 1)) == 8
     assert learnt((8, 2 * pace.MOST_BYTES, 1)) == 4
-    assert learnt((64, 1000, 1)) == 64
+    assert learnt((16, 1000, 1)) == 16
 
 
 def test_batches_that_are_not_in_slabs_come_one_by_one():
     assert learnt((1, 0, 1)) == 1
+    assert learnt((8, 0, 1)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,8 @@ def answers(monkeypatch):
     lengths = []
     paced = WorkerProcesses._paced
 
-    def counted(self, meter):
-        for answer in paced(self, meter):
+    def counted(self, meter, demand):
+        for answer in paced(self, meter, demand):
             lengths.append(len(answer.batches))
             yield answer
 
@@ -115,6 +116,12 @@ def test_a_transform_may_use_one_buffer_for_all_batches(table, answers, monkeypa
     plain, _ = load(table, num_workers=2)
     assert [batch["row"].tolist() for batch in loader] == [batch["row"].tolist() for batch in plain]
     assert max(answers) >= 8
+
+
+def test_a_timeout_is_one_for_every_batch(table, answers):
+    loader, _ = load(table, num_workers=2, timeout=600)
+    assert sum(batch.num_rows for batch in loader) == 700
+    assert set(answers) == {1}
 
 
 @pytest.mark.parametrize("stop", [1, 7, 24, 25, 66])

@@ -54,12 +54,12 @@ def test_a_batch_without_columns_is_cut_by_its_row_count():
 def test_tickets_dealt_in_turn_ask_every_worker_for_all_it_has(batches, workers, length, paces):
     """Process p answers tickets p, p + W, ...; the pace changes at any ticket."""
     sampler = TicketSampler()
-    sampler.start([None] * workers, first_worker=0, count=batches, run_length=length, freed=None)
+    demand = sampler.start([None] * workers, first_worker=0, count=batches, run_length=length, freed=None)
     asked = [0] * workers
     for number, ticket in enumerate(sampler):
         assert (ticket.start is not None) == (number < workers)
         asked[number % workers] += ticket.batches
-        sampler.pace = paces[number % len(paces)]
+        demand.batches = paces[number % len(paces)]
     assert asked == [-(-len(range(worker, batches, workers)) // length) for worker in range(workers)]
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 _FAST_NS = 10_000_000
 _SLOW_NS = 40_000_000
 MOST_BYTES = 4 << 20
-MOST_BATCHES = 64
+# A transform that becomes slow is waited for so many times before less is asked of it.
+MOST_BATCHES = 16
 
 
 @dataclass(slots=True)
@@ -23,10 +24,15 @@ class Pace:
     length: int = 1
 
     def learn(self, batches: int, num_bytes: int, took_ns: int) -> None:
-        """An answer with so many batches of so many bytes in slabs (0: in none) took a worker so long."""
-        if took_ns > _SLOW_NS or num_bytes > MOST_BYTES:
+        """An answer with so many batches, of so many bytes in slabs, took a worker so long.
+
+        num_bytes: 0 if a batch is none for slabs; who knows how large it is.
+        """
+        if num_bytes == 0:
+            self.length = 1
+        elif took_ns > _SLOW_NS or num_bytes > MOST_BYTES:
             self.length = max(1, batches // 2)
-        elif took_ns < _FAST_NS and 0 < 2 * num_bytes <= MOST_BYTES:
+        elif took_ns < _FAST_NS and 2 * num_bytes <= MOST_BYTES:
             self.length = min(2 * batches, MOST_BATCHES)
         else:
             self.length = batches

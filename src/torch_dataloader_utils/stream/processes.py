@@ -14,7 +14,7 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
-from torch_dataloader_utils.stream.tickets import Answer, TicketSampler, TicketWorker
+from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.stream.worker_death import Notes, answers_of
 
@@ -41,6 +41,7 @@ class WorkerProcesses:
     ) -> None:
         self._pipeline = pipeline
         self._in_order = options.get("in_order", True)
+        self._has_timeout = bool(options.get("timeout"))
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
@@ -66,7 +67,7 @@ class WorkerProcesses:
         # No slabs where tickets may reach any process, which then would not know its free slabs.
         codec = self._pipeline.codec if self._in_order else None
         receiver = Receiver(codec, len(works), meter)
-        self._sampler.start(
+        demand = self._sampler.start(
             works,
             first_worker=first_worker,
             count=left if in_turn else None,
@@ -78,7 +79,7 @@ class WorkerProcesses:
         # Closed at once, and with it a pass that failed: its error is part of a cycle, and would keep the workers.
         if in_turn and left is not None:
             turns = [(first_worker + number) % len(works) for number in range(len(works))]
-            with closing(self._paced(meter)) as answers:
+            with closing(self._paced(meter, demand)) as answers:
                 yield from receiver.in_turn(answers, turns, left)
         else:
             with closing(self._until_ended(meter, len(works), left)) as answers:
@@ -87,10 +88,14 @@ class WorkerProcesses:
     def _answers(self, meter: LoaderMeter) -> Iterator[Answer]:
         return meter.answers(answers_of(self._loader, self._notes))
 
-    def _paced(self, meter: LoaderMeter) -> Generator[Answer]:
-        """All answers; the latest one says how many batches are asked for next."""
+    def _paced(self, meter: LoaderMeter, demand: Demand) -> Generator[Answer]:
+        """All answers; the latest one says how many batches are asked for next.
+
+        With DataLoader's `timeout` always one: it is meant for a batch, and told of an answer.
+        """
         for answer in self._answers(meter):
-            self._sampler.pace = answer.pace
+            if not self._has_timeout:
+                demand.batches = answer.pace
             yield answer
 
     def _until_ended(self, meter: LoaderMeter, num_workers: int, count: int | None) -> Generator[Answer]:

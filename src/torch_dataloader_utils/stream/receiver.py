@@ -42,35 +42,40 @@ class Receiver:
             worker = turns[number % len(turns)]
             delivered = next(given.get(worker, iter(())), None)
             if delivered is None:
-                answer = next(answers, None)
-                if answer is None or answer.worker != worker:
-                    raise InternalError(
-                        f"Worker {worker} was to answer with batches; {answer} came. Please report this."
-                    )
-                given[worker] = self._batches_of(answer)
-                delivered = next(given[worker])
+                given[worker] = self._next_of(worker, answers)
+                delivered = next(given[worker], None)
+            if delivered is None:
+                raise InternalError(f"Worker {worker} answered with no batch. Please report this.")
             yield delivered
         next(answers, None)  # lets them end: the last one is out
+
+    def _next_of(self, worker: int, answers: Iterator[Answer]) -> Iterator[Delivered]:
+        answer = next(answers, None)
+        if answer is None or answer.worker != worker:
+            raise InternalError(f"Worker {worker} was to answer with batches; {answer} came. Please report this.")
+        return self._batches_of(answer)
 
     def _batches_of(self, answer: Answer) -> Iterator[Delivered]:
         """The batches of an answer, and then its error.
 
         Nothing here refers to a batch that was given: its slab is free as soon as the trainer lets go of it.
         """
-        worker, cursor = answer.worker, answer.cursor
+        worker, cursor, error = answer.worker, answer.cursor, answer.error
+        run_rows, tallies = answer.run_rows, answer.tallies
         reader = self._readers[worker]
         batches = reader.open(answer.batches)
-        if answer.run_rows and self._codec is not None:
-            (counts,) = answer.tallies
-            rows_before = counts[0] - sum(answer.run_rows)
-            run = self._codec.cut(reader.view(batches.popleft()), answer.run_rows)
-            for rows, batch in zip(answer.run_rows, run, strict=True):
+        del answer
+        if run_rows and self._codec is not None:
+            (counts,) = tallies
+            rows_before = counts[0] - sum(run_rows)
+            run = self._codec.cut(reader.view(batches.popleft()), run_rows)
+            for rows, batch in zip(run_rows, run, strict=True):
                 rows_before += rows
                 self._meter.received(worker, (rows_before, *counts[1:]))
                 yield worker, cursor, batch
         else:
-            for tally in answer.tallies:
+            for tally in tallies:
                 self._meter.received(worker, tally)
                 yield worker, cursor, reader.view(batches.popleft())
-        if answer.error is not None:
-            raise answer.error
+        if error is not None:
+            raise error

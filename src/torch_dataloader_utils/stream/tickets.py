@@ -21,7 +21,7 @@ from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.pace import Pace
 from torch_dataloader_utils.stream.sendable import returns_sendable
-from torch_dataloader_utils.stream.slabs import SlabWriter
+from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, Run, WorkerStream
 from torch_dataloader_utils.stream.worker_death import (
     Notes,
@@ -107,7 +107,7 @@ class TicketWorker(Dataset[Answer]):
                 tallies.append(self._stream.counters.tally())
         except LoaderError as raised:
             error = raised
-        self._learn(len(batches), perf_counter_ns() - begin)
+        self._learn(batches, perf_counter_ns() - begin)
         return Answer(
             worker=self._start.worker,
             batches=tuple(batches),
@@ -146,20 +146,25 @@ class TicketWorker(Dataset[Answer]):
             return batch
         return self._slabs.write(batch, batches_left)
 
-    def _learn(self, num_batches: int, took_ns: int) -> None:
+    def _learn(self, batches: Sequence[Any], took_ns: int) -> None:
         """How long an answer took says how many batches should travel at once."""
-        if self._slabs is not None and self._start is not None and self._start.run_length == 1 and num_batches:
-            self._pace.learn(num_batches, self._slabs.num_bytes, took_ns)
+        if self._slabs is not None and self._start is not None and self._start.run_length == 1 and batches:
+            in_slabs = all(isinstance(batch, SlabMessage) for batch in batches)
+            self._pace.learn(len(batches), self._slabs.num_bytes if in_slabs else 0, took_ns)
+
+
+@dataclass(slots=True)
+class Demand:
+    """How many batches (or runs) the tickets of one pass ask for; may change while they are dealt."""
+
+    batches: int = 1
 
 
 class TicketSampler(Sampler[Ticket]):
-    """The tickets of the next pass; `start` says which, before the loader is iterated.
-
-    pace: how many batches (or runs) a ticket asks for; may be changed while tickets are dealt.
-    """
+    """The tickets of the next pass; `start` says which, before the loader is iterated."""
 
     def __init__(self) -> None:
-        self.pace = 1
+        self._demand = Demand()
         self._starts: list[Start] = []
         self._count: int | None = 0
         self._freed: Callable[[int], tuple[int, ...]] = _nothing
@@ -171,8 +176,8 @@ class TicketSampler(Sampler[Ticket]):
         count: int | None,
         run_length: int,
         freed: Callable[[int], tuple[int, ...]] | None,
-    ) -> None:
-        """Prepare a pass of `count` batches (None: until the pass is closed).
+    ) -> Demand:
+        """Prepare a pass of `count` batches (None: until the pass is closed); gives what it asks for, to be changed.
 
         works: the inputs of all workers. first_worker: whose batch comes first; process 0 plays that worker.
         run_length: batches that travel as one run.
@@ -183,16 +188,17 @@ class TicketSampler(Sampler[Ticket]):
         self._starts = [
             Start(worker=worker, work=works[worker], uses_slabs=uses_slabs, run_length=run_length) for worker in workers
         ]
-        self.pace = 1
+        self._demand = Demand()
         self._count = count
         self._freed = freed or _nothing
+        return self._demand
 
     def __iter__(self) -> Iterator[Ticket]:
         """Round after round, a ticket for each worker, all of a round for the same count."""
-        starts, freed = self._starts, self._freed
+        starts, freed, demand = self._starts, self._freed, self._demand
         left = [self._answers_of(process) for process in range(len(starts))]
         for number in itertools.count():
-            asked = self.pace
+            asked = demand.batches
             for process, start in enumerate(starts):
                 count = min(asked, left[process])
                 if count == 0:
