@@ -100,7 +100,7 @@ def _warn_of_another_end(
 ) -> None:
     """Warn where the Trainer, which counts `epoch_steps` batches for every epoch, ends before or after the last one."""
     position = loader.progress.position
-    received = sum(segment.steps_of(loader.dataset.rank) for segment in (*position.history, position.segment))
+    received = sum(segment.steps_of(loader.dataset.rank) for segment in position.segments)
     later_epochs = state.num_train_epochs - position.epoch - 1
     left = [len(loader) - received] + later_epochs * [epoch_steps]
     end = state.global_step + sum(-(-batches // args.gradient_accumulation_steps) for batches in left)
