@@ -1,5 +1,7 @@
 """Small tables on disk whose rows know who they are: `row` numbers them all, `payload` is a function of it."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +32,16 @@ def write_table(folder, files, first_row=0):
                 writer.write_table(pa.table(columns, schema=schema), row_group_size=max(rows, 1))
                 row += rows
     return row - first_row
+
+
+def check_same_passes(loader, other):
+    """Both loaders give the same batches, each with the same state, and the first one counts their rows."""
+    seen = 0
+    for batch, alone in zip(loader, other, strict=True):
+        assert check_batch(batch) == check_batch(alone)
+        assert json.dumps(loader.state_dict()) == json.dumps(other.state_dict())
+        seen += batch.num_rows
+        assert loader.metrics().rows == seen
 
 
 def check_batch(batch):

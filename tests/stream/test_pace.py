@@ -1,12 +1,11 @@
 """Pace: quick batches of a transform travel many at once; rows, states, counts and errors are those of single ones."""
 
 import itertools
-import json
 
 import pytest
 import torch
 
-from tests.stream.tables import check_batch, write_table
+from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.stream import pace
@@ -80,12 +79,7 @@ def answers(monkeypatch):
 def test_batches_states_and_counts_are_those_of_one_process(table, num_workers, answers):
     loader, _ = load(table, num_workers=num_workers)
     plain, _ = load(table, num_workers=num_workers, transform=None)
-    seen = 0
-    for batch, alone in zip(loader, plain, strict=True):
-        assert check_batch(batch) == check_batch(alone)
-        assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
-        seen += batch.num_rows
-        assert loader.metrics().rows == seen
+    check_same_passes(loader, plain)
 
 
 def test_many_batches_travel_at_once(table, answers, monkeypatch):

@@ -63,24 +63,24 @@ class WorkerProcesses:
         works: the inputs of all workers. first_worker: whose batch comes first. left: how many there are; None if
         only reading can tell. meter: hears of every answer.
         """
-        in_turn = self._in_order and left is not None
+        counted = left if self._in_order else None
         # No slabs where tickets may reach any process, which then would not know its free slabs.
         codec = self._pipeline.codec if self._in_order else None
         receiver = Receiver(codec, len(works), meter)
         demand = self._sampler.start(
             works,
             first_worker=first_worker,
-            count=left if in_turn else None,
-            run_length=run_length(works, self._pipeline) if in_turn else 1,
+            count=counted,
+            run_length=1 if counted is None else run_length(works, self._pipeline),
             freed=None if codec is None else receiver.take_freed,
         )
         if left == 0:
             return
         # Closed at once, and with it a pass that failed: its error is part of a cycle, and would keep the workers.
-        if in_turn and left is not None:
+        if counted is not None:
             turns = [(first_worker + number) % len(works) for number in range(len(works))]
             with closing(self._paced(meter, demand)) as answers:
-                yield from receiver.in_turn(answers, turns, left)
+                yield from receiver.in_turn(answers, turns, counted)
         else:
             with closing(self._until_ended(meter, len(works), left)) as answers:
                 yield from receiver.as_they_come(answers)

@@ -79,7 +79,7 @@ class _Filling:
 
 @dataclass(slots=True)
 class SlabWriter:
-    """A worker's side: its slabs, those it knows to be free, and the layout of its last batch.
+    """A worker's side in one pass: its slabs, those it knows to be free, and the layout of its last batch.
 
     num_bytes: what the batches since the last `begin` took.
     """
@@ -95,12 +95,6 @@ class SlabWriter:
     def reclaim(self, slabs: Sequence[int]) -> None:
         """The trainer has let go of these slabs."""
         self._free.extend(slab for slab in slabs if slab in self._slabs)
-
-    def reset(self) -> None:
-        """Begin anew: the trainer of a new pass knows none of the slabs."""
-        self._slabs.clear()
-        self._free.clear()
-        self._layout = None
 
     def begin(self) -> None:
         """The batches from here on travel together: in one slab as far as they fit."""

@@ -80,7 +80,7 @@ class TicketWorker(Dataset[Answer]):
         self._notes = notes
         self._directory = share_temporary_directory()
         self._options = options
-        self._slabs = SlabWriter(pipeline.codec) if pipeline.codec is not None else None
+        self._slabs: SlabWriter | None = None
         self._pace = Pace()
         self._stream: WorkerStream | None = None
         self._batches: Iterator[Any] = iter(())
@@ -137,14 +137,13 @@ class TicketWorker(Dataset[Answer]):
         )
         self._batches = iter(self._stream) if start.run_length == 1 else self._stream.runs(start.run_length)
         self._pace = Pace()
-        if self._slabs is not None:
-            self._slabs.reset()
+        # New ones: the trainer knows no slab of an earlier pass.
+        codec = self._pipeline.codec if start.uses_slabs else None
+        self._slabs = None if codec is None else SlabWriter(codec)
 
     def _written(self, batch: Any, batches_left: int) -> Any:
         """A batch as it travels. It is copied before the next one is made: a transform may use one buffer for all."""
-        if self._slabs is None or self._start is None or not self._start.uses_slabs:
-            return batch
-        return self._slabs.write(batch, batches_left)
+        return batch if self._slabs is None else self._slabs.write(batch, batches_left)
 
     def _learn(self, batches: Sequence[Any], took_ns: int) -> None:
         """How long an answer took says how many batches should travel at once."""
