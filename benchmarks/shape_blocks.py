@@ -68,14 +68,14 @@ def tabular_ways(random: np.random.Generator) -> Ways:
     order = random.permutation(BLOCK_ROWS)
     for label, stack in (("dict", None), ("stacked", STACK)):
         shaper = make_shaper("torch", batch.schema, stack=stack)
-        block = shaper.block(batch)
-        ways[f"{label}: block of 65,536 rows"] = (lambda s=shaper: s.block(batch), 1)
+        block = shaper.block([batch])
+        ways[f"{label}: block of 65,536 rows"] = (lambda s=shaper: s.block([batch]), 1)
         for rows in (1_024, 8_192):
             count = BLOCK_ROWS / rows
             tensors = dict(block.to_batch())
             ways[f"{label}: batch of {rows}"] = (lambda b=block, r=rows: exhaust(b.split(r)), count)
             ways[f"{label}: batch of {rows}, bare Tensor.split"] = (lambda t=tensors, r=rows: bare_split(t, r), count)
-        parts = [shaper.block(quarter) for quarter in quarters]
+        parts = [shaper.block([quarter]) for quarter in quarters]
         dicts = [dict(part.to_batch()) for part in parts]
         ways[f"{label}: gather 65,536 rows from 4 blocks"] = (lambda s=shaper, p=parts: s.gather(p, order), 1)
         index = torch.from_numpy(order)
@@ -91,7 +91,7 @@ def slab_ways(random: np.random.Generator) -> Ways:
     numbers = make_numbers(BLOCK_ROWS, random)
     for label, stack in (("dict", None), ("stacked", STACK)):
         for rows in (1_024, 8_192):
-            batches = list(make_shaper("torch", numbers.schema, stack=stack).block(numbers).split(rows))
+            batches = list(make_shaper("torch", numbers.schema, stack=stack).block([numbers]).split(rows))
             layout = SlabLayout.of(batches[0])
             slab = torch.zeros(layout.num_bytes, dtype=torch.uint8)
 
@@ -113,8 +113,8 @@ def list_ways(random: np.random.Generator) -> Ways:
     """Batches and window shuffles of the list column."""
     lists = make_lists(BLOCK_ROWS, random)
     shaper = make_shaper("torch", lists.schema)
-    block = shaper.block(lists)
-    parts = [shaper.block(lists.slice(start, BLOCK_ROWS // 4)) for start in range(0, BLOCK_ROWS, BLOCK_ROWS // 4)]
+    block = shaper.block([lists])
+    parts = [shaper.block([lists.slice(start, BLOCK_ROWS // 4)]) for start in range(0, BLOCK_ROWS, BLOCK_ROWS // 4)]
     order = random.permutation(BLOCK_ROWS)
     return {
         "lists: batch of 1,024": (lambda: exhaust(block.split(1_024)), 64),

@@ -202,7 +202,7 @@ class RowDataset(Dataset[Any]):
     def _gather(self, positions: Int64s) -> Block:
         """A block of these rows, in this order, in memory of its own."""
         if len(positions) == 0:
-            return self._shaper.block(pa.RecordBatch.from_pylist([], schema=self._schema))
+            return self._shaper.block([pa.RecordBatch.from_pylist([], schema=self._schema)])
         group = self._space.group_of(positions)
         by_group = np.argsort(group, kind="stable")
         groups, first = np.unique(group[by_group], return_index=True)
@@ -227,7 +227,7 @@ class RowDataset(Dataset[Any]):
         return self._shaper.gather([self._blocks.get(group, self._decode)], rows)
 
     def _decode(self, group: int) -> Block:
-        return self._shaper.block(self._reader.read(self._inventory.task(group)))
+        return self._shaper.block(self._reader.read_columns(self._inventory.task(group)))
 
     def _measure(self) -> Lengths:
         if self._length_reader is None:

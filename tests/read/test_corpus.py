@@ -6,7 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+
+from tests.read.files import make_spec, parquet_tasks
+from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.read import parquet
+from torch_dataloader_utils.read.reader import make_reader
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT.parent / "shared" / "corpora" / "parquet-testing"
@@ -14,7 +20,7 @@ pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason=f"the corpus of fore
 
 # From the README of parquet-testing and from RELIABILITY: what must not be read as if nothing were wrong.
 MUST_FAIL = {
-    "ARROW-GH-41317.parquet": "RowCountError",
+    "ARROW-GH-41317.parquet": "CorruptFileError",
     "ARROW-GH-41321.parquet": "CorruptFileError",
     "ARROW-GH-45185.parquet": "CorruptFileError",
     "ARROW-RS-GH-6229-DICTHEADER.parquet": "CorruptFileError",
@@ -60,6 +66,15 @@ def test_every_file_has_one_of_the_three_answers(verdicts: dict[str, dict[str, A
 @pytest.mark.parametrize("name", MUST_FAIL)
 def test_bad_files_are_not_read_as_if_they_were_good(verdicts: dict[str, dict[str, Any]], name: str) -> None:
     assert verdicts[name]["error"][0] == MUST_FAIL[name]
+
+
+def test_columns_of_different_lengths_are_told_whichever_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", 1)
+    path = CORPUS / "bad_data" / "ARROW-GH-41317.parquet"
+    task, _ = parquet_tasks(path)
+    reader = make_reader(make_spec(pq.read_schema(path), columns=("timestamp_ns_no_tz", "timestamp_us_no_tz")))
+    with pytest.raises(CorruptFileError, match="timestamp_us_no_tz has 0"):
+        reader.read(task)
 
 
 @pytest.mark.parametrize("name", EXACT)

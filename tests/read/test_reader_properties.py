@@ -5,6 +5,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,7 @@ from tests.read.files import (
     write_stream,
 )
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils.read import parquet
 from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.reader import count_rows, make_reader
 
@@ -75,6 +77,8 @@ FILTERS = (
     | st.builds(lambda a, b: a & b, CONDITIONS, CONDITIONS)
     | st.builds(lambda a, b: a | b, CONDITIONS, CONDITIONS)
 )
+# Every column alone, some of them together, all of them.
+BYTES_AT_ONCE = st.sampled_from([1, 60, 1 << 20])
 COLUMNS = st.lists(st.sampled_from(SCHEMA.names), unique=True)
 
 
@@ -83,11 +87,11 @@ def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=80 * EFFORT, deadline=None)
-@given(table=tables(), columns=COLUMNS, row_filter=FILTERS, group_rows=st.integers(1, 15))
+@given(table=tables(), columns=COLUMNS, row_filter=FILTERS, group_rows=st.integers(1, 15), bytes_at_once=BYTES_AT_ONCE)
 def test_parquet_rows_are_the_oracles_rows(
-    table: pa.Table, columns: list[str], row_filter: Any, group_rows: int
+    table: pa.Table, columns: list[str], row_filter: Any, group_rows: int, bytes_at_once: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
         path = Path(folder, "a.parquet")
         tasks = write_parquet(path, table, group_rows)
         spec = make_spec(SCHEMA, columns=tuple(columns), row_filter=row_filter)
@@ -110,11 +114,12 @@ def test_parquet_rows_are_the_oracles_rows(
     group_rows=st.integers(1, 15),
     deleted=st.sets(st.integers(0, 39)),
     stop_row=st.none() | st.integers(0, 16),
+    bytes_at_once=BYTES_AT_ONCE,
 )
 def test_deletes_filter_and_stop_row_leave_the_right_prefix(
-    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], stop_row: int | None
+    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], stop_row: int | None, bytes_at_once: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
         path = Path(folder, "a.parquet")
         tasks = write_parquet(path, table, group_rows)
         reader = make_reader(make_spec(SCHEMA, columns=("row", "word"), row_filter=row_filter))
@@ -127,6 +132,34 @@ def test_deletes_filter_and_stop_row_leave_the_right_prefix(
             assert seen == wanted[: len(seen)]
             assert len(seen) >= min(len(wanted), len(wanted) if stop_row is None else stop_row)
             assert reader.count_rows(task) == len(wanted)
+
+
+@settings(max_examples=60 * EFFORT, deadline=None)
+@given(
+    table=tables(),
+    columns=COLUMNS,
+    group_rows=st.integers(1, 15),
+    stop_row=st.none() | st.integers(0, 16),
+    bytes_at_once=BYTES_AT_ONCE,
+)
+def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
+    table: pa.Table, columns: list[str], group_rows: int, stop_row: int | None, bytes_at_once: int
+) -> None:
+    """Also one that the file lacks, and one whose values come with the task."""
+    schema = SCHEMA.append(pa.field("lost", pa.int32())).append(pa.field("day", pa.string()))
+    names = [*columns, "lost", "day"]
+    with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
+        tasks = write_parquet(Path(folder, "a.parquet"), table, group_rows)
+        tasks = [replace(task, partition_values=(("day", "monday"),)) for task in tasks]
+        reader = make_reader(make_spec(schema, columns=tuple(names), partition_columns=("day",)))
+        for task in tasks:
+            parts = list(reader.read_columns(task, stop_row))
+            assert sorted(name for part in parts for name in part.schema.names) == sorted(names)
+            assert len(parts) >= (len(columns) if bytes_at_once == 1 else 1)
+            whole = table.slice(task.first_row, task.physical_rows).slice(0, stop_row).to_pylist()
+            for part in parts:
+                wanted = [{"lost": None, "day": "monday", **row} for row in whole]
+                assert part.to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]
 
 
 @settings(max_examples=30 * EFFORT, deadline=None)

@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,13 +122,21 @@ def spans(draw: Any, num_rows: int) -> tuple[int, int]:
     return start, draw(st.one_of(st.integers(max(start, num_rows - 1), num_rows), st.integers(start, num_rows)))
 
 
+@st.composite
+def parts_of(draw: Any, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The batch as one, or its columns in any order as several batches of a few each."""
+    names = draw(st.permutations(batch.schema.names))
+    cuts = sorted(draw(st.sets(st.integers(1, len(names) - 1)))) if len(names) > 1 else []
+    return [batch.select(names[start:stop]) for start, stop in pairwise([0, *cuts, len(names)])]
+
+
 def drawn_blocks(data: Any, shaper: Any, batch: pa.RecordBatch, check: Any) -> tuple[list[Any], list[int]]:
     """Blocks of slices of the batch, sliced again, and the batch row behind every row of them."""
     blocks, rows = [], []
     for _ in range(data.draw(st.integers(1, 3))):
         start, stop = data.draw(spans(batch.num_rows))
         check(start, stop)
-        block = shaper.block(batch.slice(start, stop - start))
+        block = shaper.block(data.draw(parts_of(batch.slice(start, stop - start))))
         first, last = data.draw(spans(stop - start))
         blocks.append(block.slice(first, last))
         rows += range(start + first, start + last)
@@ -159,7 +168,7 @@ def test_tensor_and_array_batches_hold_the_rows_of_the_table(kind: Any, data: An
                 expected(model, policies[name], model.rows[start:stop])
             except RefusedError:
                 with pytest.raises(NullValueError, match=f"column '{name}'"):
-                    shaper.block(batch.slice(start, stop - start))
+                    shaper.block([batch.slice(start, stop - start)])
                 raise
 
     try:
@@ -235,7 +244,7 @@ def test_stacked_columns_are_the_columns_of_a_matrix(
 @given(table=tables(columns))
 def test_a_pickled_batch_is_the_same_batch(table: Any) -> None:
     batch, models = table
-    whole = make_shaper("torch", batch.schema, nulls="mask").block(batch) if not _has_null_items(models) else None
+    whole = make_shaper("torch", batch.schema, nulls="mask").block([batch]) if not _has_null_items(models) else None
     if whole is None:
         return
     for piece in whole.split(2):
@@ -260,7 +269,7 @@ def test_bools_of_a_byte_are_true_for_anything_but_zero() -> None:
     flags = pa.ExtensionArray.from_storage(pa.bool8(), stored)
     pairs = pa.FixedSizeListArray.from_arrays(pa.ExtensionArray.from_storage(pa.bool8(), stored.fill_null(0)), 2)
     batch = pa.record_batch({"flag": flags[1:5], "pair": pairs[1:3].take(pa.array([0, 1, 1, 0]))})
-    shaped = make_shaper("torch", batch.schema, nulls={"flag": "mask"}).block(batch).to_batch()
+    shaped = make_shaper("torch", batch.schema, nulls={"flag": "mask"}).block([batch]).to_batch()
     assert shaped["flag"].tolist() == [True, True, False, True]
     assert shaped["flag_mask"].tolist() == [True, True, False, True]
     assert shaped["pair"].tolist() == [[True, False], [True, False], [True, False], [True, False]]
@@ -270,5 +279,5 @@ def test_bools_of_a_byte_are_true_for_anything_but_zero() -> None:
 def test_bools_of_a_byte_are_not_copied() -> None:
     stored = pa.array(np.array([0, 1, 1], np.int8))
     batch = pa.record_batch({"flag": pa.ExtensionArray.from_storage(pa.bool8(), stored)})
-    shaped = make_shaper("torch", batch.schema).block(batch).to_batch()
+    shaped = make_shaper("torch", batch.schema).block([batch]).to_batch()
     assert shaped["flag"].data_ptr() == stored.buffers()[1].address

@@ -80,18 +80,18 @@ def test_a_mask_that_collides_with_a_column_is_refused() -> None:
 def test_a_null_names_its_column_the_count_and_the_way_out() -> None:
     batch = pa.RecordBatch.from_pydict({"i": pa.array([1, None, None], pa.int32())})
     with pytest.raises(NullValueError, match=r"column 'i' \(int32\) has 2 nulls in 3 values.*nulls=\{\"i\""):
-        make_shaper("torch", batch.schema).block(batch)
+        make_shaper("torch", batch.schema).block([batch])
 
 
 def test_null_items_under_a_mask_say_that_only_lists_are_masked() -> None:
     batch = pa.RecordBatch.from_pydict({"l": pa.array([[1, None], None], pa.list_(pa.int32()))})
     with pytest.raises(NullValueError, match=r"1 nulls in lists in 2 values.*which lists are null, not which items"):
-        make_shaper("torch", batch.schema, nulls="mask").block(batch)
+        make_shaper("torch", batch.schema, nulls="mask").block([batch])
 
 
 def test_one_fill_value_is_for_the_columns_that_become_tensors() -> None:
     batch = pa.RecordBatch.from_pydict({"i": pa.array([None], pa.int32()), "s": pa.array([None], pa.string())})
-    assert dict(make_shaper("torch", batch.schema, nulls={"fill": 7}).block(batch).to_batch()) == {
+    assert dict(make_shaper("torch", batch.schema, nulls={"fill": 7}).block([batch]).to_batch()) == {
         "i": torch.tensor([7], dtype=torch.int32),
         "s": [None],
     }
@@ -100,7 +100,7 @@ def test_one_fill_value_is_for_the_columns_that_become_tensors() -> None:
 def test_a_column_called_fill_can_have_a_policy() -> None:
     batch = pa.RecordBatch.from_pydict({"fill": pa.array([None], pa.int32())})
     shaper = make_shaper("torch", batch.schema, nulls={"fill": ("fill", 3)})
-    assert shaper.block(batch).to_batch()["fill"].tolist() == [3]
+    assert shaper.block([batch]).to_batch()["fill"].tolist() == [3]
 
 
 def test_dates_fill_with_dates_and_strings_with_strings() -> None:
@@ -116,16 +116,16 @@ def test_dates_fill_with_dates_and_strings_with_strings() -> None:
         }
     )
     nulls = {"t": ("fill", datetime.datetime(1970, 1, 2)), "s": ("fill", "?")}
-    filled = make_shaper("torch", batch.schema, nulls=nulls).block(batch).to_batch()
+    filled = make_shaper("torch", batch.schema, nulls=nulls).block([batch]).to_batch()
     assert filled["t"].tolist() == [86_400_000_000]
     assert filled["s"] == ["?"]
-    assert make_shaper("numpy", batch.schema, nulls=nulls).block(batch).to_batch()["t"] == np.datetime64("1970-01-02")
+    assert make_shaper("numpy", batch.schema, nulls=nulls).block([batch]).to_batch()["t"] == np.datetime64("1970-01-02")
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])
 def test_record_batches_of_another_schema_are_refused(output_format: Any) -> None:
     shaper = make_shaper(output_format, SCHEMA, columns=["i", "s"])
     with pytest.raises(SchemaError, match="lacks column 's'"):
-        shaper.block(pa.RecordBatch.from_pydict({"i": pa.array([1], pa.int32())}))
+        shaper.block([pa.RecordBatch.from_pydict({"i": pa.array([1], pa.int32())})])
     with pytest.raises(SchemaError, match="'i' is int64 in a record batch and int32"):
-        shaper.block(pa.RecordBatch.from_pydict({"i": pa.array([1], pa.int64()), "s": ["x"]}))
+        shaper.block([pa.RecordBatch.from_pydict({"i": pa.array([1], pa.int64()), "s": ["x"]})])

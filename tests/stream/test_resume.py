@@ -38,9 +38,9 @@ class CountingReader:
     reader: RowGroupReader
     read_groups: list = field(default_factory=list)
 
-    def read(self, task, stop_row=None):
+    def read_columns(self, task, stop_row=None):
         self.read_groups.append((task.path, task.ordinal))
-        return self.reader.read(task, stop_row)
+        return self.reader.read_columns(task, stop_row)
 
 
 def counted(dataset):

@@ -1,6 +1,6 @@
 """What reading and shaping promise to the stream: protocols, which the composition root plugs together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch_dataloader_utils._core.buckets import Lengths
@@ -10,10 +10,12 @@ from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 class RowGroupReader(Protocol):
     """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
-    def read(self, task: RowGroupTask, stop_row: int | None = None) -> Any:
-        """The live rows of one row group as one pyarrow.RecordBatch, projected, in file order.
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
+        """The live rows of one row group, projected, in file order: pyarrow.RecordBatches of a few columns each.
 
-        With `stop_row` only the first `stop_row` live rows are needed; more may be returned, never fewer.
+        Every one has the same rows, and comes as soon as it is decoded; there is at least one, without columns if none
+        are asked for. With `stop_row` only the first `stop_row` live rows are needed; more may come, never fewer.
+        What came is certain once the iterator has ended.
 
         Raises:
             DataError: the bytes are not what was planned; the message names file and row group.
@@ -60,8 +62,11 @@ class MeasuredBlock(Block, Protocol):
 class Shaper(Protocol):
     """Turns record batches into blocks of the output format; picklable and stateless."""
 
-    def block(self, batch: Any) -> Block:
-        """The block of one pyarrow.RecordBatch: converted once, then only sliced."""
+    def block(self, parts: Iterable[Any]) -> Block:
+        """The block of one row group, from pyarrow.RecordBatches of a few columns each.
+
+        Each is converted when it comes, while a core has it in its cache; after that rows are only sliced.
+        """
         ...
 
     def concat(self, blocks: Sequence[Block]) -> Block:

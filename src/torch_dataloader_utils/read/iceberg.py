@@ -20,7 +20,7 @@ from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fi
 from torch_dataloader_utils.read.field_ids import FileColumn, identify, project_columns
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.orc import orc_schema
-from torch_dataloader_utils.read.parquet import parquet_schema
+from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
 
 Decode = Callable[[TaskSource, Any, int | None], Any]

@@ -7,7 +7,7 @@ import numpy as np
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.read.field_ids import identify
-from torch_dataloader_utils.read.parquet import parquet_footer
+from torch_dataloader_utils.read.parquet_footer import parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
 

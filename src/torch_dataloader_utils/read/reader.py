@@ -1,5 +1,6 @@
 """The reader: one row group in, its live rows out, counted."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -18,12 +19,12 @@ from torch_dataloader_utils.read.checks import (
     foreign_errors,
 )
 from torch_dataloader_utils.read.conform import conform, constant
-from torch_dataloader_utils.read.contiguous import rows_only
+from torch_dataloader_utils.read.contiguous import rows_only, side_by_side
 from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
-from torch_dataloader_utils.read.parquet import decode_parquet
+from torch_dataloader_utils.read.parquet import decode_parquet, parquet_columns
 from torch_dataloader_utils.read.projection import Projection, project, project_counting
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
@@ -74,7 +75,19 @@ class Reader:
             CorruptFileError, SchemaError, UnsupportedFeatureError: it does not decode, fit, or is not supported.
             StoreError: the storage failed.
         """
-        return self._live_rows(task, self.projection, stop_row)
+        rows = side_by_side(list(self.read_columns(task, stop_row)))
+        names = list(self.projection.delivered)
+        return rows if rows.schema.names == names else rows.select(names)
+
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
+        """The same as RecordBatches of a few columns each, in any order; see `RowGroupReader`.
+
+        Several where rows come as they are stored: a Parquet row group of which none is deleted or filtered out.
+        """
+        if task.file_format is FileFormat.PARQUET and task.extra is None and self.projection.row_filter is None:
+            yield from self._stored_columns(task, stop_row)
+        else:
+            yield self._live_rows(task, self.projection, stop_row)
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
@@ -97,13 +110,29 @@ class Reader:
         source = self._source(task)
         with foreign_errors(task, source.file_is_planned):
             stored, deleted = self._decoded(source, projection, stop, deleted)
-            is_whole = stop is None or stored.num_rows < stop or stored.num_rows == task.physical_rows
+            is_whole = _is_whole(task, stop, stored.num_rows)
             if is_whole:
                 check_stored_rows(task, stored.num_rows)
             live = _select(task, projection, stored, deleted)
         if is_whole and check_live:
             check_live_rows(task, live.num_rows)
         return live
+
+    def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[Any]:
+        """All columns of a row group whose stored rows are the delivered ones."""
+        source, num_rows, missing = self._source(task), 0, set(self.projection.stored.names)
+        with foreign_errors(task, source.file_is_planned):
+            for part in parquet_columns(source, self.projection.stored, stop_row):
+                num_rows, names = part.num_rows, part.schema.names
+                missing.difference_update(names)
+                yield conform(task, part, self.projection.fields(tuple(names)))
+            if _is_whole(task, stop_row, num_rows):
+                check_stored_rows(task, num_rows)
+                check_live_rows(task, num_rows)
+            if missing:
+                yield conform(task, rows_only(num_rows), self.projection.fields(tuple(sorted(missing))))
+        if self.projection.partitions:
+            yield _with_partitions(task, self.projection, rows_only(num_rows))
 
     def _source(self, task: RowGroupTask) -> TaskSource:
         return TaskSource(
@@ -133,6 +162,11 @@ class Reader:
         if store is None:
             store = self._stores.setdefault(key, open_store(path, self.spec.storage_options))
         return store
+
+
+def _is_whole(task: RowGroupTask, stop_row: int | None, num_rows: int) -> bool:
+    """Whether these rows, decoded up to `stop_row`, must be all that the row group stores."""
+    return stop_row is None or num_rows < stop_row or num_rows == task.physical_rows
 
 
 def _decode(source: TaskSource, fields: Any, stop: int | None) -> Any:

@@ -1,6 +1,6 @@
 """Output "arrow" and "dict": record batches as they are, or as dicts of Python lists."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,23 +49,30 @@ class ArrowShaper:
     schema: pa.Schema
     as_python: bool
 
-    def block(self, batch: pa.RecordBatch) -> ArrowBlock:
-        """The block of one record batch, columns in the order of the schema.
+    def block(self, parts: Iterable[pa.RecordBatch]) -> ArrowBlock:
+        """The block of these columns, in the order of the schema.
 
         Raises:
             SchemaError: a column is missing or has another type.
         """
-        if batch.schema.names != self.schema.names:
-            missing = [name for name in self.schema.names if name not in batch.schema.names]
-            if missing:
-                raise SchemaError(f"a record batch lacks column {missing[0]!r}; it has {batch.schema.names}")
-            batch = batch.select(self.schema.names)
-        for found, wanted in zip(batch.schema, self.schema, strict=True):
-            if found.type != wanted.type:
+        came = list(parts)
+        if not self.schema.names:
+            return ArrowBlock(rows=came[0].select([]), as_python=self.as_python)
+        columns = {name: (part, index) for part in came for index, name in enumerate(part.schema.names)}
+        fields, arrays = [], []
+        for wanted in self.schema:
+            if wanted.name not in columns:
+                raise SchemaError(f"a record batch lacks column {wanted.name!r}; it has {', '.join(columns)}")
+            part, index = columns[wanted.name]
+            field = part.schema.field(index)
+            if field.type != wanted.type:
                 raise SchemaError(
-                    f"column {found.name!r} is {found.type} in a record batch and {wanted.type} in the data set"
+                    f"column {field.name!r} is {field.type} in a record batch and {wanted.type} in the data set"
                 )
-        return ArrowBlock(rows=batch, as_python=self.as_python)
+            fields.append(field)
+            arrays.append(part.column(index))
+        rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        return ArrowBlock(rows=rows, as_python=self.as_python)
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
         """The rows of all blocks, one after the other."""

@@ -1,4 +1,4 @@
-"""One Arrow column, or the columns of one stack, to block columns, with the null policy applied."""
+"""Arrow columns, alone or one by one into the matrix of a stack, to block columns, with the null policy applied."""
 
 import math
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils.errors import NullValueError
-from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType
+from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, numpy_dtype, raw_type
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.decode import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
-from torch_dataloader_utils.shape.memory import join, new_tensor
+from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.nulls import Fill, Mask, Natural, Refuse
 from torch_dataloader_utils.shape.specs import ColumnSpec, StackSpec
 
@@ -37,24 +37,38 @@ def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
             return _convert_objects(spec, array)
 
 
-def convert_stack(spec: StackSpec, arrays: list[pa.Array]) -> tuple[Column, ...]:
-    """The matrix of the stacked columns, and its mask of the same shape if any column's nulls are masked.
+class StackBuilder:
+    """The matrix of stacked columns, which are put there one by one as they come.
 
-    Raises:
-        NullValueError: nulls that the policy of their column does not allow.
+    One copy of each column, all in one buffer: 8 to 11 times as fast as stacking tensors row by row, and faster still
+    while a core has the column in its cache.
     """
-    numbers = [raw_numbers(array) for array in arrays]
-    filled = [_filled(column, _nulls_become(column), raw) for column, raw in zip(spec.columns, numbers, strict=True)]
-    # One copy of each column, all in one buffer: 8 to 11 times as fast as stacking tensors row by row.
-    columns = [from_dlpack(array) for array in filled]
-    dense = new_tensor((len(columns), len(arrays[0])), columns[0].dtype)
-    join(columns, out=dense.view(-1))
-    matrix = Matrix(_logical(dense, spec.columns[0]))
-    if not spec.has_mask:
-        return (matrix,)
-    num_rows = len(arrays[0])
-    masks = [np.ones(num_rows, np.bool_) if raw.valid is None else raw.valid for raw in numbers]
-    return matrix, Matrix(torch.from_numpy(np.stack(masks)))
+
+    def __init__(self, spec: StackSpec, num_rows: int) -> None:
+        self._spec = spec
+        shape = (len(spec.columns), num_rows)
+        self._numbers = new_tensor(shape, _raw_dtype(spec.columns[0]))
+        self._rows = self._numbers.numpy()
+        self._valid = np.ones(shape, np.bool_) if spec.has_mask else None
+
+    def put(self, place: int, array: pa.Array) -> None:
+        """The column at this place of the stack.
+
+        Raises:
+            NullValueError: nulls that the policy of the column does not allow.
+        """
+        column = self._spec.columns[place]
+        if not (column.is_plain and array.null_count == 0):
+            numbers = raw_numbers(array)
+            array = _filled(column, _nulls_become(column), numbers)
+            if self._valid is not None and numbers.valid is not None:
+                self._valid[place] = numbers.valid
+        self._rows[place] = np.from_dlpack(array)
+
+    def columns(self) -> tuple[Column, ...]:
+        """The matrix of all columns, and its mask of the same shape if any column's nulls are masked."""
+        matrix = Matrix(_logical(self._numbers, self._spec.columns[0]))
+        return (matrix,) if self._valid is None else (matrix, Matrix(torch.from_numpy(self._valid)))
 
 
 def _convert_numbers(spec: ColumnSpec, kind: NumberType, array: pa.Array) -> tuple[Column, ...]:
@@ -110,6 +124,10 @@ def _element(spec: ColumnSpec) -> pa.DataType:
             return element
         case ObjectType(arrow=arrow):
             return arrow
+
+
+def _raw_dtype(spec: ColumnSpec) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, numpy_dtype(raw_type(_element(spec))))).dtype
 
 
 def _filled(spec: ColumnSpec, replacement: float | None, numbers: RawNumbers) -> pa.Array:

@@ -1,6 +1,6 @@
 """How long rows are: the lengths of one column, and blocks that know them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,9 +97,17 @@ class LengthShaper:
     shaper: Shaper
     column: str
 
-    def block(self, batch: pa.RecordBatch) -> LengthBlock:
-        """The block of one record batch that has `column` beside the delivered ones."""
-        return LengthBlock(rows=self.shaper.block(batch), lengths=measure_rows(batch.column(self.column)))
+    def block(self, parts: Iterable[pa.RecordBatch]) -> LengthBlock:
+        """The block of rows that have `column` beside the delivered ones."""
+        lengths: list[Lengths] = []
+        rows = self.shaper.block(self._measured(parts, lengths))
+        return LengthBlock(rows=rows, lengths=lengths[0])
+
+    def _measured(self, parts: Iterable[pa.RecordBatch], lengths: list[Lengths]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            if self.column in part.schema.names:
+                lengths.append(measure_rows(part.column(self.column)))
+            yield part
 
     def concat(self, blocks: Sequence[Block]) -> Block:
         """The rows of all blocks, one after the other."""

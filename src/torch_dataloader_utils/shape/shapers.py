@@ -1,6 +1,7 @@
 """The way in: `make_shaper` checks the options once and gives the shaper of one output format."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,7 @@ from torch_dataloader_utils.shape.arrays import ArrayOutput
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype
 from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
-from torch_dataloader_utils.shape.convert import convert_column, convert_stack
+from torch_dataloader_utils.shape.convert import StackBuilder, convert_column
 from torch_dataloader_utils.shape.decode import plain
 from torch_dataloader_utils.shape.nulls import Mask
 from torch_dataloader_utils.shape.specs import (
@@ -87,20 +88,37 @@ class ColumnShaper:
     names: tuple[str, ...]
     output: Output
 
-    def block(self, batch: pa.RecordBatch) -> ColumnBlock:
-        """The block of one record batch. Null-free numbers are not copied: they are the Arrow memory.
+    def block(self, parts: Iterable[pa.RecordBatch]) -> ColumnBlock:
+        """The block of these columns. Null-free numbers are not copied: they are the Arrow memory.
 
         Raises:
             SchemaError: a column is missing or has another type than in the schema.
             NullValueError: nulls that `nulls=` does not allow, with the column and how many.
         """
-        position = {name: index for index, name in enumerate(batch.schema.names)}
-        columns: list[Any] = []
-        for stack in self.stacks:
-            columns += convert_stack(stack, [_find_column(spec, batch, position) for spec in stack.columns])
-        for spec in self.columns:
-            columns += convert_column(spec, _find_column(spec, batch, position))
-        return ColumnBlock(names=self.names, columns=tuple(columns), num_rows=batch.num_rows, output=self.output)
+        coming = iter(parts)
+        first = next(coming)
+        builders = [StackBuilder(stack, first.num_rows) for stack in self.stacks]
+        waiting = {spec.name: spec for spec in self.columns}
+        places: dict[str, tuple[StackBuilder, int]] = {}
+        for stack, builder in zip(self.stacks, builders, strict=True):
+            waiting |= {spec.name: spec for spec in stack.columns}
+            places |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
+        alone: dict[str, tuple[Any, ...]] = {}
+        for part in itertools.chain([first], coming):
+            for name, array in zip(part.schema.names, part.columns, strict=True):
+                spec = waiting.pop(name, None)
+                if spec is None:
+                    continue
+                if name in places:
+                    builder, place = places[name]
+                    builder.put(place, _of_schema(spec, array))
+                else:
+                    alone[name] = convert_column(spec, _of_schema(spec, array))
+        if waiting:
+            raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}, which the data set has")
+        stacked = (builder.columns() for builder in builders)
+        columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
+        return ColumnBlock(names=self.names, columns=tuple(columns), num_rows=first.num_rows, output=self.output)
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""
@@ -115,11 +133,7 @@ class ColumnShaper:
         return gather_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
 
 
-def _find_column(spec: ColumnSpec, batch: pa.RecordBatch, position: Mapping[str, int]) -> pa.Array:
-    index = position.get(spec.name)
-    if index is None:
-        raise SchemaError(f"a record batch lacks column {spec.name!r}; it has {', '.join(position) or 'no columns'}")
-    array = batch.column(index)
+def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:
     if array.type == spec.arrow:
         return array
     if classify(array.type) != spec.kind:

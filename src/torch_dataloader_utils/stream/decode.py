@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +102,8 @@ class Decoder:
     def _decode(self, wanted: Wanted) -> Block:
         group, stop_row = wanted
         task = self._work.inventory.task(group)
-        return self.counters.count_decode(lambda: self._shaper.block(self._reader.read(task, stop_row)))
+        with closing(self._reader.read_columns(task, stop_row)) as columns:
+            return self.counters.count_decode(lambda: self._shaper.block(columns))
 
     def where(self, group: int) -> str:
         """A row group, for messages."""

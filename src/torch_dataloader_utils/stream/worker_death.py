@@ -88,10 +88,10 @@ class NotingReader:
     notes: Notes
     worker: int
 
-    def read(self, task: RowGroupTask, stop_row: int | None = None) -> Any:
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
         """See RowGroupReader."""
         with self.notes.reading(self.worker, task.where):
-            return self.reader.read(task, stop_row)
+            yield from self.reader.read_columns(task, stop_row)
 
 
 def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:

@@ -1,5 +1,6 @@
 """A reader that wraps a reader: row groups of documents in, their packed samples out."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -24,8 +25,8 @@ class PackingReader:
     reader: Reader
     packing: TokenPacking
 
-    def read(self, task: RowGroupTask, stop_row: int | None = None) -> pa.RecordBatch:  # noqa: ARG002
-        """All samples of one row group; what `stop_row` leaves out would have to be decoded to be packed.
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[pa.RecordBatch]:  # noqa: ARG002
+        """All samples of one row group, in one batch; what `stop_row` leaves out would have to be decoded to be packed.
 
         Raises:
             RowCountError: other samples than planned.
@@ -37,7 +38,7 @@ class PackingReader:
         planned = pieces.sample_count if task.live_rows == UNKNOWN else task.live_rows
         if pieces.sample_count != planned:
             self._check_bound(task, pieces.sample_count)
-        return pack_documents(documents, tokens, pieces, self.packing, planned)
+        yield pack_documents(documents, tokens, pieces, self.packing, planned)
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Samples of one row group, by reading it; `task.live_rows` is not looked at."""
