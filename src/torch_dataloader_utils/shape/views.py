@@ -5,7 +5,8 @@ over every one: 51 columns cut for a whole row group cost the trainer's thread t
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,12 +17,22 @@ _AT_ONCE = 8
 def split_rows(values: Tensor, rows: int) -> Iterator[Tensor]:
     """Views of `rows` rows, the last one shorter if it must be.
 
-    Without a Python frame a view. `unsafe_` is about autograd, which decoded data has none of (a fifth faster).
+    Without a Python frame a view. With sizes given, torch makes a view in 0.25 us, of equal sizes in 0.35; `unsafe_`
+    is about autograd, which decoded data has none of (a fifth faster).
     """
-    parts = torch.unsafe_split(values, rows * _AT_ONCE)
-    return chain.from_iterable(map(torch.unsafe_split, parts, repeat(rows)))
+    lots, lot_rows = _equal_lots(len(values), rows)
+    return chain.from_iterable(
+        map(torch.unsafe_split_with_sizes, torch.unsafe_split_with_sizes(values, lot_rows), lots)
+    )
 
 
 def in_lots(rows: Sequence[int]) -> list[Sequence[int]]:
     """Row counts of batches, as many together as should be cut at once."""
     return [rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE)]
+
+
+@lru_cache(maxsize=8)  # the same for every column of a block
+def _equal_lots(total: int, rows: int) -> tuple[list[Sequence[int]], list[int]]:
+    full, rest = divmod(total, rows)
+    lots = in_lots([rows] * full + [rest] * (rest > 0))
+    return lots, [sum(lot) for lot in lots]

@@ -58,6 +58,11 @@ class LaneReader:
         """The row group that the last rows came from, for messages."""
         return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether rows of the present block are left."""
+        return self._current is not None and self._offset < self._current.num_rows
+
     def take(self, rows: int) -> Iterator[Span]:
         """The next `rows` rows, as one span or several; fewer only where the lane ends."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
@@ -97,6 +102,8 @@ class LaneReader:
 
     def _joined(self, block: Block, rows: int) -> Block:
         """The block with those behind it that are begun and plain, as long as there are few rows and few bytes."""
+        if self._ends[-1][0] >= rows:
+            return block
         parts, num_bytes = [block], block.num_bytes
         while self._ends[-1][0] < rows and num_bytes < _JOINED_BYTES and self._next_is_plain():
             part, uses = next(self._source)

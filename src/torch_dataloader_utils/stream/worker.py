@@ -138,11 +138,13 @@ class WorkerStream:
     def _regular_batches(self, lane: LaneReader, rows: int, count: int) -> Iterator[tuple[Any, LaneReader]]:
         done = 0
         while done < count:
+            before = done
             for batch in lane.whole_batches(rows, count - done):
                 done += 1
                 self.counters.rows += rows
                 yield batch, lane
-            if done < count:
+            # Where no block holds a batch, it is put together from several.
+            if done < count and (done == before or lane.has_rest):
                 done += 1
                 yield self._batch(((0, rows),))
 
