@@ -92,6 +92,6 @@ class SlabCodec(Protocol):
         """The batch that was written, as views of `buffer`."""
         ...
 
-    def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
-        """Batches of `rows[0]`, `rows[1]`, ... rows, views of `batch`, as the shaper made it; their sum is its rows."""
+    def cut(self, layout: Any, descriptor: Any, buffer: Any, rows: Sequence[int]) -> Iterator[Any]:
+        """The same as batches of `rows[0]`, `rows[1]`, ... rows, which add up; for batches as the shaper makes them."""
         ...

@@ -62,6 +62,8 @@ class ColumnBlock:
         """Rows [start, stop), a view; rows past the end are left out, as in a Python slice."""
         stop = min(stop, self.num_rows)
         start = min(start, stop)
+        if stop - start == self.num_rows:
+            return self
         columns = tuple(column.slice(start, stop) for column in self.columns)
         return ColumnBlock(names=self.names, columns=columns, num_rows=stop - start, output=self.output)
 

@@ -12,6 +12,7 @@ is written by one call and read back by one call, which is what makes 51 columns
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -154,9 +155,23 @@ class TensorBatchCodec:
         num_rows = batch.num_rows if isinstance(batch, TensorBatch) else 0
         return layout, SlabDescriptor(tuple(parts[index] for index in layout.objects), num_rows)
 
-    def cut(self, batch: TensorBatch, rows: Sequence[int]) -> Iterator[TensorBatch]:
-        """Batches of `rows[0]`, `rows[1]`, ... rows, views of one that was read back; their sum is its row count."""
-        return batch.cut(rows)
+    def cut(
+        self, layout: SlabLayout, descriptor: SlabDescriptor, buffer: Tensor, rows: Sequence[int]
+    ) -> Iterator[TensorBatch]:
+        """As `view`, as batches of `rows[0]`, `rows[1]`, ... rows; only for a `TensorBatch`, of so many rows in all.
+
+        A whole group is cut at once: three cuts and three unbinds give a batch its 51 columns.
+        """
+        if layout.objects or any(layout.ragged) or not layout.groups:
+            yield from self.view(layout, descriptor, buffer).cut(rows)
+            return
+        regions = [_region(group, buffer) for group in layout.groups]
+        by_row = [r.mT if g.is_transposed else r for r, g in zip(regions, layout.groups, strict=True)]
+        place = {part: at for at, part in enumerate(chain.from_iterable(g.parts for g in layout.groups))}
+        order = [place[part] for part in range(len(place))]
+        for pieces in zip(*(torch.unsafe_split_with_sizes(region, rows, dim=1) for region in by_row), strict=True):
+            columns = [column for piece in pieces for column in piece.unbind()]
+            yield TensorBatch(zip(layout.names, map(columns.__getitem__, order), strict=True))
 
     def view(self, layout: SlabLayout, descriptor: SlabDescriptor, buffer: Tensor) -> Any:
         """The batch that was written, as views of `buffer`, which may be a copy of the slab on any device."""

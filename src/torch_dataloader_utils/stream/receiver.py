@@ -65,11 +65,10 @@ class Receiver:
         reader = self._readers[worker]
         batches = reader.open(answer.batches)
         del answer
-        if run_rows and self._codec is not None:
+        if run_rows:
             (counts,) = tallies
             rows_before = counts[0] - sum(run_rows)
-            run = self._codec.cut(reader.view(batches.popleft()), run_rows)
-            for rows, batch in zip(run_rows, run, strict=True):
+            for rows, batch in zip(run_rows, reader.cut(batches.popleft(), run_rows), strict=True):
                 rows_before += rows
                 self._meter.received(worker, (rows_before, *counts[1:]))
                 yield worker, cursor, batch

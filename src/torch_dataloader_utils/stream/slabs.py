@@ -10,7 +10,7 @@ shared memory that has no name (see `shared_memory`): nothing is left behind, ho
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -156,6 +156,12 @@ class SlabReader:
     def view(self, batch: Any) -> Any:
         """The batch, as views of its slab."""
         return self._codec.view(*batch) if isinstance(batch, InSlab) and self._codec is not None else batch
+
+    def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
+        """The batches of a run, of `rows[0]`, `rows[1]`, ... rows."""
+        if isinstance(batch, InSlab) and self._codec is not None:
+            return self._codec.cut(*batch, rows)
+        return batch.cut(rows)  # type: ignore[no-any-return]
 
     def take_freed(self) -> tuple[int, ...]:
         """The slabs that died since the last call."""

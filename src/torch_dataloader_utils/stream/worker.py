@@ -92,13 +92,30 @@ class WorkerStream:
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
         with self._running():
-            for block, batches in self._assembler.lots(length):
-                stop = 0
-                for first in range(0, len(batches), length):
-                    rows = tuple(batch.rows for batch in batches[first : first + length])
-                    start, stop = stop, stop + sum(rows)
-                    self.counters.rows += stop - start
-                    yield Run(batch=block.slice(start, stop).to_batch(), rows=rows)
+            if isinstance(self._schedule, SingleLane):
+                yield from self._runs_of_one_lane(self._schedule, length)
+            else:
+                yield from self._runs_of_lots(length)
+
+    def _runs_of_one_lane(self, schedule: SingleLane, length: int) -> Iterator[Run]:
+        """A run is a batch of `length` times the rows."""
+        whole, left = divmod(schedule.num_batches - len(schedule.tail_rows), length)
+        rows = (schedule.batch_rows,) * length
+        for batch, _ in self._regular_batches(self._lanes[0], sum(rows), whole):
+            yield Run(batch=batch, rows=rows)
+        last = (*rows[:left], *schedule.tail_rows)
+        for first in range(0, len(last), length):
+            rows = last[first : first + length]
+            yield Run(batch=self._batch(((0, sum(rows)),))[0], rows=rows)
+
+    def _runs_of_lots(self, length: int) -> Iterator[Run]:
+        for block, batches in self._assembler.lots(length):
+            stop = 0
+            for first in range(0, len(batches), length):
+                rows = tuple(batch.rows for batch in batches[first : first + length])
+                start, stop = stop, stop + sum(rows)
+                self.counters.rows += stop - start
+                yield Run(batch=block.slice(start, stop).to_batch(), rows=rows)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
