@@ -1,6 +1,7 @@
 """A batch written to a slab and viewed again is the same batch."""
 
 import pickle
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -103,6 +104,23 @@ def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatc
         assert type(copy) is container
         for left, right in zip(*(b.values() if isinstance(b, dict) else b for b in (copy, other)), strict=True):
             assert is_same(left, right)
+
+
+@settings(max_examples=100 * EFFORT, deadline=None)
+@given(batch=batches(), data=st.data())
+def test_a_run_is_cut_into_the_batches_that_it_was_made_of(batch: TensorBatch, data: Any) -> None:
+    """Whatever groups its columns form, with lists and Python objects among them or not."""
+    borders = sorted(data.draw(st.lists(st.integers(0, batch.num_rows), max_size=5)))
+    rows = [stop - start for start, stop in pairwise([0, *borders, batch.num_rows])]
+    buffers = [torch.full((1 << 16,), 0xAA, dtype=torch.uint8)]
+    written = TensorBatchCodec().write(batch, lambda num_bytes: buffers[0][:num_bytes])
+    if written is None:
+        return
+    pieces = list(TensorBatchCodec().cut(*written, *buffers, rows))
+    assert [piece.num_rows for piece in pieces] == rows
+    for piece, wanted in zip(pieces, batch.cut(rows), strict=True):
+        assert list(piece) == list(wanted)
+        assert all(is_same(piece[name], wanted[name]) for name in wanted)
 
 
 @settings(max_examples=50 * EFFORT, deadline=None)
