@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, files, write_table
@@ -204,6 +205,12 @@ def test_a_transform_that_raises_says_on_which_rows(table):
 
     loader, _ = load(table[0], transform=broken)
     with pytest.raises(TransformError, match=r"broken raised KeyError.*part-00.parquet row group 0"):
+        next(iter(loader))
+
+
+def test_a_collate_function_of_torchs_kind_is_told_what_it_is_given(table):
+    loader, _ = load(table[0], collate_fn=default_collate)
+    with pytest.raises(TransformError, match="given one batch, a TensorBatch of columns, not a list of samples"):
         next(iter(loader))
 
 

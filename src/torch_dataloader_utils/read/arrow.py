@@ -9,7 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._store import Span
-from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, no_such_group
+from torch_dataloader_utils.read.checks import (
+    check_all_decoded,
+    check_decoded_size,
+    check_unique,
+    no_such_group,
+    repeated_names,
+)
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -33,7 +39,7 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
         file.seek(0)
         schema = (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).schema
         names = [field.name for field in fields if field.name in schema.names]
-        check_unique(task, schema, names)
+        check_unique(task, repeated_names(schema.names), names)
         # One column is enough to count rows.
         wanted = [schema.get_field_index(name) for name in names] or [0][: len(schema)]
         batch = _of_file(source, file, wanted) if is_file else _of_stream(source, file, schema)

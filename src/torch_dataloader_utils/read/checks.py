@@ -1,5 +1,6 @@
 """What must hold of every row group, and the one place where foreign exceptions become ours."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -145,11 +146,16 @@ def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: Any) ->
         )
 
 
-def check_unique(task: RowGroupTask, schema: Any, columns: Sequence[str]) -> None:
-    """Raises SchemaError if the file's schema has two columns of one of these names."""
-    if len(schema) == len(set(schema.names)):
-        return
-    twice = [name for name in columns if schema.names.count(name) > 1]
+def repeated_names(names: Sequence[str]) -> frozenset[str]:
+    """The names that occur more than once."""
+    if len(names) == len(set(names)):
+        return frozenset()
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
+
+
+def check_unique(task: RowGroupTask, repeated: frozenset[str], columns: Sequence[str]) -> None:
+    """Raises SchemaError if one of these columns has a name that the file's schema repeats."""
+    twice = [name for name in columns if name in repeated]
     if twice:
         raise SchemaError(
             f"{task.where} has more than one column named {', '.join(twice)}; which one is meant cannot be said. "

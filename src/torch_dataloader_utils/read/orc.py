@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import orc
 
-from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique
+from torch_dataloader_utils.read.checks import check_all_decoded, check_decoded_size, check_unique, repeated_names
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -29,7 +29,7 @@ def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
         stripes = orc.ORCFile(file)
         schema = stripes.schema
         names = [field.name for field in fields if field.name in schema.names]
-        check_unique(task, schema, names)
+        check_unique(task, repeated_names(schema.names), names)
         batch = stripes.read_stripe(task.ordinal, columns=names or _cheapest(schema))
     check_all_decoded(task, names, batch)
     check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)

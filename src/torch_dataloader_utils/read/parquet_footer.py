@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.parquet_limits import footer_excess
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 
@@ -25,14 +26,15 @@ class FileColumns:
     """The columns of a file.
 
     paths, parquet, key_values: of its leaf columns and of the footer, what all of this was made of. schema: the file's
-    Arrow schema. Of each top-level column, leaves: the numbers of its leaf columns; row_bits: the bits of a decoded row
-    (of an offset, where its values have no fixed width).
+    Arrow schema. repeated: names that several columns have. Of each top-level column, leaves: the numbers of its leaf
+    columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed width).
     """
 
     paths: tuple[str, ...]
     parquet: Any
     key_values: dict[bytes, bytes] | None
     schema: Any
+    repeated: frozenset[str]
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
 
@@ -52,6 +54,7 @@ class FileColumns:
             parquet=metadata.schema,
             key_values=metadata.metadata,
             schema=schema,
+            repeated=repeated_names(schema.names),
             leaves={name: tuple(indices) for name, indices in leaves.items()},
             row_bits={field.name: _row_bits(field.type) for field in schema},
         )

@@ -18,7 +18,7 @@ import pyarrow.json as pa_json
 
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.read.checks import check_decoded_size, check_unique
+from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, repeated_names
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
 from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.source import TaskSource
@@ -51,7 +51,7 @@ def decode_csv(source: TaskSource, fields: Sequence[Any]) -> Any:
     if not header:
         return rows_only(0)
     names = [field.name for field in fields if field.name in header]
-    check_unique(source.task, pa.schema([(name, pa.null()) for name in header]), names)
+    check_unique(source.task, repeated_names(header), names)
     types = {field.name: field.type for field in fields}
     table = pa_csv.read_csv(
         pa.BufferReader(data),

@@ -202,12 +202,20 @@ class WorkerStream:
                 raise
             except Exception as error:  # a user's function: any error, told with its rows
                 raise TransformError(
-                    f"{function_name(function)} raised {type(error).__name__}: {error}. The batch ends in {where}."
+                    f"{function_name(function)} raised {type(error).__name__}: {error}.{_hint(error, batch)} "
+                    f"The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
                 raise TransformError(f"{name} returned None for the batch that ends in {where}: return the batch.")
         return batch
+
+
+def _hint(error: Exception, batch: Any) -> str:
+    """For functions that are made for torch's own loader, such as `default_collate`: they ask for sample 0."""
+    if isinstance(error, KeyError) and error.args == (0,):
+        return f" It is given one batch, a {type(batch).__name__} of columns, not a list of samples."
+    return ""
 
 
 def function_name(function: Function) -> str:
