@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._core.block import Block
+from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
@@ -227,7 +227,7 @@ class RowDataset(Dataset[Any]):
         return self._shaper.gather([self._blocks.get(group, self._decode)], rows)
 
     def _decode(self, group: int) -> Block:
-        return self._shaper.block(self._reader.read_columns(self._inventory.task(group)))
+        return read_block(self._reader, self._shaper, self._inventory.task(group))
 
     def _measure(self) -> Lengths:
         if self._length_reader is None:

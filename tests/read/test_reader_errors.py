@@ -22,6 +22,7 @@ from tests.read.files import (
     write_parquet,
     write_stream,
 )
+from torch_dataloader_utils._core.block import read_block
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
 from torch_dataloader_utils._store import FileStat, LocalStore
 from torch_dataloader_utils.errors import (
@@ -31,6 +32,7 @@ from torch_dataloader_utils.errors import (
     FileChangedError,
     InternalError,
     LoaderError,
+    NullValueError,
     RowCountError,
     SchemaError,
     StoreError,
@@ -40,6 +42,8 @@ from torch_dataloader_utils.read.checks import check_all_decoded
 from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.source import TAIL_BYTES
+from torch_dataloader_utils.shape.block import TensorOutput
+from torch_dataloader_utils.shape.shapers import ColumnShaper
 
 TABLE = pa.table({"row": np.arange(100), "word": [f"w{i}" for i in range(100)]})
 WRITERS: dict[str, Callable[[Path], list[RowGroupTask]]] = {
@@ -131,6 +135,28 @@ def test_a_large_file_that_is_written_to_while_it_is_read_is_changed(tmp_path: P
     reader._stores[""] = RewrittenStore(contents=[content])
     with pytest.raises(FileChangedError, match="plan the data set again"):
         reader.read(task)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+@pytest.mark.parametrize("format_name", ["parquet", "orc"])
+def test_values_that_do_not_fit_are_those_of_the_planned_file(
+    tmp_path: Path, format_name: str, is_replaced: bool
+) -> None:
+    """A shaper that refuses values when they come; the file was replaced meanwhile, or was not."""
+    path = tmp_path / f"a.{format_name}"
+    task = WRITERS[format_name](path)[0]
+
+    class Refusing(ColumnShaper):
+        def block(self, parts: Any) -> Any:
+            next(iter(parts))
+            if is_replaced:
+                path.write_bytes(b"another file")
+            raise NullValueError("column 'word' has 5 nulls")
+
+    shaper = Refusing(columns=(), stacks=(), names=(), output=TensorOutput())
+    wanted = FileChangedError if is_replaced and format_name == "parquet" else NullValueError
+    with pytest.raises(wanted):
+        read_block(READER, shaper, task)
 
 
 def test_nothing_is_said_of_the_content_of_a_large_file_that_was_replaced(tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
-"""What reading and shaping promise to the stream: protocols, which the composition root plugs together."""
+"""What reading and shaping promise to the stream: protocols, which the composition root plugs together.
+
+`read_block` is how one is used on the other.
+"""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils.errors import LoaderError
 
 
 class RowGroupReader(Protocol):
@@ -14,8 +19,11 @@ class RowGroupReader(Protocol):
         """The live rows of one row group, projected, in file order: pyarrow.RecordBatches of a few columns each.
 
         Every one has the same rows, and comes as soon as it is decoded; there is at least one, without columns if none
-        are asked for. With `stop_row` only the first `stop_row` live rows are needed; more may come, never fewer.
-        What came is certain once the iterator has ended.
+        are asked for. Every column comes once, in any order, and some may come that are not delivered.
+
+        With `stop_row` only the first `stop_row` live rows are needed; more may come, never fewer. What came is certain
+        once the iterator has ended. An error about values that came may be thrown into it: it is raised again, or the
+        one that lies behind it.
 
         Raises:
             DataError: the bytes are not what was planned; the message names file and row group.
@@ -76,6 +84,20 @@ class Shaper(Protocol):
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
         """Row i of the result is row order[i] of the blocks' concatenation; order may be shorter than it."""
         ...
+
+
+def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_row: int | None = None) -> Block:
+    """The block of one row group.
+
+    Raises:
+        LoaderError: see RowGroupReader.read_columns and Shaper.block.
+    """
+    with closing(reader.read_columns(task, stop_row)) as columns:
+        try:
+            return shaper.block(columns)
+        except LoaderError as error:
+            columns.throw(error)  # values that do not fit may be those of a file that was replaced
+            raise
 
 
 class SlabCodec(Protocol):

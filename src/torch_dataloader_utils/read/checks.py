@@ -14,6 +14,7 @@ from torch_dataloader_utils.errors import (
     FileChangedError,
     LoaderError,
     NoDataError,
+    NullValueError,
     RowCountError,
     SchemaError,
     StoreError,
@@ -32,13 +33,17 @@ _MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
 def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> Iterator[None]:
     """Runs the decoding of one row group; what it raises leaves as an error of ours, with the cause chained.
 
-    `file_is_planned` looks the file up again: bytes that do not decode because the file was replaced are a
-    changed file, not a corrupt one.
+    `file_is_planned` looks the file up again: bytes that do not decode, or values that do not fit, because the file was
+    replaced are a changed file, not a corrupt or a wrong one.
     """
     try:
         yield
     except NoDataError as error:
         raise _gone(task) from error
+    except (SchemaError, NullValueError) as error:
+        if not file_is_planned():
+            raise changed(task) from error
+        raise
     except LoaderError:
         raise
     except _FOREIGN as error:

@@ -95,7 +95,10 @@ def _few_at_once(footer: Footer, columns: Sequence[str], rows: int) -> Iterator[
 
 
 def _decode(reader: Any, group: int, leaves: Sequence[int], rows: int, *, is_prefix: bool) -> Any:
-    """Some columns of one row group: all its rows, or the first `rows`."""
+    """Some columns of one row group: all its rows, or the first `rows`.
+
+    Text of more than 2 GiB comes as several batches, whose borders differ from column to column.
+    """
     if not is_prefix:
         table = reader.read_row_group(group, column_indices=leaves, use_threads=False)
         return contiguous(table.to_batches()) if leaves else rows_only(table.num_rows)

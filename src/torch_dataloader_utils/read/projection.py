@@ -2,7 +2,8 @@
 
 import difflib
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,14 +26,10 @@ class Projection:
     filtered: tuple[str, ...]
     partitions: tuple[Any, ...]
     row_filter: Any
-    _schemas: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False)
 
-    def fields(self, names: tuple[str, ...]) -> Any:
-        """The schema of these stored columns; row groups come in the same lots of columns, so that it is kept."""
-        schema = self._schemas.get(names)
-        if schema is None:
-            schema = self._schemas[names] = pa.schema([self.stored.field(name) for name in names])
-        return schema
+    def fields(self, names: Iterable[str]) -> Any:
+        """The schema of these stored columns."""
+        return pa.schema([self.stored.field(name) for name in names])
 
 
 def project(spec: ReadSpec) -> Projection:

@@ -80,7 +80,7 @@ class Reader:
         return rows if rows.schema.names == names else rows.select(names)
 
     def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
-        """The same as RecordBatches of a few columns each, in any order; see `RowGroupReader`.
+        """The same as RecordBatches of a few columns each; see `RowGroupReader`.
 
         Several where rows come as they are stored: a Parquet row group of which none is deleted or filtered out.
         """
@@ -125,12 +125,12 @@ class Reader:
             for part in parquet_columns(source, self.projection.stored, stop_row):
                 num_rows, names = part.num_rows, part.schema.names
                 missing.difference_update(names)
-                yield conform(task, part, self.projection.fields(tuple(names)))
+                yield conform(task, part, self.projection.fields(names))
             if _is_whole(task, stop_row, num_rows):
                 check_stored_rows(task, num_rows)
                 check_live_rows(task, num_rows)
             if missing:
-                yield conform(task, rows_only(num_rows), self.projection.fields(tuple(sorted(missing))))
+                yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
         if self.projection.partitions:
             yield _with_partitions(task, self.projection, rows_only(num_rows))
 

@@ -115,7 +115,8 @@ class ColumnShaper:
                 else:
                     alone[name] = convert_column(spec, _of_schema(spec, array))
         if waiting:
-            raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}, which the data set has")
+            came = ", ".join((*alone, *(name for name in places if name not in waiting))) or "no columns"
+            raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}; it has {came}")
         stacked = (builder.columns() for builder in builders)
         columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
         return ColumnBlock(names=self.names, columns=tuple(columns), num_rows=first.num_rows, output=self.output)

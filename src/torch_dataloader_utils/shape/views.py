@@ -31,8 +31,10 @@ def in_lots(rows: Sequence[int]) -> list[Sequence[int]]:
     return [rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE)]
 
 
-@lru_cache(maxsize=8)  # the same for every column of a block
-def _equal_lots(total: int, rows: int) -> tuple[list[Sequence[int]], list[int]]:
-    full, rest = divmod(total, rows)
-    lots = in_lots([rows] * full + [rest] * (rest > 0))
-    return lots, [sum(lot) for lot in lots]
+@lru_cache(maxsize=1)  # the same for every column of a block
+def _equal_lots(total: int, rows: int) -> tuple[list[list[int]], list[int]]:
+    full, left = divmod(total, rows * _AT_ONCE)
+    batches, rest = divmod(left, rows)
+    last = [rows] * batches + [rest] * (rest > 0)
+    lots = [[rows] * _AT_ONCE] * full + [last] * (left > 0)
+    return lots, [rows * _AT_ONCE] * full + [left] * (left > 0)

@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
+from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper, read_block
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
@@ -102,8 +101,7 @@ class Decoder:
     def _decode(self, wanted: Wanted) -> Block:
         group, stop_row = wanted
         task = self._work.inventory.task(group)
-        with closing(self._reader.read_columns(task, stop_row)) as columns:
-            return self.counters.count_decode(lambda: self._shaper.block(columns))
+        return self.counters.count_decode(lambda: read_block(self._reader, self._shaper, task, stop_row))
 
     def where(self, group: int) -> str:
         """A row group, for messages."""

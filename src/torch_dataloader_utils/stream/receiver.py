@@ -58,7 +58,8 @@ class Receiver:
     def _batches_of(self, answer: Answer) -> Iterator[Delivered]:
         """The batches of an answer, and then its error.
 
-        Nothing here refers to a batch that was given: its slab is free as soon as the trainer lets go of it.
+        Nothing here refers to a batch that was given: its slab is free as soon as the trainer lets go of it, or of
+        the last batch of its run.
         """
         worker, cursor, error = answer.worker, answer.cursor, answer.error
         run_rows, tallies = answer.run_rows, answer.tallies
