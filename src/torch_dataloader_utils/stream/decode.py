@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper, re
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
+from torch_dataloader_utils.stream.afterwards import FollowUp
 from torch_dataloader_utils.stream.together import MOST_TOGETHER, SmallGroups, Together, Wanted
 
 
@@ -84,9 +85,9 @@ class Decoder:
         self._hold([group for group, _ in wanted])
         return self._small.start(wanted, joins=joins)
 
-    def run(self, job: Callable[[], Block]) -> "Future[Block]":
-        """Start a job that needs row groups which were submitted before it."""
-        return self._pool.submit(job)
+    def run_after(self, needed: "Sequence[Future[Block]]", job: Callable[[], Block]) -> FollowUp[Block, Block]:
+        """Let a decoding thread do a job as soon as these row groups are decoded."""
+        return FollowUp(self._pool, job, needed)
 
     def release(self, group: int) -> None:
         """Give the budget of a row group back: no later unit of its lane needs it."""

@@ -1,6 +1,6 @@
 """The blocks of one lane: each row group is decoded once, and kept from its first use to its last."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 
 import numpy as np
@@ -9,6 +9,7 @@ from torch_dataloader_utils._core.block import Block
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils._core.uses import group_uses
+from torch_dataloader_utils.stream.afterwards import FollowUp
 from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.together import Together
@@ -17,9 +18,8 @@ from torch_dataloader_utils.stream.together import Together
 class LaneBlocks:
     """The rows of each use of a row group, in the order of `uses`.
 
-    Plain units take them: `take`, `take_several`. Windows, which are gathered in the decoding threads, ask for the
-    rows of several uses first (`ask`), and say later that they have them (`finish`). Both ways a row group is let go
-    of after its last use.
+    Plain units take them: `take`, `take_several`. Windows are gathered from several uses in the decoding threads
+    (`gather`), and said to be done with later (`finish`). Both ways a row group is let go of after its last use.
     """
 
     def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:
@@ -59,10 +59,13 @@ class LaneBlocks:
         self.prefetch()
         return uses, rows
 
-    def ask(self, use: int) -> Callable[[], Block]:
-        """Begin with the row group of a use; the call gives its rows, in whatever thread, and waits for them."""
-        pending = self._ahead.block(self._group(use))
-        return lambda: self._cut(use, pending.result())
+    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[Block, Block]:
+        """Let a decoding thread do a job over the rows of these uses, as soon as they are there.
+
+        Their row groups are begun now if they were not, whatever the budget says.
+        """
+        needed = [self._ahead.block(self._group(use)) for use in uses]
+        return self._decoder.run_after(needed, lambda: job(list(map(self._cut, uses, map(_result, needed)))))
 
     def finish(self, uses: range) -> None:
         """These uses were taken; a row group whose last use is among them gives its budget back."""
@@ -71,13 +74,13 @@ class LaneBlocks:
             if self._last_use[group] == use:
                 self._ahead.done(group)
 
-    def run(self, job: Callable[[], Block]) -> "Future[Block]":
-        """Let a decoding thread do a job over rows that were asked for."""
-        return self._decoder.run(job)
-
     def wait(self, pending: "Future[Block]") -> Block:
         """What a decoding thread gives; counted as a stall if it is not there yet."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
+
+    def wait_for_job(self, job: FollowUp[Block, Block]) -> Block:
+        """What `gather` began; counted as a stall if it is not there yet."""
+        return job.result() if job.is_done else self._decoder.counters.count_stall(job.result)
 
     def has_begun(self, uses: range) -> bool:
         """Whether decoding of all these uses has begun, so that asking for them takes no more of the budget."""
@@ -116,3 +119,7 @@ class LaneBlocks:
             return whole
         start, stop = int(self.uses.start[use]), int(self.uses.stop[use])
         return whole if start == 0 and stop >= whole.num_rows else whole.slice(start, stop)
+
+
+def _result(done: "Future[Block]") -> Block:
+    return done.result()

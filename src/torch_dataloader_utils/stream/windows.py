@@ -1,6 +1,6 @@
 """The permuted windows of one lane: gathered in the decoding threads, ahead of the trainer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from torch_dataloader_utils.stream.afterwards import FollowUp
 
 # Windows gathered beside the one that the trainer has; part of the documented memory of a rank.
 _WINDOWS_AHEAD = 2
@@ -34,7 +34,7 @@ class LaneWindows:
         self._blocks = blocks
         self._shaper = shaper
         self._exact = exact
-        self._gathered: dict[int, Future[Block]] = {}
+        self._gathered: dict[int, FollowUp[Block, Block]] = {}
 
     def take(self, unit: int) -> Block:
         """The rows that a unit has of its window, in the window's order."""
@@ -42,7 +42,7 @@ class LaneWindows:
             self._start(unit)
         self._blocks.prefetch()
         self._look_ahead(unit)
-        rows = self._blocks.wait(self._gathered.pop(unit))
+        rows = self._blocks.wait_for_job(self._gathered.pop(unit))
         self._blocks.finish(self._blocks.uses_of(unit))
         return rows
 
@@ -54,12 +54,10 @@ class LaneWindows:
                 self._start(ahead)
 
     def _start(self, unit: int) -> None:
-        pieces = [self._blocks.ask(use) for use in self._blocks.uses_of(unit)]
-        self._gathered[unit] = self._blocks.run(lambda: self._gather(unit, pieces))
+        uses = self._blocks.uses_of(unit)
+        self._gathered[unit] = self._blocks.gather(uses, lambda blocks: self._gather(unit, blocks))
 
-    def _gather(self, unit: int, pieces: Sequence[Callable[[], Block]]) -> Block:
-        # Waiting in the pool for what the pool decodes: row groups that were submitted earlier begin earlier.
-        blocks = [piece() for piece in pieces]
+    def _gather(self, unit: int, blocks: Sequence[Block]) -> Block:
         order = self._order(unit, blocks)
         start, stop = int(self._units.start[unit]), int(self._units.stop[unit]) if self._exact else len(order)
         return self._shaper.gather(blocks, order[start:stop])

@@ -1,0 +1,135 @@
+"""Work that follows other work is done once, by whoever ends last, and keeps nothing alive."""
+
+import gc
+import threading
+import weakref
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.stream.tables import write_table
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils.stream.afterwards import FollowUp
+
+
+class NoPool:
+    """Where nothing may be submitted."""
+
+    def submit(self, job):
+        raise AssertionError(f"{job} was left to the pool")
+
+
+@given(st.permutations(range(4)), st.integers(0, 3))
+def test_the_job_runs_once_as_soon_as_the_last_is_done(order, done_before):
+    needed, ran = [Future() for _ in order], []
+    for number in order[:done_before]:
+        needed[number].set_result(number)
+    result = FollowUp(NoPool(), lambda: ran.append([future.result() for future in needed]), needed)
+    for number in order[done_before:]:
+        assert not ran
+        needed[number].set_result(number)
+    assert ran == [[0, 1, 2, 3]]
+    assert result.is_done
+    assert result.result() is None
+
+
+def test_the_thread_that_ends_last_does_it():
+    needed, threads = [Future(), Future()], []
+    result = FollowUp(NoPool(), lambda: threads.append(threading.current_thread().name), needed)
+    for name, future in zip(("first", "last"), needed, strict=True):
+        thread = threading.Thread(target=future.set_result, args=(None,), name=name)
+        thread.start()
+        thread.join()
+    assert result.is_done
+    assert threads == ["last"]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
+    needed = [Future() for _ in range(count)]
+    for future in needed:
+        future.set_result(None)
+    gate, ran = threading.Event(), []
+
+    def job():
+        ran.append(threading.current_thread().name)
+        return len(ran)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        alone = FollowUp(pool, job, needed)
+        pool.submit(int).result(timeout=10)
+        assert alone.is_done
+        pool.submit(gate.wait)
+        wanted = FollowUp(pool, job, needed)
+        assert not wanted.is_done
+        assert (alone.result(), wanted.result()) == (1, 2)
+        gate.set()
+    assert [name.partition("_")[0] for name in ran] == ["pool", "MainThread"]
+
+
+def test_errors_and_cancelled_work_come_where_the_result_is_taken():
+    failed, cancelled, fine = Future(), Future(), Future()
+    of_failed = FollowUp(NoPool(), lambda: failed.result() + fine.result(), [failed, fine])
+    of_cancelled = FollowUp(NoPool(), cancelled.result, [cancelled])
+    failed.set_exception(OSError("no disk"))
+    assert not of_failed.is_done
+    cancelled.cancel()
+    fine.set_result(1)
+    with pytest.raises(OSError, match="no disk"):
+        of_failed.result()
+    with pytest.raises(CancelledError):
+        of_cancelled.result()
+
+
+def test_what_was_waited_for_is_let_go_of_without_the_garbage_collector():
+    class Rows:
+        pass
+
+    gc.disable()
+    try:
+        needed, rows = [Future()], Rows()
+        result = FollowUp(NoPool(), lambda needed=needed: len(needed), needed)
+        needed[0].set_result(rows)
+        seen = weakref.ref(rows)
+        del rows, needed
+        assert result.result() == 1
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@dataclass
+class GatedReader:
+    """Reads `free` row groups, and others only once the gate is open; `late` tells that it was waited for."""
+
+    reader: RowGroupReader
+    free: int
+    gate: threading.Event = field(default_factory=threading.Event)
+    late: bool = False
+
+    def read_columns(self, task, stop_row=None):
+        self.free -= 1
+        if self.free < 0 and not self.gate.wait(timeout=20):
+            self.late = True
+            self.gate.set()
+        yield from self.reader.read_columns(task, stop_row)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_window_does_not_wait_for_row_groups_of_later_ones(tmp_path, threads):
+    """All are begun at once, as far as the budget goes: on a slow store the first batch must not wait for them."""
+    total = write_table(tmp_path, [[4] * 12])
+    options = {"batch_size": 4, "num_workers": 0, "shuffle": True, "shuffle_rows": 8, "interleave": 2}
+    dataset = StructuredDataset(str(tmp_path), **options)
+    reader = GatedReader(dataset.pipeline.reader, free=2)
+    dataset.pipeline = replace(dataset.pipeline, reader=reader)
+    dataset.decode = replace(dataset.decode, threads=threads, small_bytes=0)  # as for a store
+    batches = iter(dataset)
+    rows = next(batches).num_rows
+    reader.gate.set()
+    assert rows + sum(batch.num_rows for batch in batches) == total
+    assert not reader.late
