@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils.shape.shapers import ColumnShaper
 from torch_dataloader_utils.stream.afterwards import FollowUp
 
 
@@ -28,7 +30,7 @@ def test_the_job_runs_once_as_soon_as_the_last_is_done(order, done_before):
     needed, ran = [Future() for _ in order], []
     for number in order[:done_before]:
         needed[number].set_result(number)
-    result = FollowUp(NoPool(), lambda: ran.append([future.result() for future in needed]), needed)
+    result = FollowUp(NoPool(), ran.append, needed)
     for number in order[done_before:]:
         assert not ran
         needed[number].set_result(number)
@@ -39,7 +41,7 @@ def test_the_job_runs_once_as_soon_as_the_last_is_done(order, done_before):
 
 def test_the_thread_that_ends_last_does_it():
     needed, threads = [Future(), Future()], []
-    result = FollowUp(NoPool(), lambda: threads.append(threading.current_thread().name), needed)
+    result = FollowUp(NoPool(), lambda _: threads.append(threading.current_thread().name), needed)
     for name, future in zip(("first", "last"), needed, strict=True):
         thread = threading.Thread(target=future.set_result, args=(None,), name=name)
         thread.start()
@@ -55,7 +57,8 @@ def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
         future.set_result(None)
     gate, ran = threading.Event(), []
 
-    def job():
+    def job(results):
+        assert results == [None] * count
         ran.append(threading.current_thread().name)
         return len(ran)
 
@@ -73,8 +76,8 @@ def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
 
 def test_errors_and_cancelled_work_come_where_the_result_is_taken():
     failed, cancelled, fine = Future(), Future(), Future()
-    of_failed = FollowUp(NoPool(), lambda: failed.result() + fine.result(), [failed, fine])
-    of_cancelled = FollowUp(NoPool(), cancelled.result, [cancelled])
+    of_failed = FollowUp(NoPool(), sum, [failed, fine])
+    of_cancelled = FollowUp(NoPool(), len, [cancelled])
     failed.set_exception(OSError("no disk"))
     assert not of_failed.is_done
     cancelled.cancel()
@@ -85,21 +88,55 @@ def test_errors_and_cancelled_work_come_where_the_result_is_taken():
         of_cancelled.result()
 
 
-def test_what_was_waited_for_is_let_go_of_without_the_garbage_collector():
-    class Rows:
-        pass
+class Rows:
+    """Something that can be seen to die."""
 
+
+@pytest.fixture
+def no_collector():
+    """Nothing dies that something refers to, not even itself."""
     gc.disable()
-    try:
-        needed, rows = [Future()], Rows()
-        result = FollowUp(NoPool(), lambda needed=needed: len(needed), needed)
-        needed[0].set_result(rows)
-        seen = weakref.ref(rows)
-        del rows, needed
-        assert result.result() == 1
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_was_waited_for_is_let_go_of():
+    needed, rows = [Future()], Rows()
+    result = FollowUp(NoPool(), len, needed)
+    needed[0].set_result(rows)
+    seen = weakref.ref(rows)
+    del rows, needed
+    assert result.result() == 1
+    assert seen() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_result_that_was_taken_is_kept_by_nobody_else(is_ready):
+    """Neither by a row group that lives on, nor by a pool whose threads are all busy."""
+    gate, needed = threading.Event(), Future()
+    if is_ready:
+        needed.set_result(None)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(gate.wait)
+        work = FollowUp(pool, lambda _: Rows(), [needed])
+        if not is_ready:
+            needed.set_result(None)
+        seen = weakref.ref(work.result())
+        del work
         assert seen() is None
-    finally:
-        gc.enable()
+        gate.set()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_failed_keeps_nothing():
+    rows, needed = Rows(), Future()
+    work = FollowUp(NoPool(), lambda _, rows=rows: rows, [needed])
+    seen = weakref.ref(rows)
+    needed.set_exception(OSError("no disk"))
+    del work, rows, needed
+    assert seen() is None
 
 
 @dataclass
@@ -133,3 +170,33 @@ def test_a_window_does_not_wait_for_row_groups_of_later_ones(tmp_path, threads):
     reader.gate.set()
     assert rows + sum(batch.num_rows for batch in batches) == total
     assert not reader.late
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_passes_that_are_given_up_leave_no_rows(tmp_path, monkeypatch):
+    write_table(tmp_path, [[40] * 12])
+    seen, block = [], ColumnShaper.block
+
+    def watched(self, parts):
+        made = block(self, parts)
+        seen.append(weakref.ref(made.columns[0].values))
+        return made
+
+    monkeypatch.setattr(ColumnShaper, "block", watched)
+    options = {"batch_size": 4, "num_workers": 0, "shuffle": True, "shuffle_rows": 60, "interleave": 2}
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), **options)
+    for epoch in range(10):
+        loader.set_epoch(epoch)
+        batches = iter(loader)
+        next(batches)
+        del batches
+    wait_until(lambda: not any(thread.name.startswith("tdu-decode") for thread in threading.enumerate()))
+    assert seen
+    assert not any(rows() is not None for rows in seen)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

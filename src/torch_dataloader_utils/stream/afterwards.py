@@ -2,31 +2,28 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from typing import Generic, TypeVar
+from concurrent.futures import CancelledError, Executor, Future
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class FollowUp(Generic[T, R]):
-    """A job to be done once all of `needed` are done, whether they have failed or not.
+    """A job over the results of `needed`, to be done once all of them are there; or the error of one that failed.
 
     The thread in which the last one ends does it there and then, before anything that was submitted to the pool
     meanwhile, and while what it has just made is in its core's cache. Where all are done from the beginning, whoever
     comes first does it: the pool, or who wants the result.
     """
 
-    def __init__(self, pool: Executor, job: Callable[[], R], needed: Sequence["Future[T]"]) -> None:
+    def __init__(self, pool: Executor, job: Callable[[list[T]], R], needed: Sequence["Future[T]"]) -> None:
         self._result: Future[R] = Future()
-        self._job: Callable[[], R] | None = job
-        # One more: `add_done_callback` calls back at once for what is done, and this thread has other things to do.
-        self._count = len(needed) + 1
-        self._lock = threading.Lock()
+        self._begin = _Begin(job, needed, self._result)
         for future in needed:
-            future.add_done_callback(self._one_is_done)
-        if self._count_down():
-            pool.submit(self._run)
+            future.add_done_callback(self._begin.one_is_done)
+        if self._begin.count_down():
+            pool.submit(self._begin.run)
 
     @property
     def is_done(self) -> bool:
@@ -35,25 +32,56 @@ class FollowUp(Generic[T, R]):
 
     def result(self) -> R:
         """What the job gave, or its error; does it here if it can begin and nobody has begun."""
-        if self._count == 0:
-            self._run()
+        if self._begin.is_free:
+            self._begin.run()
         return self._result.result()
 
-    def _one_is_done(self, _: "Future[T]") -> None:
-        if self._count_down():
-            self._run()
 
-    def _count_down(self) -> bool:
+class _Begin(Generic[T, R]):
+    """What the needed work and the pool refer to, which may outlive the result by far: empty once the job has begun."""
+
+    def __init__(self, job: Callable[[list[T]], R], needed: Sequence["Future[T]"], result: "Future[R]") -> None:
+        self._work: tuple[Callable[[list[T]], R], Sequence[Future[T]], Future[R]] | None = (job, needed, result)
+        # One more: `add_done_callback` calls back at once for what is done, in a thread that has other things to do.
+        self._count = len(needed) + 1
+        self._lock = threading.Lock()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self._count == 0
+
+    def one_is_done(self, _: "Future[Any]") -> None:
+        """As a callback of what is waited for."""
+        if self.count_down():
+            self.run()
+
+    def count_down(self) -> bool:
+        """One is done; says whether it was the last."""
         with self._lock:
             self._count -= 1
             return self._count == 0
 
-    def _run(self) -> None:
-        with self._lock:  # and let go of the job: what it needed refers to this for as long as it lives
-            job, self._job = self._job, None
-        if job is None:
+    def run(self) -> None:
+        """Do the job, if nobody has begun it."""
+        with self._lock:
+            work, self._work = self._work, None
+        if work is None:
+            return
+        job, needed, result = work
+        error = next(filter(None, map(_error, needed)), None)
+        if error is not None:  # not raised here: it is kept by what failed, and would keep this frame
+            result.set_exception(error)
             return
         try:
-            self._result.set_result(job())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is taken, as executors do
-            self._result.set_exception(error)
+            made = job([future.result() for future in needed])
+        except BaseException as raised:  # noqa: BLE001 - raised where the result is taken, as executors do
+            result.set_exception(raised)
+        else:
+            result.set_result(made)
+        finally:
+            del work, job, needed, result  # an error of the job refers to this frame
+
+
+def _error(done: "Future[Any]") -> BaseException | None:
+    return CancelledError() if done.cancelled() else done.exception()

@@ -85,7 +85,9 @@ class Decoder:
         self._hold([group for group, _ in wanted])
         return self._small.start(wanted, joins=joins)
 
-    def run_after(self, needed: "Sequence[Future[Block]]", job: Callable[[], Block]) -> FollowUp[Block, Block]:
+    def run_after(
+        self, needed: "Sequence[Future[Block]]", job: Callable[[list[Block]], Block]
+    ) -> FollowUp[Block, Block]:
         """Let a decoding thread do a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)
 

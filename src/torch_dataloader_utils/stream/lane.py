@@ -51,6 +51,7 @@ class LaneReader:
     def close(self) -> None:
         """Let go of all rows, at once: what refers to itself would keep them until Python looks for such things."""
         self._source.close()
+        self._windows.close()
         self._current = None
 
     @property

@@ -65,7 +65,7 @@ class LaneBlocks:
         Their row groups are begun now if they were not, whatever the budget says.
         """
         needed = [self._ahead.block(self._group(use)) for use in uses]
-        return self._decoder.run_after(needed, lambda: job(list(map(self._cut, uses, map(_result, needed)))))
+        return self._decoder.run_after(needed, lambda wholes: job(list(map(self._cut, uses, wholes))))
 
     def finish(self, uses: range) -> None:
         """These uses were taken; a row group whose last use is among them gives its budget back."""
@@ -119,7 +119,3 @@ class LaneBlocks:
             return whole
         start, stop = int(self.uses.start[use]), int(self.uses.stop[use])
         return whole if start == 0 and stop >= whole.num_rows else whole.slice(start, stop)
-
-
-def _result(done: "Future[Block]") -> Block:
-    return done.result()

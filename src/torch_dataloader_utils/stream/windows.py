@@ -46,6 +46,10 @@ class LaneWindows:
         self._blocks.finish(self._blocks.uses_of(unit))
         return rows
 
+    def close(self) -> None:
+        """Let go of what is gathered ahead, which refers to this."""
+        self._gathered.clear()
+
     def _look_ahead(self, unit: int) -> None:
         for ahead in range(unit + 1, min(unit + 1 + _WINDOWS_AHEAD, len(self._units))):
             if self._units.window[ahead] == PLAIN or not self._blocks.has_begun(self._blocks.uses_of(ahead)):
