@@ -155,8 +155,8 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
         for task in tasks:
             parts = list(reader.read_columns(task, stop_row))
             assert sorted(name for part in parts for name in part.schema.names) == sorted(names)
-            assert len(parts) >= (len(columns) if bytes_at_once == 1 else 1)
             whole = table.slice(task.first_row, task.physical_rows).slice(0, stop_row).to_pylist()
+            assert len(parts) >= (len(columns) if bytes_at_once == 1 and whole else 1)
             for part in parts:
                 wanted = [{"lost": None, "day": "monday", **row} for row in whole]
                 assert part.to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]
