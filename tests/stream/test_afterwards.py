@@ -35,7 +35,7 @@ def test_the_job_runs_once_as_soon_as_the_last_is_done(order, done_before):
         assert not ran
         needed[number].set_result(number)
     assert ran == [[0, 1, 2, 3]]
-    assert result.is_done
+    assert result.done()
     assert result.result() is None
 
 
@@ -46,7 +46,7 @@ def test_the_thread_that_ends_last_does_it():
         thread = threading.Thread(target=future.set_result, args=(None,), name=name)
         thread.start()
         thread.join()
-    assert result.is_done
+    assert result.done()
     assert threads == ["last"]
 
 
@@ -65,10 +65,10 @@ def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
         alone = FollowUp(pool, job, needed)
         pool.submit(int).result(timeout=10)
-        assert alone.is_done
+        assert alone.done()
         pool.submit(gate.wait)
         wanted = FollowUp(pool, job, needed)
-        assert not wanted.is_done
+        assert not wanted.done()
         assert (alone.result(), wanted.result()) == (1, 2)
         gate.set()
     assert [name.partition("_")[0] for name in ran] == ["pool", "MainThread"]
@@ -79,7 +79,7 @@ def test_errors_and_cancelled_work_come_where_the_result_is_taken():
     of_failed = FollowUp(NoPool(), sum, [failed, fine])
     of_cancelled = FollowUp(NoPool(), len, [cancelled])
     failed.set_exception(OSError("no disk"))
-    assert not of_failed.is_done
+    assert not of_failed.done()
     cancelled.cancel()
     fine.set_result(1)
     with pytest.raises(OSError, match="no disk"):

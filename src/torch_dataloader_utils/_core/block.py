@@ -46,7 +46,7 @@ class Block(Protocol):
         ...
 
     def slice(self, start: int, stop: int) -> "Block":
-        """Rows [start, stop), a view."""
+        """Rows [start, stop), a view that costs nothing if it is of all of them; rows past the end are left out."""
         ...
 
     def to_batch(self) -> Any:

@@ -1,7 +1,8 @@
-"""Reading: one row group to one RecordBatch, exactly.
+"""Reading: one row group to RecordBatches of its columns, exactly.
 
 In: a `ReadSpec` (what to deliver) and, a call, a `RowGroupTask` (from where). Out: the live rows of that row
-group as one contiguous pyarrow.RecordBatch: projected, filtered, deletes applied, in file order.
+group, projected, filtered, deletes applied, in file order, as contiguous pyarrow.RecordBatches: of a few columns each,
+as they are decoded, or all of them in one.
 
 Promises: rows are counted against the plan on every call; a file that is not the one planned is an error, never
 a mixture; only the bytes of the columns that are delivered or filtered on are read; whatever a decoder raises

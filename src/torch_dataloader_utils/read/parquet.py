@@ -2,7 +2,7 @@
 
     footer (once a file) → column chunks of the asked columns → RecordBatches of some columns each
 
-Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetFile.
+Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_filter import filter_columns
 
@@ -45,7 +46,7 @@ def project(spec: ReadSpec) -> Projection:
     for name in (*names, *spec.partition_columns):
         if known[name] != 1:
             raise _unknown(name, schema)
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    twice = sorted(repeated_names(names))
     if twice:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
     filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, schema)

@@ -165,20 +165,15 @@ class TensorBatchCodec:
         if layout.objects or any(layout.ragged) or not layout.groups:
             yield from self.view(layout, descriptor, buffer).cut(rows)
             return
-        regions = [_region(group, buffer) for group in layout.groups]
-        by_row = [r.mT if g.is_transposed else r for r, g in zip(regions, layout.groups, strict=True)]
-        place = {part: at for at, part in enumerate(chain.from_iterable(g.parts for g in layout.groups))}
-        order = [place[part] for part in range(len(place))]
-        for pieces in zip(*(torch.unsafe_split_with_sizes(region, rows, dim=1) for region in by_row), strict=True):
-            columns = [column for piece in pieces for column in piece.unbind()]
-            yield TensorBatch(zip(layout.names, map(columns.__getitem__, order), strict=True))
+        groups = [torch.unsafe_split_with_sizes(_tensors(group, buffer), rows, dim=1) for group in layout.groups]
+        for pieces in zip(*groups, strict=True):
+            parts = _numbered(layout, pieces)
+            yield TensorBatch(zip(layout.names, map(parts.__getitem__, range(len(parts))), strict=True))
 
     def view(self, layout: SlabLayout, descriptor: SlabDescriptor, buffer: Tensor) -> Any:
         """The batch that was written, as views of `buffer`, which may be a copy of the slab on any device."""
         parts = dict(zip(layout.objects, descriptor.objects, strict=True))
-        for group in layout.groups:
-            region = _region(group, buffer)
-            parts.update(zip(group.parts, (region.mT if group.is_transposed else region).unbind(), strict=True))
+        parts |= _numbered(layout, [_tensors(group, buffer) for group in layout.groups])
         columns: Iterator[Any] = map(parts.__getitem__, range(len(parts)))
         if any(layout.ragged):
             flat = columns
@@ -221,3 +216,15 @@ def _region(group: SlabGroup, buffer: Tensor) -> Tensor:
     raw = buffer[group.offset : group.offset + count * group.pitch_bytes].view(dtype)
     rows = raw.view(count, group.pitch_bytes // dtype.itemsize)
     return rows[:, : prod(group.shape)].view(count, *group.shape)
+
+
+def _tensors(group: SlabGroup, buffer: Tensor) -> Tensor:
+    """The tensors of the group as batches have them, shape [tensors, rows, ...]."""
+    region = _region(group, buffer)
+    return region.mT if group.is_transposed else region
+
+
+def _numbered(layout: SlabLayout, groups: Sequence[Tensor]) -> dict[int, Any]:
+    """The parts of a batch that are tensors, by their number in it, from all tensors of each group."""
+    numbers = chain.from_iterable(group.parts for group in layout.groups)
+    return dict(zip(numbers, chain.from_iterable(group.unbind() for group in groups), strict=True))

@@ -25,8 +25,7 @@ class FollowUp(Generic[T, R]):
         if self._begin.count_down():
             pool.submit(self._begin.run)
 
-    @property
-    def is_done(self) -> bool:
+    def done(self) -> bool:
         """Whether the result is there."""
         return self._result.done()
 

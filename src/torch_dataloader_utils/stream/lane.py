@@ -59,11 +59,6 @@ class LaneReader:
         """The row group that the last rows came from, for messages."""
         return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
 
-    @property
-    def has_rest(self) -> bool:
-        """Whether rows of the present block are left."""
-        return self._current is not None and self._offset < self._current.num_rows
-
     def take(self, rows: int) -> Iterator[Span]:
         """The next `rows` rows, as one span or several; fewer only where the lane ends."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
@@ -78,9 +73,9 @@ class LaneReader:
         if block is None:
             return
         count = min((block.num_rows - self._offset) // batch_rows, most)
-        stop = self._offset + count * batch_rows
-        whole = block if stop - self._offset == block.num_rows else block.slice(self._offset, stop)
-        for batch in whole.split(batch_rows):
+        if count == 0:
+            return
+        for batch in block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows):
             self._moved(batch_rows)
             yield batch
 

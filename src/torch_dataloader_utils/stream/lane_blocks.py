@@ -74,13 +74,9 @@ class LaneBlocks:
             if self._last_use[group] == use:
                 self._ahead.done(group)
 
-    def wait(self, pending: "Future[Block]") -> Block:
+    def wait(self, pending: "Future[Block] | FollowUp[Block, Block]") -> Block:
         """What a decoding thread gives; counted as a stall if it is not there yet."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
-
-    def wait_for_job(self, job: FollowUp[Block, Block]) -> Block:
-        """What `gather` began; counted as a stall if it is not there yet."""
-        return job.result() if job.is_done else self._decoder.counters.count_stall(job.result)
 
     def has_begun(self, uses: range) -> bool:
         """Whether decoding of all these uses has begun, so that asking for them takes no more of the budget."""
@@ -118,4 +114,4 @@ class LaneBlocks:
         if not self._exact:
             return whole
         start, stop = int(self.uses.start[use]), int(self.uses.stop[use])
-        return whole if start == 0 and stop >= whole.num_rows else whole.slice(start, stop)
+        return whole.slice(start, stop)

@@ -27,8 +27,7 @@ class _Slice:
     stop: int
 
     def rows(self) -> Block:
-        whole = self.start == 0 and self.stop == self.block.num_rows
-        return self.block if whole else self.block.slice(self.start, self.stop)
+        return self.block.slice(self.start, self.stop)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ class Receiver:
     """Reads the answers of one pass, out of slabs where there are some; `meter` hears of every batch as it is taken."""
 
     def __init__(self, codec: SlabCodec | None, num_workers: int, meter: LoaderMeter) -> None:
-        self._codec = codec
         self._readers = [SlabReader(codec) for _ in range(num_workers)]
         self._meter = meter
 

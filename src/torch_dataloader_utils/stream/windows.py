@@ -42,7 +42,7 @@ class LaneWindows:
             self._start(unit)
         self._blocks.prefetch()
         self._look_ahead(unit)
-        rows = self._blocks.wait_for_job(self._gathered.pop(unit))
+        rows = self._blocks.wait(self._gathered.pop(unit))
         self._blocks.finish(self._blocks.uses_of(unit))
         return rows
 

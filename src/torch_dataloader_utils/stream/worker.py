@@ -160,8 +160,7 @@ class WorkerStream:
                 done += 1
                 self.counters.rows += rows
                 yield batch, lane
-            # Where no block holds a batch, it is put together from several.
-            if done < count and (done == before or lane.has_rest):
+            if done == before:  # the present block holds no batch: one is put together from several
                 done += 1
                 yield self._batch(((0, rows),))
 
