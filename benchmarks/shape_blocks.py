@@ -102,7 +102,7 @@ def slab_ways(random: np.random.Generator) -> Ways:
             def view(batches: Any = batches, slab: torch.Tensor = slab, layout: SlabLayout = layout) -> None:
                 _, descriptor = codec.write(batches[0], lambda _: slab, layout) or (None, None)
                 for _ in batches:
-                    codec.view(layout, descriptor, slab)
+                    codec.view(layout, descriptor, [slab])
 
             ways[f"{label}: write a batch of {rows} to a slab"] = (write, len(batches))
             ways[f"{label}: view a batch of {rows} in a slab"] = (view, len(batches))

@@ -50,7 +50,7 @@ def test_views_of_one_slab_are_found_and_not_packed():
     batch = TensorBatch({"x": torch.arange(8.0), "y": torch.arange(8), "m": torch.arange(16).view(2, 8).t()})
     codec, slab = TensorBatchCodec(), allocate(1024)
     layout, descriptor = codec.write(batch, lambda _: slab)
-    views = codec.view(layout, descriptor, slab)
+    views = codec.view(layout, descriptor, [slab])
     piece = Piece.found(list(views.values()))
     assert piece is not None
     assert piece.buffer.data_ptr() == slab.data_ptr()

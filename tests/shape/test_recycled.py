@@ -3,14 +3,16 @@
 import os
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from torch_dataloader_utils._core.recycled import RecycledMemory, size_class
 from torch_dataloader_utils.shape.memory import new_tensor
-from torch_dataloader_utils.shape.recycled import SMALLEST_BYTES, RecycledMemory, size_class
+from torch_dataloader_utils.shape.recycled import SMALLEST_BYTES, private_bytes
 
 MANY = SMALLEST_BYTES // 4
 
@@ -41,7 +43,7 @@ def test_every_way_of_looking_keeps_the_memory(look):
 
 
 def test_the_same_memory_comes_again_once_it_is_free():
-    memory = RecycledMemory()
+    memory = RecycledMemory(private_bytes)
     tensor = torch.from_numpy(memory.take(1_000_000))
     address = tensor.data_ptr()
     assert address % 64 == 0
@@ -50,16 +52,53 @@ def test_the_same_memory_comes_again_once_it_is_free():
     assert (memory.lent_bytes, memory.idle_bytes) == (size_class(1_000_000), 0)
 
 
-def test_no_more_lies_idle_than_is_in_use_but_64_mib():
-    memory = RecycledMemory()
+def test_the_next_pass_finds_the_memory_of_the_one_before():
+    memory = RecycledMemory(private_bytes)
     tensors = [torch.from_numpy(memory.take(20 << 20)) for _ in range(6)]
-    del tensors[:3]
-    kept = torch.from_numpy(memory.take(1 << 20))
-    assert memory.idle_bytes == 60 << 20
+    addresses = {tensor.data_ptr() for tensor in tensors}
     tensors.clear()
-    del kept
-    memory.take(1 << 20)
+    assert {torch.from_numpy(memory.take(20 << 20)).data_ptr() for _ in range(6)} <= addresses
+    assert memory.idle_bytes == 100 << 20
+
+
+def test_sizes_that_nobody_asks_for_are_let_go_first():
+    memory = RecycledMemory(private_bytes)
+    sizes = [16 << 20, 18 << 20, 20 << 20]
+    for size in sizes * 2:
+        memory.take(size)
+    for size in sizes[1:]:
+        memory.take(size)
+    tensors = [torch.from_numpy(memory.take(40 << 20))]  # 94 MiB with what is idle: 30 too many
+    assert memory.idle_bytes == (20 << 20)
+    tensors.append(torch.from_numpy(memory.take(20 << 20)))
     assert memory.idle_bytes == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 3, 16, 17, 40]), st.sets(st.integers(0, 5))), max_size=60))
+@settings(max_examples=30 * EFFORT, deadline=None)
+def test_a_quarter_more_is_held_than_was_in_use_at_once_or_64_mib(steps):
+    memory, lent, most = RecycledMemory(untouched), [], 0
+    for mebibytes, drops in steps:
+        lent = [array for index, array in enumerate(lent) if index not in drops]
+        lent.append(memory.take(mebibytes << 20))
+        assert memory.lent_bytes == sum(map(len, lent))
+        most = max(most, memory.lent_bytes)
+        assert memory.lent_bytes + memory.idle_bytes <= max(most * 1.25, 64 << 20)
+
+
+def untouched(num_bytes):
+    return np.empty(num_bytes, np.uint8)
+
+
+def test_what_was_in_use_once_is_forgotten_in_time():
+    memory = RecycledMemory(untouched)
+    arrays = [memory.take(100 << 20) for _ in range(4)]
+    arrays.clear()
+    memory.take(1 << 20)
+    assert memory.idle_bytes >= 400 << 20
+    for _ in range(3000):
+        memory.take(1 << 20)
+    assert memory.idle_bytes <= 64 << 20
 
 
 @given(st.integers(1, 1 << 40))
@@ -70,7 +109,7 @@ def test_a_size_class_is_at_most_an_eighth_larger(num_bytes):
 
 
 def test_threads_share_it():
-    memory = RecycledMemory()
+    memory = RecycledMemory(private_bytes)
 
     def work(number):
         for _ in range(200):

@@ -80,7 +80,7 @@ def round_trip(batch: Any, layout: SlabLayout | None = None) -> Any:
 
     written = TensorBatchCodec().write(batch, allocate, layout)
     assert written is not None
-    return TensorBatchCodec().view(*pickle.loads(pickle.dumps(written)), *buffers)
+    return TensorBatchCodec().view(*pickle.loads(pickle.dumps(written)), buffers)
 
 
 def has_tensors(batch: TensorBatch) -> bool:
@@ -116,10 +116,58 @@ def test_a_run_is_cut_into_the_batches_that_it_was_made_of(batch: TensorBatch, d
     written = TensorBatchCodec().write(batch, lambda num_bytes: buffers[0][:num_bytes])
     if written is None:
         return
-    pieces = list(TensorBatchCodec().cut(*written, *buffers, rows))
+    pieces = list(TensorBatchCodec().cut(*written, buffers, rows))
     assert [piece.num_rows for piece in pieces] == rows
     for piece, wanted in zip(pieces, batch.cut(rows), strict=True):
         assert list(piece) == list(wanted)
+        assert all(is_same(piece[name], wanted[name]) for name in wanted)
+
+
+@st.composite
+def lying(draw: Any, slabs: dict[int, torch.Tensor], num_rows: int) -> torch.Tensor:
+    """A tensor in one of the slabs: a row, some columns or all of a matrix in it, or a slice of those."""
+    slab = draw(st.sampled_from(list(slabs.values())))
+    matrix = slab.view(draw(st.sampled_from([torch.uint8, torch.uint16, torch.int64]))).view(4, -1)
+    match draw(st.sampled_from(["column", "matrix", "rows"])):
+        case "column":
+            column = draw(st.integers(0, 3))
+            return matrix[column, draw(st.integers(0, 2)) :][:num_rows]
+        case "matrix":
+            return matrix[draw(st.integers(0, 2)) :].t()[draw(st.integers(0, 2)) :][:num_rows]
+    return matrix.view(-1, 3 if matrix.shape[1] % 3 == 0 else 2)[2:][:num_rows]
+
+
+@settings(max_examples=200 * EFFORT, deadline=None)
+@given(batch=batches(), data=st.data())
+def test_what_lies_in_slabs_is_referred_to_and_all_else_is_copied(batch: TensorBatch, data: Any) -> None:
+    slabs = {number: torch.arange(4 * 48 * 8).to(torch.uint8) for number in (7, 9)}
+    addresses = {slab.untyped_storage().data_ptr(): number for number, slab in slabs.items()}
+    for index in range(data.draw(st.integers(0, 6))):
+        batch[f"lying {index}"] = data.draw(lying(slabs, batch.num_rows))
+    copied: list[torch.Tensor] = []
+
+    def find(tensor: torch.Tensor) -> tuple[int, int] | None:
+        number = addresses.get(tensor.untyped_storage().data_ptr())
+        return None if number is None else (number, tensor.storage_offset() * tensor.itemsize)
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        copied.append(torch.full((num_bytes,), 0xAA, dtype=torch.uint8))
+        return copied[0]
+
+    written = TensorBatchCodec().refer(batch, find, allocate)
+    if written is None:
+        assert not has_tensors(batch)
+        return
+    layout, descriptor, places = pickle.loads(pickle.dumps(written))
+    buffers = [slabs[slab][start:] for slab, start in places] + copied
+    came = TensorBatchCodec().view(layout, descriptor, buffers)
+    assert list(came) == list(batch)
+    for name, column in batch.items():
+        assert is_same(came[name], column)
+        if name.startswith("lying") and column.numel():
+            assert came[name].data_ptr() == column.data_ptr()
+    rows = [batch.num_rows // 2, batch.num_rows - batch.num_rows // 2]
+    for piece, wanted in zip(TensorBatchCodec().cut(layout, descriptor, buffers, rows), batch.cut(rows), strict=True):
         assert all(is_same(piece[name], wanted[name]) for name in wanted)
 
 
@@ -142,7 +190,7 @@ def test_views_share_the_slab_and_matrices_stay_column_major() -> None:
     buffer = torch.zeros(SlabLayout.of(batch).num_bytes, dtype=torch.uint8)
     written = TensorBatchCodec().write(batch, lambda num_bytes: buffer)
     assert written is not None
-    copy = TensorBatchCodec().view(*written, buffer)
+    copy = TensorBatchCodec().view(*written, [buffer])
     assert copy["x"].stride() == (1, 64)
     assert copy["y"].untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 

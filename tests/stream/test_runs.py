@@ -14,6 +14,7 @@ from tests.effort import EFFORT
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import Ragged, StructuredDataset, TensorBatch
 from torch_dataloader_utils.stream.processes import run_length
+from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import TicketSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 workers, on purpose
@@ -53,7 +54,8 @@ def test_a_batch_without_columns_is_cut_by_its_row_count():
 def test_tickets_dealt_in_turn_ask_every_worker_for_all_it_has(batches, workers, length, paces):
     """Process p answers tickets p, p + W, ...; the pace changes at any ticket."""
     sampler = TicketSampler()
-    demand = sampler.start([None] * workers, first_worker=0, count=batches, run_length=length, freed=None)
+    readers = [SlabReader(None)] * workers
+    demand = sampler.start([None] * workers, first_worker=0, count=batches, run_length=length, readers=readers)
     asked = [0] * workers
     for number, ticket in enumerate(sampler):
         assert (ticket.start is not None) == (number < workers)
@@ -103,7 +105,7 @@ def test_a_resumed_pass_in_runs_gives_the_rest(table, stop):
     assert came + [check_batch(batch) for batch in resumed] == expected
 
 
-@pytest.mark.parametrize(("rows", "length"), [(300_000, 10), (250_000, 8)])  # of 40 bytes: thirds of a row group
+@pytest.mark.parametrize(("rows", "length"), [(900_000, 30), (750_000, 37)])  # of 40 bytes: a third, half
 def test_a_run_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tmp_path, rows, length):
     random = np.random.default_rng(0).random(rows)
     wide_table = pa.table({f"x{i}": random for i in range(5)})
@@ -122,4 +124,10 @@ def test_a_run_has_at_most_64_batches_and_no_more_rows_than_a_row_group(tmp_path
     _, short = load(folder, batch_size=6, num_workers=1)
     assert run_length(short.plan().worker_inputs(0), short.pipeline) == 3
     _, large = load(folder, batch_size=64, num_workers=1)
+    assert run_length(large.plan().worker_inputs(0), large.pipeline) is None
+
+
+def test_large_batches_travel_as_runs_of_one(tmp_path):
+    write_table(tmp_path, [[200_000]])
+    _, large = load(tmp_path, batch_size=200_000, num_workers=1, split_rows=None)
     assert run_length(large.plan().worker_inputs(0), large.pipeline) == 1

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,87 +19,165 @@ from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TensorBatch
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.stream.slab_memory import SlabMemory
 from torch_dataloader_utils.stream.slabs import SlabReader, SlabWriter
 
 
-def make_batch(number, rows):
-    return TensorBatch({"x": torch.full((rows,), number), "y": torch.arange(rows) + number, "s": [str(number)] * rows})
+def make_batch(number, rows, memory=None):
+    """A batch of which nothing lies in slabs, or, with their memory, all but the names."""
+    x, y = torch.full((rows,), number), torch.arange(rows) + number
+    if memory is not None:
+        x, y = (memory.take(values.nbytes)[: values.nbytes].view(values.dtype).copy_(values) for values in (x, y))
+    return TensorBatch({"x": x, "y": y, "s": [str(number)] * rows})
 
 
-def write(writer, batches):
-    writer.begin()
-    return [writer.write(batch, len(batches) - index) for index, batch in enumerate(batches)]
+class Ends:
+    """Both ends of a ring, in one process."""
+
+    def __init__(self):
+        self.memory = SlabMemory()
+        self.reader = SlabReader(TensorBatchCodec())
+        self.writer = SlabWriter(TensorBatchCodec(), self.memory, self.reader.held())
+
+    def copy(self, batches):
+        self.writer.begin()
+        return [self.writer.copy(batch, len(batches) - index) for index, batch in enumerate(batches)]
+
+    def refer(self, batches):
+        self.writer.begin()
+        return [self.writer.refer(batch) for batch in batches]
+
+    def view(self, messages):
+        return [self.reader.view(batch) for batch in self.reader.open(messages)]
+
+    def give_back(self):
+        self.memory.take_back(self.reader.take_returned())
+
+    def next_pass(self):
+        held = self.reader.held()
+        self.memory.keep_only(held.loans)
+        self.writer = SlabWriter(TensorBatchCodec(), self.memory, held)
 
 
-def send(writer, reader, batch):
-    return reader.view(reader.open(write(writer, [batch])).popleft())
-
-
-@given(st.lists(st.tuples(st.integers(1, 3000), st.sets(st.integers(0, 5))), max_size=30))
+@given(st.lists(st.tuples(st.integers(0, 3000), st.booleans(), st.booleans(), st.sets(st.integers(0, 5))), max_size=30))
 @settings(max_examples=50 * EFFORT, deadline=None)
 def test_a_visible_slab_is_never_written_again(steps):
-    """Each step writes a batch of some rows, keeps a view of it, and drops some of the views kept before."""
-    writer, reader, kept = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec()), []
-    for number, (rows, drops) in enumerate(steps):
-        writer.reclaim(reader.take_freed())
-        batch = send(writer, reader, make_batch(number, rows))
-        assert batch["s"] == [str(number)] * rows
-        kept.append((number, rows, batch["x"], batch["y"][rows // 2 :]))
+    """Each step hands over a batch of some rows, copied or where it lies, or loses it on the way with a pass that ends;
+    keeps views of it, and drops some of those that were kept before."""
+    ends, kept = Ends(), []
+    for number, (rows, lies, is_lost, drops) in enumerate(steps):
+        ends.give_back()
+        messages = (
+            ends.refer([make_batch(number, rows, ends.memory)]) if lies else ends.copy([make_batch(number, rows)])
+        )
+        if is_lost:
+            ends.next_pass()
+        else:
+            (batch,) = ends.view(messages)
+            assert batch["s"] == [str(number)] * rows
+            kept.append((number, rows, batch["x"], batch["y"][rows // 2 :]))
+            del batch
         kept = [entry for index, entry in enumerate(kept) if index not in drops]
         for label, size, x, y in kept:
             assert (x == label).all()
             assert (y == torch.arange(size)[size // 2 :] + label).all()
 
 
-def test_slabs_go_round_when_batches_are_dropped():
-    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
-    slabs = set()
+@pytest.mark.parametrize("lies", [True, False])
+def test_slabs_go_round_when_batches_are_dropped(lies):
+    ends, slabs = Ends(), set()
     for number in range(20):
-        writer.reclaim(reader.take_freed())
-        (message,) = write(writer, [make_batch(number, 100)])
-        slabs.add(message.slab)
+        ends.give_back()
+        (message,) = (
+            ends.refer([make_batch(number, 100, ends.memory)]) if lies else ends.copy([make_batch(number, 100)])
+        )
+        slabs |= {place.slab for place in message.places}
         assert (message.layout is None) == (number > 0)
-        reader.view(reader.open([message]).popleft())
+        assert (message.slabs == ()) == (number > 0)
+        ends.view([message])
     gc.collect()
-    assert slabs == {0}
+    assert len(slabs) == (2 if lies else 1)
 
 
-def test_a_larger_batch_gets_a_larger_slab():
-    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
-    send(writer, reader, make_batch(1, 10))
-    writer.reclaim(reader.take_freed())
-    (message,) = write(writer, [make_batch(2, 5000)])
-    assert message.retired == (0,)
-    assert reader.view(reader.open([message]).popleft())["y"].tolist() == list(range(2, 5002))
+def test_what_lies_in_slabs_is_not_copied():
+    ends = Ends()
+    batch = make_batch(5, 1000, ends.memory)
+    (message,) = ends.refer([TensorBatch({name: column[100:] for name, column in batch.items()})])
+    assert [place.start for place in message.places] == [800, 800]
+    (view,) = ends.view([message])
+    batch["x"][500] = -1  # the same memory, through another mapping in a worker's place
+    assert view["x"][400] == -1
+    assert ends.writer.copied_bytes == 0
+
+
+def test_the_rows_of_a_block_come_back_when_all_answers_that_have_some_are_dropped():
+    ends = Ends()
+    block = make_batch(1, 1000, ends.memory)
+    first, second = block.cut([500, 500])
+    views = [ends.view(ends.refer([part]))[0] for part in (first, second)]
+    del block, first, second
+    lent = ends.memory.recycled.lent_bytes
+    for _ in range(2):
+        ends.give_back()
+        taken = ends.memory.take(8000)
+        assert ends.memory.recycled.lent_bytes > lent  # both halves of the memory are still looked at
+        del taken
+        if len(views) == 2:
+            del views[0]
+    del views[0]
+    ends.give_back()
+    ends.memory.take(8000)
+    assert ends.memory.recycled.lent_bytes < lent
 
 
 def test_batches_that_travel_together_share_a_slab_until_the_last_of_them_dies():
-    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
-    messages = write(writer, [make_batch(number, 100) for number in range(4)])
-    assert [message.slab for message in messages] == [0] * 4
-    assert [message.buffer is not None for message in messages] == [True, False, False, False]
-    waiting = reader.open(messages)
+    ends = Ends()
+    messages = ends.copy([make_batch(number, 100) for number in range(4)])
+    assert len({place.slab for message in messages for place in message.places}) == 1
+    assert [len(message.slabs) for message in messages] == [1, 0, 0, 0]
+    waiting = ends.reader.open(messages)
     del messages
     last = None
     for number in range(4):
-        batch = reader.view(waiting.popleft())
+        batch = ends.reader.view(waiting.popleft())
         assert batch["y"].tolist() == list(range(number, number + 100))
         last = batch["x"]
         del batch
-        assert reader.take_freed() == ()
+        assert ends.reader.take_returned() == ()
     del last
-    assert reader.take_freed() == (0,)
+    assert len(ends.reader.take_returned()) == 1
 
 
 def test_batches_that_are_larger_than_the_first_get_another_slab_and_others_none():
-    writer, reader = SlabWriter(TensorBatchCodec()), SlabReader(TensorBatchCodec())
+    ends = Ends()
     batches = [make_batch(0, 10), "no batch for slabs", make_batch(1, 5000), make_batch(2, 10)]
-    messages = write(writer, batches)
-    assert [getattr(message, "slab", None) for message in messages] == [0, None, 1, 1]
-    waiting = reader.open(messages)
-    for batch in batches:
-        came = reader.view(waiting.popleft())
+    messages = ends.copy(batches)
+    slabs = [message.places[0].slab for message in messages if not isinstance(message, str)]
+    assert len(set(slabs)) == 2
+    for came, batch in zip(ends.view(messages), batches, strict=True):
         assert came == batch if isinstance(batch, str) else came["y"].tolist() == batch["y"].tolist()
+
+
+def test_the_trainer_lets_go_of_slabs_that_the_worker_let_go_of():
+    ends = Ends()
+    for number in range(40):  # 4 MB each, of another size: more than is held
+        ends.give_back()
+        ends.view(ends.copy([make_batch(number, 250_000 + 17_000 * number)]))
+    assert sum(map(len, ends.reader._slabs.values())) <= 96 << 20
+    held = ends.reader.held()
+    assert 0 < len(held.slabs) < 40
+    assert held.loans == ()
+
+
+def test_slabs_of_a_worker_that_is_gone_are_forgotten_and_mistaken_for_no_other():
+    old = Ends()
+    old.view(old.copy([make_batch(1, 100)]))
+    new = Ends()
+    new.reader = old.reader
+    new.next_pass()
+    (batch,) = new.view(new.copy([make_batch(2, 100)]))
+    assert (batch["x"] == 2).all()
+    assert len(new.reader.held().slabs) == 1
 
 
 def test_a_trainer_that_keeps_every_batch_sees_them_unchanged(tmp_path):
@@ -104,6 +185,68 @@ def test_a_trainer_that_keeps_every_batch_sees_them_unchanged(tmp_path):
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), batch_size=16, num_workers=2)
     kept = list(loader)
     assert sorted(row for batch in kept for row in check_batch(batch)) == list(range(total))
+
+
+ROWS, ROW_GROUP = 90_000, 20_000
+
+
+@pytest.fixture(scope="module")
+def large_row_groups(tmp_path_factory):
+    """Row groups that are handed over where they lie: 160 KB a column."""
+    folder = tmp_path_factory.mktemp("large")
+    for part in range(2):
+        rows = np.arange(part * ROWS // 2, (part + 1) * ROWS // 2)
+        table = pa.table({"row": rows, "half": (rows / 2).astype(np.float32), "even": rows % 2 == 0})
+        pq.write_table(table, folder / f"part-{part}.parquet", row_group_size=ROW_GROUP)
+    return folder
+
+
+def check_rows(batch):
+    rows = batch["row"]
+    assert torch.equal(batch["half"], (rows.double() / 2).float())
+    assert torch.equal(batch["even"], rows % 2 == 0)
+    return rows.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1000, 4999, 20_000, 45_000])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_rows": 30_000}])
+def test_row_groups_that_lie_in_slabs_arrive_as_they_are(large_row_groups, batch_size, options):
+    options = {"batch_size": batch_size, "num_workers": 2, **options}
+    loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), **options)
+    assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
+
+
+def test_batches_of_several_lanes_arrive_as_they_are(large_row_groups):
+    options = {"batch_size": 1000, "num_workers": 2, "num_lanes": 8, "lane_rows": 500}
+    loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), **options)
+    assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_they_do_under_every_start_method(large_row_groups, context):
+    options = {"batch_size": 4999, "num_workers": 2, "multiprocessing_context": context}
+    loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), **options)
+    assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
+
+
+def test_batches_of_earlier_passes_stay_what_they_are(large_row_groups):
+    """Persistent workers go on with the slabs of the pass before: some batches are kept, and some never came."""
+    loader, _ = StructuredDataset.create_dataloader(
+        str(large_row_groups), batch_size=1000, num_workers=2, persistent_workers=True, shuffle=True
+    )
+    kept = []
+    for epoch in range(6):
+        loader.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            rows = check_rows(batch)
+            if number % 13 == epoch:
+                kept.append((rows, batch))
+            if epoch % 2 and number == 17 * epoch:
+                break
+        for rows, batch in kept:
+            assert check_rows(batch) == rows
+        if epoch == 3:
+            kept.clear()
 
 
 PROGRAM = """

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import LoaderError
 
 
@@ -70,6 +71,13 @@ class MeasuredBlock(Block, Protocol):
 class Shaper(Protocol):
     """Turns record batches into blocks of the output format; picklable and stateless."""
 
+    def copying(self) -> "Shaper":
+        """The same, but large columns of its blocks are copies, where they would be memory of the record batches.
+
+        As stacks are, in the same memory, and made while a core has the column in its cache.
+        """
+        ...
+
     def block(self, parts: Iterable[Any]) -> Block:
         """The block of one row group, from pyarrow.RecordBatches of a few columns each.
 
@@ -101,7 +109,14 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
 
 
 class SlabCodec(Protocol):
-    """Writes batches into flat byte buffers and reads them back; buffers are one-dimensional uint8 torch tensors."""
+    """Writes batches into flat byte buffers, or says where they lie, and reads them back.
+
+    Buffers are one-dimensional uint8 torch tensors. A batch is (layout, descriptor) and the buffers it lies in.
+    """
+
+    def lie_in(self, memory: RecycledMemory) -> None:
+        """From now on the large blocks of this process lie in this memory."""
+        ...
 
     def write(self, batch: Any, allocate: Callable[[int], Any], layout: Any) -> tuple[Any, Any] | None:
         """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches that are no such.
@@ -110,10 +125,19 @@ class SlabCodec(Protocol):
         """
         ...
 
-    def view(self, layout: Any, descriptor: Any, buffer: Any) -> Any:
-        """The batch that was written, as views of `buffer`."""
+    def refer(
+        self, batch: Any, find: Callable[[Any], tuple[int, int] | None], allocate: Callable[[int], Any]
+    ) -> tuple[Any, Any, Sequence[tuple[int, int]]] | None:
+        """(layout, descriptor, places): tensors for which `find` gives (slab, byte) stay there, others are copied.
+
+        places: where the buffers begin, in order. If anything is copied, `allocate(num_bytes)` comes after them.
+        """
         ...
 
-    def cut(self, layout: Any, descriptor: Any, buffer: Any, rows: Sequence[int]) -> Iterator[Any]:
+    def view(self, layout: Any, descriptor: Any, buffers: Sequence[Any]) -> Any:
+        """The batch, as views of its buffers."""
+        ...
+
+    def cut(self, layout: Any, descriptor: Any, buffers: Sequence[Any], rows: Sequence[int]) -> Iterator[Any]:
         """The same as batches of `rows[0]`, `rows[1]`, ... rows, which add up; for batches as the shaper makes them."""
         ...

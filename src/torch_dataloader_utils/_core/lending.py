@@ -39,6 +39,10 @@ class Loans(Generic[K]):
             del self._watched[key]
         return keys
 
+    def out(self) -> list[K]:
+        """The keys of arrays that are lent still, as far as `returned` has told."""
+        return list(self._watched)
+
     def _when_dead(self, key: K) -> Callable[[Any], None]:
         returned = self._returned
         return lambda _: returned.append(key)

@@ -136,6 +136,11 @@ class WorkerProgram:
         """Plan rows of all lanes."""
         return sum(lane.num_rows for lane in self.lanes)
 
+    @property
+    def delivers_row_groups(self) -> bool:
+        """Whether batches are the rows of row groups, one after the other: of one lane, and in no window."""
+        return isinstance(self.schedule, SingleLane) and all(bool(lane.is_plain.all()) for lane in self.lanes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerInput:

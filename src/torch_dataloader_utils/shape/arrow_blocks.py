@@ -49,6 +49,10 @@ class ArrowShaper:
     schema: pa.Schema
     as_python: bool
 
+    def copying(self) -> "ArrowShaper":
+        """The same shaper: Arrow's memory goes through queues as it is."""
+        return self
+
     def block(self, parts: Iterable[pa.RecordBatch]) -> ArrowBlock:
         """The block of these columns, in the order of the schema.
 

@@ -126,6 +126,11 @@ def _element(spec: ColumnSpec) -> pa.DataType:
             return arrow
 
 
+def number_dtype(spec: ColumnSpec) -> torch.dtype:
+    """The dtype of a column of numbers."""
+    return torch.bool if pt.is_boolean(_element(spec)) else _raw_dtype(spec)
+
+
 def _raw_dtype(spec: ColumnSpec) -> torch.dtype:
     return torch.from_numpy(np.empty(0, numpy_dtype(raw_type(_element(spec))))).dtype
 

@@ -1,7 +1,7 @@
 """How long rows are: the lengths of one column, and blocks that know them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,10 @@ class LengthShaper:
 
     shaper: Shaper
     column: str
+
+    def copying(self) -> "LengthShaper":
+        """The same around a shaper that copies."""
+        return replace(self, shaper=self.shaper.copying())
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> LengthBlock:
         """The block of rows that have `column` beside the delivered ones."""

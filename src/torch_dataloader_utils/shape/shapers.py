@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype
 from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
 from torch_dataloader_utils.shape.convert import StackBuilder, convert_column
+from torch_dataloader_utils.shape.copies import ColumnCopies
 from torch_dataloader_utils.shape.decode import plain
 from torch_dataloader_utils.shape.nulls import Mask
 from torch_dataloader_utils.shape.specs import (
@@ -80,13 +81,18 @@ def make_shaper(
 class ColumnShaper:
     """Record batches to blocks of tensors; implements `_core.block.Shaper`. Built by `make_shaper`.
 
-    names: the entries of a batch: stacks first, then columns, each mask behind its column.
+    names: the entries of a batch: stacks first, then columns, each mask behind its column. copies: see `copying`.
     """
 
     columns: tuple[ColumnSpec, ...]
     stacks: tuple[StackSpec, ...]
     names: tuple[str, ...]
     output: Output
+    copies: bool = False
+
+    def copying(self) -> "ColumnShaper":
+        """The same, but null-free numbers are copied."""
+        return replace(self, copies=True)
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> ColumnBlock:
         """The block of these columns. Null-free numbers are not copied: they are the Arrow memory.
@@ -98,6 +104,7 @@ class ColumnShaper:
         coming = iter(parts)
         first = next(coming)
         builders = [StackBuilder(stack, first.num_rows) for stack in self.stacks]
+        copies = ColumnCopies(self.columns, first.num_rows) if self.copies else None
         waiting = {spec.name: spec for spec in self.columns}
         places: dict[str, tuple[StackBuilder, int]] = {}
         for stack, builder in zip(self.stacks, builders, strict=True):
@@ -112,14 +119,15 @@ class ColumnShaper:
                 if name in places:
                     builder, place = places[name]
                     builder.put(place, _of_schema(spec, array))
-                else:
-                    alone[name] = convert_column(spec, _of_schema(spec, array))
+                    continue
+                columns = convert_column(spec, _of_schema(spec, array))
+                alone[name] = columns if copies is None else tuple(map(copies.copy, columns))
         if waiting:
             came = ", ".join((*alone, *(name for name in places if name not in waiting))) or "no columns"
             raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}; it has {came}")
         stacked = (builder.columns() for builder in builders)
-        columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
-        return ColumnBlock(names=self.names, columns=tuple(columns), num_rows=first.num_rows, output=self.output)
+        all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
+        return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import Draws, Schedule, drawn_rows
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.lane import LaneReader
+from torch_dataloader_utils.stream.lane import LaneReader, Span
 from torch_dataloader_utils.stream.lot import Lot
 
 # Batches of several lanes that are gathered at once, so many or bytes of them: about a window of rows, and as much
@@ -50,6 +50,18 @@ class Assembler:
         self._draw(draws, lot)
         return lot.block(self.shaper)
 
+    def spans(self, draws: Draws) -> list[Span]:
+        """The rows of these draws, where they lie.
+
+        Raises:
+            InternalError: a lane has fewer rows than were planned.
+        """
+        spans = [span for lane, rows in draws for span in self.lanes[lane].take(rows)]
+        found, wanted = sum(span.stop - span.start for span in spans), drawn_rows(draws)
+        if found != wanted:
+            raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
+        return spans
+
     def lots(self, length: int) -> Iterator[tuple[Block, list[Drawn]]]:
         """The rows of `length` batches at a time; where lanes mix, of up to twice as many from time to time.
 
@@ -70,9 +82,5 @@ class Assembler:
 
     def _draw(self, draws: Draws, lot: Lot) -> Drawn:
         before = lot.num_rows
-        for lane, rows in draws:
-            lot.add(self.lanes[lane].take(rows))
-        found, wanted = lot.num_rows - before, drawn_rows(draws)
-        if found != wanted:
-            raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
-        return Drawn(rows=found, where=self.lanes[draws[-1][0]].where if self.says_where else "")
+        lot.add(self.spans(draws))
+        return Drawn(rows=lot.num_rows - before, where=self.lanes[draws[-1][0]].where if self.says_where else "")

@@ -156,7 +156,7 @@ class _CudaCopier:
             else:
                 self._layout, descriptor = written
                 device_buffer = pinned.to(self.device, non_blocking=True)
-                moved = self.codec.view(self._layout, descriptor, device_buffer)
+                moved = self.codec.view(self._layout, descriptor, (device_buffer,))
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self.stream)
         if pinned is not None:

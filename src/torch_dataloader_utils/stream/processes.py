@@ -14,15 +14,18 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
+from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.stream.worker_death import Notes, answers_of
 
 # Bytes of batches that travel as one. A hand-over costs some 300 us however large it is; 1,024 rows of 51 columns take
 # 120 us to decode.
-_RUN_BYTES = 4 << 20
+_RUN_BYTES = 16 << 20
 # Sizes are those in the files; encoded well, a row is larger in memory.
 _MOST_BATCHES = 64
+# A batch of so much is handed over where it lies even if it travels alone.
+_ALONE_BYTES = 1 << 20
 
 
 def as_it_is(batch: Any) -> Any:
@@ -43,6 +46,9 @@ class WorkerProcesses:
         self._in_order = options.get("in_order", True)
         self._has_timeout = bool(options.get("timeout"))
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
+        self._num_workers = num_workers
+        # Persistent workers keep their slabs, and batches of earlier passes may be looked at still.
+        self._readers = self._new_readers() if options.get("persistent_workers") else None
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
         share = replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
@@ -64,26 +70,30 @@ class WorkerProcesses:
         only reading can tell. meter: hears of every answer.
         """
         counted = left if self._in_order else None
-        # No slabs where tickets may reach any process, which then would not know its free slabs.
-        codec = self._pipeline.codec if self._in_order else None
-        receiver = Receiver(codec, len(works), meter)
+        readers = self._readers or self._new_readers()
         demand = self._sampler.start(
             works,
             first_worker=first_worker,
             count=counted,
-            run_length=1 if counted is None else run_length(works, self._pipeline),
-            freed=None if codec is None else receiver.take_freed,
+            run_length=None if counted is None else run_length(works, self._pipeline),
+            readers=readers,
         )
         if left == 0:
             return
+        workers = [(first_worker + process) % len(works) for process in range(len(works))]
+        receiver = Receiver(dict(zip(workers, readers, strict=True)), meter)
         # Closed at once, and with it a pass that failed: its error is part of a cycle, and would keep the workers.
         if counted is not None:
-            turns = [(first_worker + number) % len(works) for number in range(len(works))]
             with closing(self._paced(meter, demand)) as answers:
-                yield from receiver.in_turn(answers, turns, counted)
+                yield from receiver.in_turn(answers, workers, counted)
         else:
             with closing(self._until_ended(meter, len(works), left)) as answers:
                 yield from receiver.as_they_come(answers)
+
+    def _new_readers(self) -> list[SlabReader]:
+        """Of the slabs of each process; of none where tickets may reach any process, as it would not know its own."""
+        codec = self._pipeline.codec if self._in_order else None
+        return [SlabReader(codec) for _ in range(self._num_workers)]
 
     def _answers(self, meter: LoaderMeter) -> Iterator[Answer]:
         return meter.answers(answers_of(self._loader, self._notes))
@@ -111,20 +121,22 @@ class WorkerProcesses:
                 return
 
 
-def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int:
+def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
     """How many batches travel as one: some megabytes, but no more rows than a row group has, which come at once.
 
-    One where batches cannot be cut out of a larger one: the user's functions made them, or they are no tensors.
+    None where they cannot: the user's functions made them, or they are no tensors; and where a row group has few rows
+    beside a small batch.
     """
     if pipeline.codec is None or pipeline.functions:
-        return 1
+        return None
     schedule = works[0].program.schedule
     group_rows = np.concatenate([work.group_stop - work.group_start for work in works])
     num_bytes = sum(int(work.inventory.groups.projected_bytes.sum()) for work in works)
     batch_rows = drawn_rows(schedule.draws(0)) if schedule.num_batches else 0
     if not batch_rows or not group_rows.any():
-        return 1
+        return None
     # Equal parts of a row group, as most are: a run that spans two of them is joined first.
-    whole = int(group_rows.max())
-    parts = math.ceil(max(whole * num_bytes / int(group_rows.sum()) / _RUN_BYTES, 1))
-    return min(max(1, whole // parts // batch_rows), _MOST_BATCHES)
+    whole, row_bytes = int(group_rows.max()), num_bytes / int(group_rows.sum())
+    parts = math.ceil(max(whole * row_bytes / _RUN_BYTES, 1))
+    length = min(max(1, whole // parts // batch_rows), _MOST_BATCHES)
+    return None if length == 1 and batch_rows * row_bytes < _ALONE_BYTES else length

@@ -1,9 +1,8 @@
 """The trainer's end of the worker processes: what they answer, one batch or many, as batches in the plan's order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import InternalError
@@ -17,13 +16,10 @@ Delivered = tuple[int, Cursor, Any]
 class Receiver:
     """Reads the answers of one pass, out of slabs where there are some; `meter` hears of every batch as it is taken."""
 
-    def __init__(self, codec: SlabCodec | None, num_workers: int, meter: LoaderMeter) -> None:
-        self._readers = [SlabReader(codec) for _ in range(num_workers)]
+    def __init__(self, readers: Mapping[int, SlabReader], meter: LoaderMeter) -> None:
+        """readers: of the slabs of each worker."""
+        self._readers = readers
         self._meter = meter
-
-    def take_freed(self, worker: int) -> tuple[int, ...]:
-        """The slabs of a worker that died since the last call."""
-        return self._readers[worker].take_freed()
 
     def as_they_come(self, answers: Iterator[Answer]) -> Iterator[Delivered]:
         """The batches of all answers, one answer after the other."""
@@ -58,20 +54,21 @@ class Receiver:
         """The batches of an answer, and then its error.
 
         Nothing here refers to a batch that was given: its slab is free as soon as the trainer lets go of it, or of
-        the last batch of its run.
+        the last batch of its piece.
         """
         worker, cursor, error = answer.worker, answer.cursor, answer.error
-        run_rows, tallies = answer.run_rows, answer.tallies
+        piece_rows, tallies = answer.piece_rows, answer.tallies
         reader = self._readers[worker]
         batches = reader.open(answer.batches)
         del answer
-        if run_rows:
+        if piece_rows:
             (counts,) = tallies
-            rows_before = counts[0] - sum(run_rows)
-            for rows, batch in zip(run_rows, reader.cut(batches.popleft(), run_rows), strict=True):
-                rows_before += rows
-                self._meter.received(worker, (rows_before, *counts[1:]))
-                yield worker, cursor, batch
+            rows_before = counts[0] - sum(map(sum, piece_rows))
+            for batch_rows in piece_rows:
+                for rows, batch in zip(batch_rows, reader.cut(batches.popleft(), batch_rows), strict=True):
+                    rows_before += rows
+                    self._meter.received(worker, (rows_before, *counts[1:]))
+                    yield worker, cursor, batch
         else:
             for tally in tallies:
                 self._meter.received(worker, tally)

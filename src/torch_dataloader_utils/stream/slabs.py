@@ -1,46 +1,43 @@
 """The slab ring: a worker process hands batches over in shared memory that is used again and again.
 
-    worker   writes all columns of a batch into one of its slabs        queue carries: slab number, row count
-    trainer  makes views of the slab; when the last tensor that looks at it dies, the slab is free
-    ticket   the next request to that worker says which of its slabs are free again
+    worker   fills slabs                                           queue carries: answer 7 is in slab 3 from byte 4,096
+    trainer  makes views of the slab; the last of them dies
+    ticket   the next request to that worker says it               of answer 7, slab 3 came back
 
-Small batches that travel together lie one after the other in one slab. The worker owns its slabs and makes another one
-when none is known to be free, so a trainer that keeps batches costs memory and never waits. Slabs are torch tensors in
-shared memory that has no name (see `shared_memory`): nothing is left behind, however a process ends.
+Blocks whose columns lie in slabs are handed over as they are, whole or in part. Everything else is copied to a slab,
+small batches that travel together one after the other to the same.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from torch_dataloader_utils._core.block import SlabCodec
-from torch_dataloader_utils._core.lending import Loans
-from torch_dataloader_utils.stream.shared_memory import shared_bytes
+from torch_dataloader_utils._core.lending import Bytes, Loans
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.stream.slab_memory import Held, Loan, Place, SlabMemory
 
-# Batches of lists differ in size; a slab with a fifth to spare is rarely outgrown.
-_SPARE = 1.2
-_PAGE_BYTES = 4096
 _ALIGNMENT_BYTES = 64
 
 
 class SlabMessage(NamedTuple):
-    """What travels through the queue for one batch, which lies in a slab from byte `start` on.
+    """What travels through the queue for one batch.
 
-    slab: number of the worker's slab. buffer: the slab itself, the first time it is used.
+    answer: the answer that it is part of, see Loan. places: where its buffers begin.
     descriptor: how to read the batch, see SlabCodec; layout: the part of it that seldom changes, when it changed.
-    retired: slabs that are too small by now and will not be used again.
+    slabs: those that are new to the trainer, with their numbers. gone: slabs that are no more.
     """
 
-    slab: int
-    start: int
+    answer: int
+    places: tuple[Place, ...]
     descriptor: Any
     layout: Any = None
-    buffer: torch.Tensor | None = None
-    retired: tuple[int, ...] = ()
+    slabs: tuple[tuple[int, torch.Tensor], ...] = ()
+    gone: tuple[int, ...] = ()
 
 
 class InSlab(NamedTuple):
@@ -48,138 +45,149 @@ class InSlab(NamedTuple):
 
     layout: Any
     descriptor: Any
-    buffer: torch.Tensor
-
-
-@dataclass(slots=True, kw_only=True)
-class _Filling:
-    """A slab that is being filled: the last batch has its bytes [start, stop)."""
-
-    slab: int
-    memory: torch.Tensor
-    is_new: bool
-    retired: tuple[int, ...]
-    start: int = 0
-    stop: int = 0
-
-    def take(self, num_bytes: int) -> torch.Tensor:
-        self.start = _align(self.stop, _ALIGNMENT_BYTES)
-        self.stop = self.start + num_bytes
-        return self.memory[self.start : self.stop]
-
-    def holds(self, num_bytes: int) -> bool:
-        return _align(self.stop, _ALIGNMENT_BYTES) + num_bytes <= self.memory.shape[0]
-
-    def message(self, descriptor: Any, layout: Any) -> SlabMessage:
-        """The message for the last batch; the first one of a slab says what there is to say of it."""
-        buffer, retired = self.memory if self.is_new else None, self.retired
-        self.is_new, self.retired = False, ()
-        return SlabMessage(self.slab, self.start, descriptor, layout, buffer, retired)
+    buffers: tuple[torch.Tensor, ...]
 
 
 @dataclass(slots=True)
-class SlabWriter:
-    """A worker's side in one pass: its slabs, those it knows to be free, and the layout of its last batch.
+class _Filling:
+    """A slab that batches are copied to; they have its first `stop` bytes."""
 
-    num_bytes: what the batches since the last `begin` took.
+    number: int
+    memory: torch.Tensor
+    stop: int = 0
+
+    def holds(self, num_bytes: int) -> bool:
+        return _aligned(self.stop) + num_bytes <= self.memory.shape[0]
+
+    def take(self, num_bytes: int) -> tuple[Place, torch.Tensor]:
+        start = _aligned(self.stop)
+        self.stop = start + num_bytes
+        return Place(self.number, start), self.memory[start : self.stop]
+
+
+class SlabWriter:
+    """A worker's side in one pass.
+
+    copied_bytes: what the batches since the last `begin` took, if all of them were copied.
     """
 
-    codec: SlabCodec
-    num_bytes: int = 0
-    _slabs: dict[int, torch.Tensor] = field(default_factory=dict)
-    _free: list[int] = field(default_factory=list)
-    _layout: Any = None
-    _count: int = 0
-    _filling: _Filling | None = None
-
-    def reclaim(self, slabs: Sequence[int]) -> None:
-        """The trainer has let go of these slabs."""
-        self._free.extend(slab for slab in slabs if slab in self._slabs)
+    def __init__(self, codec: SlabCodec, memory: SlabMemory, held: Held) -> None:
+        self.copied_bytes = 0
+        self._codec = codec
+        self._memory = memory
+        self._known = set(held.slabs)
+        self._layout: Any = None
+        self._answer = 0
+        self._filling: _Filling | None = None
+        self._copied: tuple[Place, ...] = ()
 
     def begin(self) -> None:
-        """The batches from here on travel together: in one slab as far as they fit."""
-        self._filling, self.num_bytes = None, 0
+        """The batches from here on travel together: what is copied, in one slab as far as it fits."""
+        self._answer, self._filling, self.copied_bytes = self._memory.new_answer(), None, 0
 
-    def write(self, batch: Any, batches_left: int = 1) -> Any:
-        """The message of a batch, or the batch itself where it is none for slabs.
+    def copy(self, batch: Any, batches_left: int = 1) -> Any:
+        """The message of a batch, which is copied to a slab; the batch itself where it is none for slabs.
 
         batches_left: how many are still to travel together, this one among them; a slab is made for so many.
         """
-        written = self.codec.write(batch, partial(self._allocate, batches_left), self._layout)
-        if written is None or self._filling is None:
+        written = self._codec.write(batch, partial(self._allocate, batches_left), self._layout)
+        return batch if written is None else self._message(*written, self._copied)
+
+    def refer(self, batch: Any) -> Any:
+        """The same, without a copy of what lies in a slab; nobody may write to the batch any more."""
+        self._copied = ()
+        written = self._codec.refer(batch, self._find, partial(self._allocate, 1))
+        if written is None:
             return batch
-        layout, descriptor = written
-        changed = None if layout is self._layout else layout
+        layout, descriptor, places = written
+        return self._message(layout, descriptor, (*(Place(*place) for place in places), *self._copied))
+
+    def _message(self, layout: Any, descriptor: Any, places: tuple[Place, ...]) -> SlabMessage:
+        changed = None if layout is self._layout or layout == self._layout else layout
         self._layout = layout
-        return self._filling.message(descriptor, changed)
+        new = self._memory.slabs({place.slab for place in places} - self._known)
+        gone = self._memory.gone_of(self._known)
+        self._known.difference_update(gone)
+        self._known.update(number for number, _ in new)
+        return SlabMessage(self._answer, places, descriptor, changed, new, gone)
+
+    def _find(self, tensor: torch.Tensor) -> Place | None:
+        place = self._memory.find(tensor)
+        if place is not None:
+            self._memory.lend(Loan(self._answer, place.slab), tensor)
+        return place
 
     def _allocate(self, batches_left: int, num_bytes: int) -> torch.Tensor:
         if self._filling is None or not self._filling.holds(num_bytes):
-            self._filling = self._choose(batches_left * _align(num_bytes, _ALIGNMENT_BYTES))
-        self.num_bytes += num_bytes
-        return self._filling.take(num_bytes)
-
-    def _choose(self, num_bytes: int) -> _Filling:
-        """The slab that was freed last, in the cache still, if it is large enough; or a new one."""
-        retired: list[int] = []
-        while self._free:
-            slab = self._free.pop()
-            if self._slabs[slab].shape[0] >= num_bytes:
-                return _Filling(slab=slab, memory=self._slabs[slab], is_new=False, retired=tuple(retired))
-            retired.append(slab)
-            del self._slabs[slab]
-        slab, self._count = self._count, self._count + 1
-        self._slabs[slab] = shared_bytes(max(_align(int(num_bytes * _SPARE), _PAGE_BYTES), _PAGE_BYTES))
-        return _Filling(slab=slab, memory=self._slabs[slab], is_new=True, retired=tuple(retired))
+            memory = self._memory.take(batches_left * _aligned(num_bytes))
+            place = self._find(memory)
+            if place is None:
+                raise InternalError("Memory of a worker's slabs lies in none of them. Please report this.")
+            self._filling = _Filling(place.slab, memory)
+        self.copied_bytes += num_bytes
+        place, buffer = self._filling.take(num_bytes)
+        self._copied = (place,)
+        return buffer
 
 
 class SlabReader:
-    """The trainer's side for one worker: views of its slabs, and which of them died.
+    """The trainer's side for one worker process, for all passes: views of its slabs, and which loans came back.
 
     codec: None where all batches come through the queue.
     """
 
     def __init__(self, codec: SlabCodec | None) -> None:
         self._codec = codec
-        self._slabs: dict[int, Any] = {}
-        self._loans: Loans[int] = Loans()
+        self._slabs: dict[int, Bytes] = {}
+        self._loans: Loans[Loan] = Loans()
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """What `SlabWriter.write` gave, ready for `view`; a slab is lent until all its batches are taken and died.
+        """What `SlabWriter` gave, ready for `view`; a loan is out until all batches of it are taken and died.
 
-        messages: all since one `begin`, since a slab that is lent cannot be lent again.
+        messages: all of one answer.
         """
-        lent: dict[int, torch.Tensor] = {}
+        lent: dict[Loan, torch.Tensor] = {}
         return deque([self._find(message, lent) for message in messages])
 
     def view(self, batch: Any) -> Any:
-        """The batch, as views of its slab."""
+        """The batch, as views of its slabs."""
         return self._codec.view(*batch) if isinstance(batch, InSlab) and self._codec is not None else batch
 
     def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
-        """The batches of a run, of `rows[0]`, `rows[1]`, ... rows."""
+        """The batches of a piece, of `rows[0]`, `rows[1]`, ... rows."""
         if isinstance(batch, InSlab) and self._codec is not None:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]
 
-    def take_freed(self) -> tuple[int, ...]:
-        """The slabs that died since the last call."""
+    def take_returned(self) -> tuple[Loan, ...]:
+        """The loans that came back since the last call."""
         return tuple(self._loans.returned())
 
-    def _find(self, message: Any, lent: dict[int, torch.Tensor]) -> Any:
+    def held(self) -> Held | None:
+        """What there is of the worker at the beginning of a pass; None where all batches come through the queue."""
+        if self._codec is None:
+            return None
+        self._loans.returned()
+        return Held(slabs=tuple(self._slabs), loans=tuple(self._loans.out()))
+
+    def _find(self, message: Any, lent: dict[Loan, torch.Tensor]) -> Any:
         if not isinstance(message, SlabMessage):
             return message
-        if message.buffer is not None:
-            self._slabs[message.slab] = message.buffer.numpy()
-        for slab in message.retired:
-            self._slabs.pop(slab, None)
+        for number, slab in message.slabs:
+            self._slabs[number] = slab.numpy()
+        for number in message.gone:
+            self._slabs.pop(number, None)
         if message.layout is not None:
             self._layout = message.layout
-        if message.slab not in lent:
-            lent[message.slab] = torch.from_numpy(self._loans.lend(message.slab, self._slabs[message.slab]))
-        return InSlab(self._layout, message.descriptor, lent[message.slab][message.start :])
+        buffers = []
+        for place in message.places:
+            loan = Loan(message.answer, place.slab)
+            if loan not in lent:
+                lent[loan] = torch.from_numpy(self._loans.lend(loan, self._slabs[place.slab]))
+            buffers.append(lent[loan][place.start :])
+        return InSlab(self._layout, message.descriptor, tuple(buffers))
 
 
-def _align(num_bytes: int, alignment: int) -> int:
-    return -(-num_bytes // alignment) * alignment
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

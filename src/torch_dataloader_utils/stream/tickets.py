@@ -20,9 +20,11 @@ from torch_dataloader_utils._observe.counters import Tally
 from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.pace import Pace
+from torch_dataloader_utils.stream.run import Run
 from torch_dataloader_utils.stream.sendable import returns_sendable
-from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
-from torch_dataloader_utils.stream.worker import Pipeline, Run, WorkerStream
+from torch_dataloader_utils.stream.slab_memory import Held, Loan, SlabMemory
+from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
+from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 from torch_dataloader_utils.stream.worker_death import (
     Notes,
     NotingReader,
@@ -34,37 +36,39 @@ from torch_dataloader_utils.stream.worker_death import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Begin a pass as worker number `worker` of the plan; with slabs, or with batches sent through the queue.
+    """Begin a pass as worker number `worker` of the plan.
 
-    run_length: batches that travel as one, see `Run`; 1: each is a batch of its own.
+    held: what the trainer has of the worker's slabs; None: batches are sent through the queue.
+    run_length: batches that travel as one, see `Run`; None: each is a batch of its own.
     """
 
     worker: int
     work: WorkerInput
-    uses_slabs: bool
-    run_length: int
+    held: Held | None
+    run_length: int | None
 
 
 class Ticket(NamedTuple):
-    """Ask a worker process for its next `batches` (or runs); `freed`: its slabs that the trainer has let go of."""
+    """Ask a worker process for its next `batches` (or runs); `returned`: loans of slabs that came back."""
 
     batches: int
     start: Start | None = None
-    freed: tuple[int, ...] = ()
+    returned: tuple[Loan, ...] = ()
 
 
 class Answer(NamedTuple):
-    """Batches (or the messages that stand for them, or one run) and how far the worker came with them.
+    """Batches (or the messages that stand for them, or the pieces of one run) and how far the worker came with them.
 
-    run_rows: rows of each batch, if it is a run of them. tallies: what the worker had counted in this pass after each
-    of `batches`. ended: there are fewer than were asked for, and no more. error: what came in place of the next one.
+    piece_rows: of a run, the rows of each batch of each piece. tallies: what the worker had counted in this pass after
+    each of `batches`, or after the run. ended: there are fewer than were asked for, and no more. error: what came in
+    place of the next one.
     pace: how many batches the worker would send at once from now on.
     A tuple, as all that travels with every batch: it pickles in a fraction of the time of a dataclass.
     """
 
     worker: int
     batches: tuple[Any, ...] = ()
-    run_rows: tuple[int, ...] = ()
+    piece_rows: tuple[tuple[int, ...], ...] = ()
     cursor: Cursor = (0, 0)
     tallies: tuple[Tally, ...] = ()
     ended: bool = False
@@ -80,6 +84,7 @@ class TicketWorker(Dataset[Answer]):
         self._notes = notes
         self._directory = share_temporary_directory()
         self._options = options
+        self._memory: SlabMemory | None = None
         self._slabs: SlabWriter | None = None
         self._pace = Pace()
         self._stream: WorkerStream | None = None
@@ -92,18 +97,20 @@ class TicketWorker(Dataset[Answer]):
             self._begin(ticket.start)
         if self._start is None or self._stream is None:
             raise InternalError("A worker process was asked before it was told what to read. Please report this.")
-        if self._slabs is not None:
-            self._slabs.reclaim(ticket.freed)
+        if self._memory is not None and self._slabs is not None:
+            self._memory.take_back(ticket.returned)
             self._slabs.begin()
         batches: list[Any] = []
+        piece_rows: list[tuple[int, ...]] = []
         tallies: list[Tally] = []
-        run_rows: tuple[int, ...] = ()
         error = None
         try:
             for batch in itertools.islice(self._batches, ticket.batches):
                 if isinstance(batch, Run):
-                    run_rows, batch = batch.rows, batch.batch
-                batches.append(self._written(batch, ticket.batches - len(batches)))
+                    batches += [self._referred(piece.batch) for piece in batch.pieces]
+                    piece_rows += [piece.rows for piece in batch.pieces]
+                else:
+                    batches.append(self._copied(batch, ticket.batches - len(batches)))
                 tallies.append(self._stream.counters.tally())
         except LoaderError as raised:
             error = raised
@@ -111,10 +118,10 @@ class TicketWorker(Dataset[Answer]):
         return Answer(
             worker=self._start.worker,
             batches=tuple(batches),
-            run_rows=run_rows,
+            piece_rows=tuple(piece_rows),
             cursor=self._stream.cursor,
             tallies=tuple(tallies),
-            ended=error is None and len(batches) < ticket.batches,
+            ended=error is None and len(tallies) < ticket.batches,
             error=error,
             pace=self._pace.length,
         )
@@ -129,27 +136,44 @@ class TicketWorker(Dataset[Answer]):
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = tuple(map(returns_sendable, self._pipeline.functions))
+        shaper = self._pipeline.shaper
+        # What is put together anew lies in slabs, and need not be put together from there.
+        if start.held is not None and start.run_length is not None and start.work.program.delivers_row_groups:
+            shaper = shaper.copying()
         self._stream = WorkerStream(
             start.work,
-            replace(self._pipeline, reader=reader, functions=functions),
+            replace(self._pipeline, reader=reader, shaper=shaper, functions=functions),
             self._options,
             watch=lambda where: self._notes.calling(start.worker, where),
         )
-        self._batches = iter(self._stream) if start.run_length == 1 else self._stream.runs(start.run_length)
+        self._batches = iter(self._stream) if start.run_length is None else self._stream.runs(start.run_length)
         self._pace = Pace()
-        # New ones: the trainer knows no slab of an earlier pass.
-        codec = self._pipeline.codec if start.uses_slabs else None
-        self._slabs = None if codec is None else SlabWriter(codec)
+        self._slabs = self._slab_writer(start.held)
 
-    def _written(self, batch: Any, batches_left: int) -> Any:
+    def _slab_writer(self, held: Held | None) -> SlabWriter | None:
+        """The slabs are those of earlier passes: new pages cost as much as filling them."""
+        codec = self._pipeline.codec
+        if codec is None or held is None:
+            return None
+        if self._memory is None:
+            self._memory = SlabMemory()
+            codec.lie_in(self._memory.recycled)
+        self._memory.keep_only(held.loans)
+        return SlabWriter(codec, self._memory, held)
+
+    def _copied(self, batch: Any, batches_left: int) -> Any:
         """A batch as it travels. It is copied before the next one is made: a transform may use one buffer for all."""
-        return batch if self._slabs is None else self._slabs.write(batch, batches_left)
+        return batch if self._slabs is None else self._slabs.copy(batch, batches_left)
+
+    def _referred(self, batch: Any) -> Any:
+        """A piece of a run as it travels."""
+        return batch if self._slabs is None else self._slabs.refer(batch)
 
     def _learn(self, batches: Sequence[Any], took_ns: int) -> None:
         """How long an answer took says how many batches should travel at once."""
-        if self._slabs is not None and self._start is not None and self._start.run_length == 1 and batches:
+        if self._slabs is not None and self._start is not None and self._start.run_length is None and batches:
             in_slabs = all(isinstance(batch, SlabMessage) for batch in batches)
-            self._pace.learn(len(batches), self._slabs.num_bytes if in_slabs else 0, took_ns)
+            self._pace.learn(len(batches), self._slabs.copied_bytes if in_slabs else 0, took_ns)
 
 
 @dataclass(slots=True)
@@ -166,35 +190,35 @@ class TicketSampler(Sampler[Ticket]):
         self._demand = Demand()
         self._starts: list[Start] = []
         self._count: int | None = 0
-        self._freed: Callable[[int], tuple[int, ...]] = _nothing
+        self._readers: Sequence[SlabReader] = ()
 
     def start(
         self,
         works: Sequence[WorkerInput],
         first_worker: int,
         count: int | None,
-        run_length: int,
-        freed: Callable[[int], tuple[int, ...]] | None,
+        run_length: int | None,
+        readers: Sequence[SlabReader],
     ) -> Demand:
         """Prepare a pass of `count` batches (None: until the pass is closed); gives what it asks for, to be changed.
 
         works: the inputs of all workers. first_worker: whose batch comes first; process 0 plays that worker.
-        run_length: batches that travel as one run.
-        freed: gives the slabs of a worker that are free again; None for a pass without slabs.
+        run_length: batches that travel as one run, if they do.
+        readers: of the slabs of each process.
         """
         workers = [(first_worker + process) % len(works) for process in range(len(works))]
-        uses_slabs = freed is not None
         self._starts = [
-            Start(worker=worker, work=works[worker], uses_slabs=uses_slabs, run_length=run_length) for worker in workers
+            Start(worker=worker, work=works[worker], held=reader.held(), run_length=run_length)
+            for worker, reader in zip(workers, readers, strict=True)
         ]
         self._demand = Demand()
         self._count = count
-        self._freed = freed or _nothing
+        self._readers = readers
         return self._demand
 
     def __iter__(self) -> Iterator[Ticket]:
         """Round after round, a ticket for each worker, all of a round for the same count."""
-        starts, freed, demand = self._starts, self._freed, self._demand
+        starts, readers, demand = self._starts, self._readers, self._demand
         left = [self._answers_of(process) for process in range(len(starts))]
         for number in itertools.count():
             asked = demand.batches
@@ -203,15 +227,11 @@ class TicketSampler(Sampler[Ticket]):
                 if count == 0:
                     return
                 left[process] -= count
-                yield Ticket(count, freed=freed(start.worker)) if number else Ticket(count, start)
+                yield Ticket(count, returned=readers[process].take_returned()) if number else Ticket(count, start)
 
     def _answers_of(self, process: int) -> int:
         """How many batches (or runs) one process has; no later one has more, or more than one less."""
         if self._count is None:
             return sys.maxsize
         batches = len(range(process, self._count, len(self._starts)))
-        return -(-batches // self._starts[process].run_length)
-
-
-def _nothing(worker: int) -> tuple[int, ...]:  # noqa: ARG001
-    return ()
+        return -(-batches // (self._starts[process].run_length or 1))

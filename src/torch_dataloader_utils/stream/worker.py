@@ -1,5 +1,6 @@
 """One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
 from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 from torch_dataloader_utils.stream.lot import Lot
+from torch_dataloader_utils.stream.run import Piece, Run, pieces_of
 
 Function = Callable[[Any], Any]
 
@@ -31,14 +33,6 @@ class Pipeline:
     shaper: Shaper
     codec: SlabCodec | None = None
     functions: tuple[Function, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Consecutive batches of a worker as one: `rows[i]` rows of `batch` are batch i of the run."""
-
-    batch: Any
-    rows: tuple[int, ...]
 
 
 class WorkerStream:
@@ -98,15 +92,16 @@ class WorkerStream:
                 yield from self._runs_of_lots(length)
 
     def _runs_of_one_lane(self, schedule: SingleLane, length: int) -> Iterator[Run]:
-        """A run is a batch of `length` times the rows."""
-        whole, left = divmod(schedule.num_batches - len(schedule.tail_rows), length)
-        rows = (schedule.batch_rows,) * length
-        for batch, _ in self._regular_batches(self._lanes[0], sum(rows), whole):
-            yield Run(batch=batch, rows=rows)
-        last = (*rows[:left], *schedule.tail_rows)
-        for first in range(0, len(last), length):
-            rows = last[first : first + length]
-            yield Run(batch=self._batch(((0, sum(rows)),))[0], rows=rows)
+        """Rows that lie in one block stay there, see `pieces_of`."""
+        regular = schedule.num_batches - len(schedule.tail_rows)
+        rows_left = itertools.chain(itertools.repeat(schedule.batch_rows, regular), schedule.tail_rows)
+        while rows := tuple(itertools.islice(rows_left, length)):
+            yield self._run(rows)
+
+    def _run(self, rows: tuple[int, ...]) -> Run:
+        spans = self._assembler.spans(((0, sum(rows)),))
+        self.counters.rows += sum(rows)
+        return Run(pieces=tuple(pieces_of(spans, rows, self._pipeline.shaper)))
 
     def _runs_of_lots(self, length: int) -> Iterator[Run]:
         for block, batches in self._assembler.lots(length):
@@ -115,7 +110,7 @@ class WorkerStream:
                 rows = tuple(batch.rows for batch in batches[first : first + length])
                 start, stop = stop, stop + sum(rows)
                 self.counters.rows += stop - start
-                yield Run(batch=block.slice(start, stop).to_batch(), rows=rows)
+                yield Run(pieces=(Piece(block.slice(start, stop).to_batch(), rows),))
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -1,0 +1,68 @@
+"""Consecutive batches of a worker that travel as one: as few pieces as there are blocks they lie in.
+
+A block's rows are handed over where they lie. Where a batch has rows of two blocks, or blocks are small, rows are put
+together:
+
+    block 1: 5,600 rows    block 2: 1,900    block 3: 8,000          batches of 1,000
+    pieces: 5 batches of block 1, 3 put together, 7 of block 3
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from torch_dataloader_utils._core.block import Shaper
+from torch_dataloader_utils.stream.lane import Span
+
+# To hand over another piece costs as much as copying so much.
+_SMALLEST_BYTES = 256 << 10
+
+
+class Piece(NamedTuple):
+    """`rows[i]` rows of `batch` are batch i of the piece."""
+
+    batch: Any
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Consecutive batches."""
+
+    pieces: tuple[Piece, ...]
+
+
+def pieces_of(spans: Sequence[Span], rows: tuple[int, ...], shaper: Shaper) -> Iterator[Piece]:
+    """The rows of these spans as batches of `rows[0]`, `rows[1]`, ... rows; the numbers add up."""
+    borders = list(accumulate(rows, initial=0))
+    begin, done = 0, 0  # the row that the span begins with; the first batch that is in no piece yet
+    waiting: list[Span] = []  # rows that are in no piece yet
+    for span in spans:
+        end = begin + span.stop - span.start
+        first, last = bisect_left(borders, begin), bisect_right(borders, end) - 1
+        if _is_large(span, borders[max(first, last)] - borders[first]):
+            start, stop = span.start + borders[first] - begin, span.start + borders[last] - begin
+            waiting += _rows_of(span, span.start, start)
+            if waiting:
+                yield Piece(_together(waiting, shaper), rows[done:first])
+            yield Piece(span.block.slice(start, stop).to_batch(), rows[first:last])
+            done, waiting = last, _rows_of(span, stop, span.stop)
+        else:
+            waiting.append(span)
+        begin = end
+    if waiting:
+        yield Piece(_together(waiting, shaper), rows[done:])
+
+
+def _is_large(span: Span, rows: int) -> bool:
+    return rows > 0 and rows * span.block.num_bytes >= _SMALLEST_BYTES * span.block.num_rows
+
+
+def _rows_of(span: Span, start: int, stop: int) -> list[Span]:
+    return [Span(span.block, start, stop)] if stop > start else []
+
+
+def _together(spans: Sequence[Span], shaper: Shaper) -> Any:
+    return shaper.concat([block.slice(start, stop) for block, start, stop in spans]).to_batch()
