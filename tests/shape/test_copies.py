@@ -9,6 +9,7 @@ from torch_dataloader_utils.shape.recycled import RECYCLED, SMALLEST_BYTES
 from torch_dataloader_utils.shape.shapers import make_shaper
 
 ROWS = SMALLEST_BYTES  # a column of bytes is large enough
+LEAST = 100
 
 
 def make_table(rows):
@@ -52,7 +53,8 @@ def storages(block):
 def test_copies_are_the_same_rows(rows, options):
     table = make_table(rows)
     shaper = make_shaper("torch", table.schema, nulls={"maybe": "mask", "flag": "mask"}, **options)
-    plain, copied = shaper.block(parts_of(table)).to_batch(), shaper.copying().block(parts_of(table)).to_batch()
+    copying = shaper.with_copied_columns(LEAST)
+    plain, copied = shaper.block(parts_of(table)).to_batch(), copying.block(parts_of(table)).to_batch()
     assert list(plain) == list(copied)
     for name, column in plain.items():
         other = copied[name]
@@ -73,16 +75,17 @@ def test_large_columns_lie_in_recycled_memory_those_of_one_dtype_side_by_side(mo
 
     monkeypatch.setattr(RECYCLED, "take", remember)
     table = make_table(ROWS)
-    block = make_shaper("torch", table.schema, nulls={"maybe": "mask"}).copying().block(parts_of(table))
+    shaper = make_shaper("torch", table.schema, nulls={"maybe": "mask"})
+    block = shaper.with_copied_columns(LEAST).block(parts_of(table))
     addresses = {array.ctypes.data for array in taken}
     assert {storage.data_ptr() for storage in storages(block)} == addresses
-    # float32, int64, int16, bool, int8; pairs; values and offsets of lists
-    assert len(taken) == 8
+    assert len(taken) == 4  # for all columns of one number a row, for pairs, for values and offsets of lists
     batch = block.to_batch()
     assert abs(batch["b"].data_ptr() - batch["a"].data_ptr()) in (4 * ROWS, 8 * ROWS)
 
 
-def test_small_columns_stay_where_they_are(monkeypatch):
+def test_small_blocks_stay_where_they_are(monkeypatch):
     monkeypatch.setattr(RECYCLED, "take", None)
-    table = make_table(100)
-    make_shaper("torch", table.schema, nulls={"maybe": "mask"}).copying().block(parts_of(table))
+    table = make_table(ROWS)
+    shaper = make_shaper("torch", table.schema, nulls={"maybe": "mask"})
+    shaper.with_copied_columns(ROWS * 37).block(parts_of(table))  # 36 bytes a row are numbers and masks

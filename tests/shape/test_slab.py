@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from torch_dataloader_utils._core.block import SlabPlace
 from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.shape.one_piece import ALIGNMENT_BYTES
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.slab import ALIGNMENT_BYTES, SlabLayout, TensorBatchCodec
+from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.shape.slab_layout import SlabLayout
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 DTYPES = (
@@ -146,9 +149,9 @@ def test_what_lies_in_slabs_is_referred_to_and_all_else_is_copied(batch: TensorB
         batch[f"lying {index}"] = data.draw(lying(slabs, batch.num_rows))
     copied: list[torch.Tensor] = []
 
-    def find(tensor: torch.Tensor) -> tuple[int, int] | None:
+    def find(tensor: torch.Tensor) -> SlabPlace | None:
         number = addresses.get(tensor.untyped_storage().data_ptr())
-        return None if number is None else (number, tensor.storage_offset() * tensor.itemsize)
+        return None if number is None else SlabPlace(number, tensor.storage_offset() * tensor.itemsize)
 
     def allocate(num_bytes: int) -> torch.Tensor:
         copied.append(torch.full((num_bytes,), 0xAA, dtype=torch.uint8))

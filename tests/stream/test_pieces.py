@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.stream.lane import Span
-from torch_dataloader_utils.stream.run import _SMALLEST_BYTES, pieces_of
+from torch_dataloader_utils.stream.run import LEAST_PIECE_BYTES, pieces_of
 
 SCHEMA = pa.schema({"row": pa.int64()})
 SHAPER = make_shaper("torch", SCHEMA)
-LARGE = _SMALLEST_BYTES // 8
+LARGE = LEAST_PIECE_BYTES // 8
 
 
 @st.composite

@@ -55,7 +55,7 @@ def test_tickets_dealt_in_turn_ask_every_worker_for_all_it_has(batches, workers,
     """Process p answers tickets p, p + W, ...; the pace changes at any ticket."""
     sampler = TicketSampler()
     readers = [SlabReader(None)] * workers
-    demand = sampler.start([None] * workers, first_worker=0, count=batches, run_length=length, readers=readers)
+    demand = sampler.start([None] * workers, workers=range(workers), count=batches, run_length=length, readers=readers)
     asked = [0] * workers
     for number, ticket in enumerate(sampler):
         assert (ticket.start is not None) == (number < workers)

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
@@ -71,10 +71,14 @@ class MeasuredBlock(Block, Protocol):
 class Shaper(Protocol):
     """Turns record batches into blocks of the output format; picklable and stateless."""
 
-    def copying(self) -> "Shaper":
-        """The same, but large columns of its blocks are copies, where they would be memory of the record batches.
+    def use_memory(self, memory: RecycledMemory) -> None:
+        """From now on whatever this process copies into large blocks lies in this memory."""
+        ...
 
-        As stacks are, in the same memory, and made while a core has the column in its cache.
+    def with_copied_columns(self, least_bytes: int) -> "Shaper":
+        """A shaper whose blocks hold no memory of the record batches: their numbers are copied as they come.
+
+        To the memory that stacks lie in. Blocks of fewer than `least_bytes` of single numbers are left as they are.
         """
         ...
 
@@ -108,15 +112,18 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
             raise
 
 
+class SlabPlace(NamedTuple):
+    """A slab by its number, and a byte in it."""
+
+    slab: int
+    start: int
+
+
 class SlabCodec(Protocol):
     """Writes batches into flat byte buffers, or says where they lie, and reads them back.
 
     Buffers are one-dimensional uint8 torch tensors. A batch is (layout, descriptor) and the buffers it lies in.
     """
-
-    def lie_in(self, memory: RecycledMemory) -> None:
-        """From now on the large blocks of this process lie in this memory."""
-        ...
 
     def write(self, batch: Any, allocate: Callable[[int], Any], layout: Any) -> tuple[Any, Any] | None:
         """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches that are no such.
@@ -126,11 +133,12 @@ class SlabCodec(Protocol):
         ...
 
     def refer(
-        self, batch: Any, find: Callable[[Any], tuple[int, int] | None], allocate: Callable[[int], Any]
-    ) -> tuple[Any, Any, Sequence[tuple[int, int]]] | None:
-        """(layout, descriptor, places): tensors for which `find` gives (slab, byte) stay there, others are copied.
+        self, batch: Any, find: Callable[[Any], SlabPlace | None], allocate: Callable[[int], Any]
+    ) -> tuple[Any, Any, Sequence[SlabPlace]] | None:
+        """(layout, descriptor, places): tensors that `find` finds stay in their slabs, all others are copied.
 
         places: where the buffers begin, in order. If anything is copied, `allocate(num_bytes)` comes after them.
+        None for batches that are no such.
         """
         ...
 

@@ -11,17 +11,22 @@ from collections.abc import Callable
 
 from torch_dataloader_utils._core.lending import Bytes, Loans
 
-# What may be held in any case.
-_HELD_BYTES = 64 << 20
-# What was in use at once is forgotten by so small a part each time that memory is taken: half of it after 700 times.
-_FORGETTING = 1024
+# What may lie idle in any case, and what never may.
+_LEAST_IDLE_BYTES, _MOST_IDLE_BYTES = 64 << 20, 512 << 20
+# The peak of what was lent falls by such a part of all that is taken.
+_FORGETTING = 8
+# Sizes vary a little from block to block, and what lies idle may be of the wrong one.
+_SPARE = 1.25
 
 
 class RecycledMemory:
     """Lends byte buffers of a few sizes, and lends them again once no tensor shares them. Safe for threads.
 
-    What is in use and what lies idle are together a quarter more than was in use at once of late, or 64 MiB, and not
-    more: then sizes that were not asked for the longest are let go. So a pass finds the memory of the one before.
+    Lent and idle bytes together are at most 1.25 times the most that was lent at once lately, so that a pass finds the
+    memory of the one before. Beyond that idle buffers go, first of the sizes asked for least recently; but 64 MiB may
+    lie idle in any case, and more than 512 MiB never do.
+
+    lent_bytes, idle_bytes: of all buffers that are lent, and of those that wait.
     """
 
     def __init__(self, allocate: Callable[[int], Bytes]) -> None:
@@ -32,7 +37,7 @@ class RecycledMemory:
         self._lent: dict[int, Bytes] = {}
         self._idle: dict[int, deque[Bytes]] = {}
         self._keys = itertools.count()
-        self._most_bytes = 0
+        self._peak_bytes = 0
         self.lent_bytes = 0
         self.idle_bytes = 0
 
@@ -41,13 +46,15 @@ class RecycledMemory:
         size = size_class(num_bytes)
         with self._lock:
             self._collect()
+            buffer = self._take_idle(size)
+            self._let_go(size)
+            if buffer is None:
+                buffer = self._allocate(size)
             self.lent_bytes += size
-            self._most_bytes = max(self.lent_bytes, self._most_bytes - self._most_bytes // _FORGETTING)
-            buffer = self._idle_one(size)
-            self._let_go()
+            self._peak_bytes = max(self.lent_bytes, self._peak_bytes - size // _FORGETTING)
             key = next(self._keys)
-            self._lent[key] = self._allocate(size) if buffer is None else buffer
-            return self._loans.lend(key, self._lent[key])
+            self._lent[key] = buffer
+            return self._loans.lend(key, buffer)
 
     def _collect(self) -> None:
         for key in self._loans.returned():
@@ -56,7 +63,7 @@ class RecycledMemory:
             self.idle_bytes += len(buffer)
             self._idle.setdefault(len(buffer), deque()).append(buffer)
 
-    def _idle_one(self, size: int) -> Bytes | None:
+    def _take_idle(self, size: int) -> Bytes | None:
         """The buffer of this size that came back last, in a core's cache still; its size is let go of last."""
         idle = self._idle.pop(size, None)
         if not idle:
@@ -65,9 +72,11 @@ class RecycledMemory:
         self.idle_bytes -= size
         return idle.pop()
 
-    def _let_go(self) -> None:
-        most = max(self._most_bytes + self._most_bytes // 4, _HELD_BYTES)
-        while self._idle and self.lent_bytes + self.idle_bytes > most:
+    def _let_go(self, taken_bytes: int) -> None:
+        """Lets go of idle buffers that are too many beside what is lent now, `taken_bytes` more than before."""
+        spare = int(self._peak_bytes * _SPARE) - self.lent_bytes - taken_bytes
+        most = min(max(spare, _LEAST_IDLE_BYTES), _MOST_IDLE_BYTES)
+        while self.idle_bytes > most:
             size, idle = next(iter(self._idle.items()))
             if idle:
                 idle.popleft()

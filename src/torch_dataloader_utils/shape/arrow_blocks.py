@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
 
 
@@ -49,8 +50,11 @@ class ArrowShaper:
     schema: pa.Schema
     as_python: bool
 
-    def copying(self) -> "ArrowShaper":
-        """The same shaper: Arrow's memory goes through queues as it is."""
+    def use_memory(self, memory: RecycledMemory) -> None:
+        """Nothing lies there: Arrow's memory goes through queues as it is."""
+
+    def with_copied_columns(self, least_bytes: int) -> "ArrowShaper":  # noqa: ARG002
+        """This shaper: see `use_memory`."""
         return self
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> ArrowBlock:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from torch_dataloader_utils.shape.columns import Column, gather_columns
+from torch_dataloader_utils.shape.columns import Column, concat_columns, gather_columns
 from torch_dataloader_utils.shape.memory import Gatherer
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
@@ -91,8 +91,8 @@ def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
     first = blocks[0]
     if len(blocks) == 1:
         return first
-    columns = tuple(type(parts[0]).concat(parts) for parts in zip(*(b.columns for b in blocks), strict=True))
     num_rows = sum(block.num_rows for block in blocks)
+    columns = concat_columns(list(zip(*(block.columns for block in blocks), strict=True)), num_rows)
     return ColumnBlock(names=first.names, columns=columns, num_rows=num_rows, output=first.output)
 
 

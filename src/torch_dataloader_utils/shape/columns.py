@@ -202,13 +202,8 @@ def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tupl
     Few rows come in memory of their own for each column, so that a column which is kept keeps no other.
     """
     at_once = COLUMNS_AT_ONCE if len(gatherer.order) >= _ROWS_TOGETHER else 1
-    gathered: dict[int, Column] = {}
-    flat: dict[torch.dtype, list[int]] = {}
-    for index, parts in enumerate(columns):
-        if isinstance(parts[0], Rows) and is_flat(parts[0].values):
-            flat.setdefault(parts[0].values.dtype, []).append(index)
-        else:
-            gathered[index] = type(parts[0]).gather(parts, gatherer)
+    flat, others = _flat_by_dtype(columns)
+    gathered: dict[int, Column] = {index: type(columns[index][0]).gather(columns[index], gatherer) for index in others}
     for dtype, indices in flat.items():
         for start in range(0, len(indices), at_once):
             group = indices[start : start + at_once]
@@ -216,3 +211,30 @@ def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tupl
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
     return tuple(gathered[index] for index in range(len(columns)))
+
+
+def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
+    """Every column, given as its parts (two or more), one after the other; numbers of one dtype side by side.
+
+    num_rows: of all parts together. Few rows come in memory of their own for each column.
+    """
+    flat, others = _flat_by_dtype(columns)
+    if num_rows < _ROWS_TOGETHER:
+        flat, others = {}, range(len(columns))
+    joined: dict[int, Column] = {index: type(columns[index][0]).concat(columns[index]) for index in others}
+    for dtype, indices in flat.items():
+        for index, out in zip(indices, new_tensor((len(indices), num_rows), dtype), strict=True):
+            joined[index] = Rows(join([part.values for part in columns[index]], out=out))
+    return tuple(joined[index] for index in range(len(columns)))
+
+
+def _flat_by_dtype(columns: Sequence[Sequence[Any]]) -> tuple[dict[torch.dtype, list[int]], Sequence[int]]:
+    """The numbers of columns of one number a row, by their dtype, and those of all others."""
+    flat: dict[torch.dtype, list[int]] = {}
+    others = []
+    for index, parts in enumerate(columns):
+        if isinstance(parts[0], Rows) and is_flat(parts[0].values):
+            flat.setdefault(parts[0].values.dtype, []).append(index)
+        else:
+            others.append(index)
+    return flat, others

@@ -12,6 +12,7 @@ import pyarrow.types as pt
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.decode import plain
@@ -97,9 +98,13 @@ class LengthShaper:
     shaper: Shaper
     column: str
 
-    def copying(self) -> "LengthShaper":
-        """The same around a shaper that copies."""
-        return replace(self, shaper=self.shaper.copying())
+    def use_memory(self, memory: RecycledMemory) -> None:
+        """See Shaper."""
+        self.shaper.use_memory(memory)
+
+    def with_copied_columns(self, least_bytes: int) -> "LengthShaper":
+        """See Shaper."""
+        return replace(self, shaper=self.shaper.with_copied_columns(least_bytes))
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> LengthBlock:
         """The block of rows that have `column` beside the delivered ones."""

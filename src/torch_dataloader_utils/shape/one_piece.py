@@ -31,7 +31,7 @@ class Piece:
 
     @classmethod
     def found(cls, tensors: Sequence[Tensor]) -> Self | None:
-        """The piece that these tensors are already (views of one slab); None if they are not, or too scattered."""
+        """The piece that these tensors are already (views of one buffer); None if they are not, or too scattered."""
         storage = tensors[0].untyped_storage()
         if any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
             return None
@@ -60,31 +60,33 @@ class Piece:
             strides = torch.empty_like(first, device="meta").stride()  # keeps a dense tensor's order of dimensions
             for index in indices:
                 places[index] = Place(num_bytes, first.dtype, tuple(first.shape), strides)
-                num_bytes += _pitch_bytes(first)
+                num_bytes += pitch_bytes(first.nbytes)
         piece = cls(buffer=allocate(num_bytes), places=tuple(places[index] for index in range(len(tensors))))
         views = piece.seen_in(piece.buffer)
         for indices in alike.values():
             first = views[indices[0]]
-            pitch = _pitch_bytes(first) // first.itemsize
+            pitch = pitch_bytes(first.nbytes) // first.itemsize
             side_by_side = first.as_strided((len(indices), *first.shape), (pitch, *first.stride()))
             torch.stack([tensors[index] for index in indices], out=side_by_side)
         return piece
 
     def seen_in(self, buffer: Tensor) -> list[Tensor]:
         """The tensors as views of `buffer`, a copy of the piece's own on any device."""
-        typed = {dtype: _typed(buffer, dtype) for dtype in {place.dtype for place in self.places}}
+        numbers = {dtype: typed(buffer, dtype) for dtype in {place.dtype for place in self.places}}
         return [
-            typed[dtype].as_strided(shape, strides, typed[dtype].storage_offset() + offset // dtype.itemsize)
+            numbers[dtype].as_strided(shape, strides, numbers[dtype].storage_offset() + offset // dtype.itemsize)
             for offset, dtype, shape, strides in self.places
         ]
 
 
-def _typed(buffer: Tensor, dtype: torch.dtype) -> Tensor:
-    return buffer[: len(buffer) // dtype.itemsize * dtype.itemsize].view(dtype)
+def typed(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bytes as numbers of another dtype; what is left over at the end is left out."""
+    return buffer[: buffer.shape[0] // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
-def _pitch_bytes(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def pitch_bytes(num_bytes: int) -> int:
+    """From one tensor of so many bytes to the next one."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _place(tensor: Tensor, offset: int) -> Place:

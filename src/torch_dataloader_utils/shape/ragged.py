@@ -52,10 +52,13 @@ class Ragged:
         return self.values[first:last]
 
     def narrow(self, start: int, stop: int) -> "Ragged":
-        """Rows [start, stop): values are a view, offsets are counted from 0 again."""
+        """Rows [start, stop): values are a view, offsets are counted from 0 again and new.
+
+        The last offset of some rows is the first of the next: as views, whoever changes one would change the other.
+        """
         offsets = self.offsets[start : stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
-        return Ragged(self.values[first:last], offsets - first if first else offsets)
+        return Ragged(self.values[first:last], offsets - first)
 
     def __repr__(self) -> str:
         values = tuple(self.values.shape)

@@ -13,16 +13,16 @@ SMALLEST_BYTES = 64 << 10
 
 
 class ProcessMemory:
-    """Arrow's at first; a worker process puts memory in its place that the trainer's process sees too."""
+    """Memory from Arrow's pool; in a worker process, memory that the trainer's process sees too."""
 
     def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """As at first, with nothing lent and nothing idle."""
         self._memory = RecycledMemory(private_bytes)
 
-    def lie_in(self, memory: RecycledMemory) -> None:
+    def begin_anew(self) -> None:
+        """With nothing lent and nothing idle."""
+        self._memory = RecycledMemory(private_bytes)
+
+    def use(self, memory: RecycledMemory) -> None:
         """From now on, take from `memory`."""
         self._memory = memory
 

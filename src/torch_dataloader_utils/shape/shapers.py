@@ -11,6 +11,7 @@ import torch
 
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrays import ArrayOutput
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
@@ -20,6 +21,7 @@ from torch_dataloader_utils.shape.convert import StackBuilder, convert_column
 from torch_dataloader_utils.shape.copies import ColumnCopies
 from torch_dataloader_utils.shape.decode import plain
 from torch_dataloader_utils.shape.nulls import Mask
+from torch_dataloader_utils.shape.recycled import RECYCLED
 from torch_dataloader_utils.shape.specs import (
     ColumnSpec,
     StackSpec,
@@ -81,21 +83,26 @@ def make_shaper(
 class ColumnShaper:
     """Record batches to blocks of tensors; implements `_core.block.Shaper`. Built by `make_shaper`.
 
-    names: the entries of a batch: stacks first, then columns, each mask behind its column. copies: see `copying`.
+    names: the entries of a batch: stacks first, then columns, each mask behind its column.
+    least_copied_bytes: see `with_copied_columns`; None: columns are not copied if they need not be.
     """
 
     columns: tuple[ColumnSpec, ...]
     stacks: tuple[StackSpec, ...]
     names: tuple[str, ...]
     output: Output
-    copies: bool = False
+    least_copied_bytes: int | None = None
 
-    def copying(self) -> "ColumnShaper":
-        """The same, but null-free numbers are copied."""
-        return replace(self, copies=True)
+    def use_memory(self, memory: RecycledMemory) -> None:
+        """See Shaper."""
+        RECYCLED.use(memory)
+
+    def with_copied_columns(self, least_bytes: int) -> "ColumnShaper":
+        """See Shaper."""
+        return replace(self, least_copied_bytes=least_bytes)
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> ColumnBlock:
-        """The block of these columns. Null-free numbers are not copied: they are the Arrow memory.
+        """The block of these columns. Null-free numbers are the Arrow memory, not copied unless that is asked for.
 
         Raises:
             SchemaError: a column is missing or has another type than in the schema.
@@ -104,7 +111,7 @@ class ColumnShaper:
         coming = iter(parts)
         first = next(coming)
         builders = [StackBuilder(stack, first.num_rows) for stack in self.stacks]
-        copies = ColumnCopies(self.columns, first.num_rows) if self.copies else None
+        copies = self._copies(first.num_rows)
         waiting = {spec.name: spec for spec in self.columns}
         places: dict[str, tuple[StackBuilder, int]] = {}
         for stack, builder in zip(self.stacks, builders, strict=True):
@@ -128,6 +135,12 @@ class ColumnShaper:
         stacked = (builder.columns() for builder in builders)
         all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
+
+    def _copies(self, num_rows: int) -> ColumnCopies | None:
+        if self.least_copied_bytes is None:
+            return None
+        copies = ColumnCopies(self.columns, num_rows)
+        return copies if copies.num_bytes >= self.least_copied_bytes else None
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""

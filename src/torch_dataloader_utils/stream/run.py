@@ -1,10 +1,10 @@
 """Consecutive batches of a worker that travel as one: as few pieces as there are blocks they lie in.
 
-A block's rows are handed over where they lie. Where a batch has rows of two blocks, or blocks are small, rows are put
+A block's rows are handed over where they lie. Where a batch has rows of two blocks, or a block is small, they are put
 together:
 
-    block 1: 5,600 rows    block 2: 1,900    block 3: 8,000          batches of 1,000
-    pieces: 5 batches of block 1, 3 put together, 7 of block 3
+    batches of 1,000 rows; block 1 has 5,600, block 2, which is small, 1,900, block 3 has 7,500
+    pieces: 5 batches of block 1, 3 put together of the rest of it, block 2 and half a batch of block 3, 7 of block 3
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils.stream.lane import Span
 
-# To hand over another piece costs as much as copying so much.
-_SMALLEST_BYTES = 256 << 10
+# To hand over another piece costs as much as copying so much; smaller blocks are put together.
+LEAST_PIECE_BYTES = 256 << 10
 
 
 class Piece(NamedTuple):
@@ -57,7 +57,7 @@ def pieces_of(spans: Sequence[Span], rows: tuple[int, ...], shaper: Shaper) -> I
 
 
 def _is_large(span: Span, rows: int) -> bool:
-    return rows > 0 and rows * span.block.num_bytes >= _SMALLEST_BYTES * span.block.num_rows
+    return rows > 0 and rows * span.block.num_bytes >= LEAST_PIECE_BYTES * span.block.num_rows
 
 
 def _rows_of(span: Span, start: int, stop: int) -> list[Span]:

@@ -1,104 +1,138 @@
 """The slabs of one worker process: shared memory that its blocks lie in, or that batches are copied to.
 
-The worker owns its slabs and makes another one when none is free, so a trainer that keeps batches costs memory and
-never waits. A slab is free when nothing in the worker shares it and the trainer looks at none of its loans. Slabs have
-no name (see `shared_memory`): nothing is left behind, however a process ends.
+The worker owns its slabs and makes another one when no memory is free, so a trainer that keeps batches costs memory and
+never waits. Memory is free when nothing in the worker shares it and no share of it is out. Slabs have no name (see
+`shared_memory`): nothing is left behind, however a process ends.
 """
 
 import itertools
 import secrets
+import threading
 import weakref
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
+from torch_dataloader_utils._core.block import SlabPlace
 from torch_dataloader_utils._core.lending import Bytes
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
-
-class Place(NamedTuple):
-    """A slab by its number, and a byte in it."""
-
-    slab: int
-    start: int
+# Smaller buffers share a slab: each slab is an open file, in the trainer too, and 1,024 of them are a usual limit.
+_SLAB_BYTES = 16 << 20
 
 
-class Loan(NamedTuple):
-    """Rows of one answer, in one slab."""
+class Share(NamedTuple):
+    """All that one answer has in one slab."""
 
     answer: int
     slab: int
 
 
 class Held(NamedTuple):
-    """What the trainer's process has of a worker's at the beginning of a pass: slabs, and loans that it looks at."""
+    """What the trainer's process has of a worker's at the beginning of a pass: slabs, and shares that it looks at."""
 
     slabs: tuple[int, ...] = ()
-    loans: tuple[Loan, ...] = ()
+    shares: tuple[Share, ...] = ()
 
 
 class _Slab(NamedTuple):
-    """The memory of a slab, and the array of it that is recycled."""
+    """A slab, and the array that all buffers in it are views of."""
 
+    address: int
+    number: int
     memory: torch.Tensor
     array: "weakref.ref[Any]"
 
 
 class SlabMemory:
-    """Slabs, for all passes of a worker process. No other process, nor a later slab, has the number of one."""
+    """Slabs, for all passes of a worker process. No other process has, nor does a later slab, the number of one.
+
+    Threads that decode take memory; everything else is for the thread that answers.
+    """
 
     def __init__(self) -> None:
         self.recycled = RecycledMemory(self._allocate)
+        self._lock = threading.Lock()
         self._numbers = itertools.count(secrets.randbits(62))
-        self._slabs: dict[int, _Slab] = {}
-        self._number_at: dict[int, int] = {}
-        self._gone: deque[int] = deque()
-        self._lent: dict[Loan, torch.Tensor] = {}
+        self._answers = itertools.count()
+        self._slabs: list[_Slab] = []  # by address
+        self._gone: deque[int] = deque()  # numbers; an array may die in any thread, wherever that stands
+        self._filling: Bytes | None = None
+        self._filled_bytes = 0
+        self._lent: dict[Share, list[torch.Tensor]] = {}
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """uint8, shape [`num_bytes` or a little more], with anything in it; free again when nothing shares it."""
         return torch.from_numpy(self.recycled.take(max(num_bytes, 1)))
 
-    def find(self, tensor: torch.Tensor) -> Place | None:
+    def find(self, tensor: torch.Tensor) -> SlabPlace | None:
         """Where a tensor begins; None if it is not in a slab."""
-        number = self._number_at.get(tensor.untyped_storage().data_ptr())
-        return None if number is None else Place(number, int(tensor.storage_offset()) * tensor.itemsize)
+        address = tensor.data_ptr()
+        with self._lock:
+            self._forget_gone()
+            index = bisect_right(self._slabs, address, key=_address) - 1
+            if index < 0:
+                return None
+            slab = self._slabs[index]
+        start = address - slab.address
+        return SlabPlace(slab.number, start) if start < slab.memory.shape[0] else None
 
-    def slabs(self, numbers: Iterable[int]) -> tuple[tuple[int, torch.Tensor], ...]:
+    def slabs(self, numbers: set[int]) -> tuple[tuple[int, torch.Tensor], ...]:
         """These slabs, each with its number, to be sent to the trainer's process."""
-        return tuple((number, self._slabs[number].memory) for number in numbers)
+        with self._lock:
+            return tuple((slab.number, slab.memory) for slab in self._slabs if slab.number in numbers)
+
+    def gone_of(self, numbers: set[int]) -> tuple[int, ...]:
+        """Those of these slabs that are no more."""
+        with self._lock:
+            self._forget_gone()
+            return tuple(numbers.difference([slab.number for slab in self._slabs]))
 
     def new_answer(self) -> int:
-        """The number of an answer, for its loans."""
-        return next(self._numbers)
+        """The number of an answer, for its shares."""
+        return next(self._answers)
 
-    def lend(self, loan: Loan, tensor: torch.Tensor) -> None:
-        """The trainer hears of rows in the slab of this tensor, which keeps it from being free."""
-        self._lent[loan] = tensor
+    def lend(self, share: Share, tensor: torch.Tensor) -> None:
+        """The trainer hears of this tensor, which is not free until the share comes back."""
+        self._lent.setdefault(share, []).append(tensor)
 
-    def take_back(self, loans: Iterable[Loan]) -> None:
+    def take_back(self, shares: Iterable[Share]) -> None:
         """The trainer looks at these no more."""
-        for loan in loans:
-            self._lent.pop(loan, None)
+        for share in shares:
+            self._lent.pop(share, None)
 
-    def keep_only(self, loans: Iterable[Loan]) -> None:
+    def keep_only(self, shares: Iterable[Share]) -> None:
         """The trainer looks at nothing but these. A pass may have ended before all its answers were received."""
-        self._lent = {loan: self._lent[loan] for loan in loans if loan in self._lent}
-
-    def gone_of(self, slabs: set[int]) -> tuple[int, ...]:
-        """Those of these slabs that are no more; memory that was let go of goes now."""
-        while self._gone:
-            slab = self._slabs.pop(self._gone.popleft())
-            del self._number_at[slab.memory.data_ptr()]  # before its memory goes, and may be that of another slab
-            del slab
-        return tuple(slabs - self._slabs.keys())
+        self._lent = {share: self._lent[share] for share in shares if share in self._lent}
 
     def _allocate(self, num_bytes: int) -> Bytes:
+        """A slab of its own for a large buffer, else the next bytes of the one that is being filled."""
+        with self._lock:
+            self._forget_gone()
+            if num_bytes > _SLAB_BYTES // 2:
+                return self._new_slab(num_bytes)
+            if self._filling is None or self._filled_bytes + num_bytes > len(self._filling):
+                self._filling, self._filled_bytes = self._new_slab(_SLAB_BYTES), 0
+            start, self._filled_bytes = self._filled_bytes, self._filled_bytes + num_bytes
+            return self._filling[start : self._filled_bytes]
+
+    def _new_slab(self, num_bytes: int) -> Bytes:
         memory = shared_bytes(num_bytes)
         number, gone, array = next(self._numbers), self._gone, memory.numpy()
-        self._slabs[number] = _Slab(memory, weakref.ref(array, lambda _: gone.append(number)))
-        self._number_at[memory.data_ptr()] = number
+        slab = _Slab(memory.data_ptr(), number, memory, weakref.ref(array, lambda _: gone.append(number)))
+        insort(self._slabs, slab, key=_address)
         return array
+
+    def _forget_gone(self) -> None:
+        """Lets go of slabs whose array died. Until then their addresses are nobody else's."""
+        gone = {self._gone.popleft() for _ in range(len(self._gone))}
+        if gone:
+            self._slabs = [slab for slab in self._slabs if slab.number not in gone]
+
+
+def _address(slab: _Slab) -> int:
+    return slab.address

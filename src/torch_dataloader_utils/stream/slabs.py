@@ -1,8 +1,8 @@
 """The slab ring: a worker process hands batches over in shared memory that is used again and again.
 
-    worker   fills slabs                                           queue carries: answer 7 is in slab 3 from byte 4,096
-    trainer  makes views of the slab; the last of them dies
-    ticket   the next request to that worker says it               of answer 7, slab 3 came back
+    worker   fills slabs                                   queue carries: answer 7 is in slab 3, from byte 4,096
+    trainer  makes views of slabs; the last of them dies
+    ticket   the next request to that worker says it       what answer 7 has in slab 3 came back
 
 Blocks whose columns lie in slabs are handed over as they are, whole or in part. Everything else is copied to a slab,
 small batches that travel together one after the other to the same.
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.block import SlabCodec, SlabPlace
 from torch_dataloader_utils._core.lending import Bytes, Loans
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.slab_memory import Held, Loan, Place, SlabMemory
+from torch_dataloader_utils.stream.slab_memory import Held, Share, SlabMemory
 
 _ALIGNMENT_BYTES = 64
 
@@ -27,20 +27,20 @@ _ALIGNMENT_BYTES = 64
 class SlabMessage(NamedTuple):
     """What travels through the queue for one batch.
 
-    answer: the answer that it is part of, see Loan. places: where its buffers begin.
-    descriptor: how to read the batch, see SlabCodec; layout: the part of it that seldom changes, when it changed.
+    answer: the answer that it is part of, see Share. places: where its buffers begin.
+    descriptor: how to read the batch, see SlabCodec; layout: the larger part of that, if it changed.
     slabs: those that are new to the trainer, with their numbers. gone: slabs that are no more.
     """
 
     answer: int
-    places: tuple[Place, ...]
+    places: tuple[SlabPlace, ...]
     descriptor: Any
     layout: Any = None
     slabs: tuple[tuple[int, torch.Tensor], ...] = ()
     gone: tuple[int, ...] = ()
 
 
-class InSlab(NamedTuple):
+class Unread(NamedTuple):
     """A batch that was not looked at yet: what `SlabCodec.view` takes."""
 
     layout: Any
@@ -50,25 +50,25 @@ class InSlab(NamedTuple):
 
 @dataclass(slots=True)
 class _Filling:
-    """A slab that batches are copied to; they have its first `stop` bytes."""
+    """Memory of a slab that batches are copied to; they have its first `stop` bytes."""
 
-    number: int
+    begin: SlabPlace
     memory: torch.Tensor
     stop: int = 0
 
     def holds(self, num_bytes: int) -> bool:
         return _aligned(self.stop) + num_bytes <= self.memory.shape[0]
 
-    def take(self, num_bytes: int) -> tuple[Place, torch.Tensor]:
+    def take(self, num_bytes: int) -> tuple[SlabPlace, torch.Tensor]:
         start = _aligned(self.stop)
         self.stop = start + num_bytes
-        return Place(self.number, start), self.memory[start : self.stop]
+        return SlabPlace(self.begin.slab, self.begin.start + start), self.memory[start : self.stop]
 
 
 class SlabWriter:
     """A worker's side in one pass.
 
-    copied_bytes: what the batches since the last `begin` took, if all of them were copied.
+    copied_bytes: of batches since the last `begin`.
     """
 
     def __init__(self, codec: SlabCodec, memory: SlabMemory, held: Held) -> None:
@@ -79,7 +79,6 @@ class SlabWriter:
         self._layout: Any = None
         self._answer = 0
         self._filling: _Filling | None = None
-        self._copied: tuple[Place, ...] = ()
 
     def begin(self) -> None:
         """The batches from here on travel together: what is copied, in one slab as far as it fits."""
@@ -90,48 +89,50 @@ class SlabWriter:
 
         batches_left: how many are still to travel together, this one among them; a slab is made for so many.
         """
-        written = self._codec.write(batch, partial(self._allocate, batches_left), self._layout)
-        return batch if written is None else self._message(*written, self._copied)
+        copied: list[SlabPlace] = []
+        written = self._codec.write(batch, partial(self._allocate, copied, batches_left), self._layout)
+        return batch if written is None else self._message(*written, copied)
 
     def refer(self, batch: Any) -> Any:
         """The same, without a copy of what lies in a slab; nobody may write to the batch any more."""
-        self._copied = ()
-        written = self._codec.refer(batch, self._find, partial(self._allocate, 1))
+        copied: list[SlabPlace] = []
+        written = self._codec.refer(batch, self._find, partial(self._allocate, copied, 1))
         if written is None:
             return batch
         layout, descriptor, places = written
-        return self._message(layout, descriptor, (*(Place(*place) for place in places), *self._copied))
+        return self._message(layout, descriptor, [*places, *copied])
 
-    def _message(self, layout: Any, descriptor: Any, places: tuple[Place, ...]) -> SlabMessage:
+    def _message(self, layout: Any, descriptor: Any, places: Sequence[SlabPlace]) -> SlabMessage:
         changed = None if layout is self._layout or layout == self._layout else layout
         self._layout = layout
         new = self._memory.slabs({place.slab for place in places} - self._known)
         gone = self._memory.gone_of(self._known)
         self._known.difference_update(gone)
         self._known.update(number for number, _ in new)
-        return SlabMessage(self._answer, places, descriptor, changed, new, gone)
+        return SlabMessage(self._answer, tuple(places), descriptor, changed, new, gone)
 
-    def _find(self, tensor: torch.Tensor) -> Place | None:
+    def _find(self, tensor: torch.Tensor) -> SlabPlace | None:
         place = self._memory.find(tensor)
         if place is not None:
-            self._memory.lend(Loan(self._answer, place.slab), tensor)
+            self._memory.lend(Share(self._answer, place.slab), tensor)
         return place
 
-    def _allocate(self, batches_left: int, num_bytes: int) -> torch.Tensor:
+    def _allocate(self, copied: list[SlabPlace], batches_left: int, num_bytes: int) -> torch.Tensor:
+        """Room for the dense tensors of a batch; where it is is added to `copied`."""
         if self._filling is None or not self._filling.holds(num_bytes):
             memory = self._memory.take(batches_left * _aligned(num_bytes))
-            place = self._find(memory)
-            if place is None:
+            begin = self._find(memory)
+            if begin is None:
                 raise InternalError("Memory of a worker's slabs lies in none of them. Please report this.")
-            self._filling = _Filling(place.slab, memory)
+            self._filling = _Filling(begin, memory)
         self.copied_bytes += num_bytes
-        place, buffer = self._filling.take(num_bytes)
-        self._copied = (place,)
-        return buffer
+        place, room = self._filling.take(num_bytes)
+        copied.append(place)
+        return room
 
 
 class SlabReader:
-    """The trainer's side for one worker process, for all passes: views of its slabs, and which loans came back.
+    """The trainer's side for one worker process, for all passes: views of its slabs, and which shares came back.
 
     codec: None where all batches come through the queue.
     """
@@ -139,39 +140,39 @@ class SlabReader:
     def __init__(self, codec: SlabCodec | None) -> None:
         self._codec = codec
         self._slabs: dict[int, Bytes] = {}
-        self._loans: Loans[Loan] = Loans()
+        self._loans: Loans[Share] = Loans()
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """What `SlabWriter` gave, ready for `view`; a loan is out until all batches of it are taken and died.
+        """What `SlabWriter` gave, ready for `view`; a share is out until all batches in it are taken and died.
 
         messages: all of one answer.
         """
-        lent: dict[Loan, torch.Tensor] = {}
+        lent: dict[Share, torch.Tensor] = {}
         return deque([self._find(message, lent) for message in messages])
 
     def view(self, batch: Any) -> Any:
         """The batch, as views of its slabs."""
-        return self._codec.view(*batch) if isinstance(batch, InSlab) and self._codec is not None else batch
+        return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
 
     def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
         """The batches of a piece, of `rows[0]`, `rows[1]`, ... rows."""
-        if isinstance(batch, InSlab) and self._codec is not None:
+        if isinstance(batch, Unread) and self._codec is not None:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]
 
-    def take_returned(self) -> tuple[Loan, ...]:
-        """The loans that came back since the last call."""
+    def take_returned(self) -> tuple[Share, ...]:
+        """The shares that came back since the last call."""
         return tuple(self._loans.returned())
 
-    def held(self) -> Held | None:
+    def describe_held(self) -> Held | None:
         """What there is of the worker at the beginning of a pass; None where all batches come through the queue."""
         if self._codec is None:
             return None
         self._loans.returned()
-        return Held(slabs=tuple(self._slabs), loans=tuple(self._loans.out()))
+        return Held(slabs=tuple(self._slabs), shares=tuple(self._loans.out()))
 
-    def _find(self, message: Any, lent: dict[Loan, torch.Tensor]) -> Any:
+    def _find(self, message: Any, lent: dict[Share, torch.Tensor]) -> Any:
         if not isinstance(message, SlabMessage):
             return message
         for number, slab in message.slabs:
@@ -182,11 +183,11 @@ class SlabReader:
             self._layout = message.layout
         buffers = []
         for place in message.places:
-            loan = Loan(message.answer, place.slab)
-            if loan not in lent:
-                lent[loan] = torch.from_numpy(self._loans.lend(loan, self._slabs[place.slab]))
-            buffers.append(lent[loan][place.start :])
-        return InSlab(self._layout, message.descriptor, tuple(buffers))
+            share = Share(message.answer, place.slab)
+            if share not in lent:
+                lent[share] = torch.from_numpy(self._loans.lend(share, self._slabs[place.slab]))
+            buffers.append(lent[share][place.start :])
+        return Unread(self._layout, message.descriptor, tuple(buffers))
 
 
 def _aligned(num_bytes: int) -> int:

@@ -20,9 +20,9 @@ from torch_dataloader_utils._observe.counters import Tally
 from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.pace import Pace
-from torch_dataloader_utils.stream.run import Run
+from torch_dataloader_utils.stream.run import LEAST_PIECE_BYTES, Run
 from torch_dataloader_utils.stream.sendable import returns_sendable
-from torch_dataloader_utils.stream.slab_memory import Held, Loan, SlabMemory
+from torch_dataloader_utils.stream.slab_memory import Held, Share, SlabMemory
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 from torch_dataloader_utils.stream.worker_death import (
@@ -49,11 +49,11 @@ class Start:
 
 
 class Ticket(NamedTuple):
-    """Ask a worker process for its next `batches` (or runs); `returned`: loans of slabs that came back."""
+    """Ask a worker process for its next `batches` (or runs); `returned`: shares of slabs that came back."""
 
     batches: int
     start: Start | None = None
-    returned: tuple[Loan, ...] = ()
+    returned: tuple[Share, ...] = ()
 
 
 class Answer(NamedTuple):
@@ -136,10 +136,13 @@ class TicketWorker(Dataset[Answer]):
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = tuple(map(returns_sendable, self._pipeline.functions))
+        self._slabs = self._slab_writer(start.held)
         shaper = self._pipeline.shaper
-        # What is put together anew lies in slabs, and need not be put together from there.
-        if start.held is not None and start.run_length is not None and start.work.program.delivers_row_groups:
-            shaper = shaper.copying()
+        if self._memory is not None and start.run_length is not None:
+            shaper.use_memory(self._memory.recycled)
+            # Windows and joins are made in slabs: copying their columns first would be one copy too many.
+            if start.work.program.delivers_row_groups:
+                shaper = shaper.with_copied_columns(LEAST_PIECE_BYTES)
         self._stream = WorkerStream(
             start.work,
             replace(self._pipeline, reader=reader, shaper=shaper, functions=functions),
@@ -148,17 +151,14 @@ class TicketWorker(Dataset[Answer]):
         )
         self._batches = iter(self._stream) if start.run_length is None else self._stream.runs(start.run_length)
         self._pace = Pace()
-        self._slabs = self._slab_writer(start.held)
 
     def _slab_writer(self, held: Held | None) -> SlabWriter | None:
         """The slabs are those of earlier passes: new pages cost as much as filling them."""
         codec = self._pipeline.codec
         if codec is None or held is None:
             return None
-        if self._memory is None:
-            self._memory = SlabMemory()
-            codec.lie_in(self._memory.recycled)
-        self._memory.keep_only(held.loans)
+        self._memory = self._memory or SlabMemory()
+        self._memory.keep_only(held.shares)
         return SlabWriter(codec, self._memory, held)
 
     def _copied(self, batch: Any, batches_left: int) -> Any:
@@ -195,26 +195,30 @@ class TicketSampler(Sampler[Ticket]):
     def start(
         self,
         works: Sequence[WorkerInput],
-        first_worker: int,
+        workers: Sequence[int],
         count: int | None,
         run_length: int | None,
         readers: Sequence[SlabReader],
     ) -> Demand:
         """Prepare a pass of `count` batches (None: until the pass is closed); gives what it asks for, to be changed.
 
-        works: the inputs of all workers. first_worker: whose batch comes first; process 0 plays that worker.
+        works: the inputs of all workers. workers: the one that each process plays; the first batch is process 0's.
         run_length: batches that travel as one run, if they do.
         readers: of the slabs of each process.
         """
-        workers = [(first_worker + process) % len(works) for process in range(len(works))]
         self._starts = [
-            Start(worker=worker, work=works[worker], held=reader.held(), run_length=run_length)
+            Start(worker=worker, work=works[worker], held=reader.describe_held(), run_length=run_length)
             for worker, reader in zip(workers, readers, strict=True)
         ]
         self._demand = Demand()
         self._count = count
         self._readers = readers
         return self._demand
+
+    def forget(self, demand: Demand) -> None:
+        """That pass is over: its lanes and slabs need not be kept until the next one, if that has not begun."""
+        if self._demand is demand:
+            self._starts, self._readers = [], ()
 
     def __iter__(self) -> Iterator[Ticket]:
         """Round after round, a ticket for each worker, all of a round for the same count."""

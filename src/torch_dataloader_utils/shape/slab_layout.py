@@ -1,0 +1,251 @@
+"""Where the tensors of one batch lie in flat byte buffers: layout arithmetic, and the views that read them back.
+
+Tensors of one dtype and shape that are evenly spaced form a group, which is read back by one call: 51 columns are three
+groups. Those that are to be copied lie one after the other, each at a multiple of 64 bytes, in the last buffer. Those
+that lie in slabs already have a buffer for each group, which begins where the first of them does.
+
+    columns a, b float32 [100], y int8 [100], all to be copied
+    group 0: a at 0, b at 448      group 1: y at 896      1,024 bytes
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils._core.block import SlabPlace
+from torch_dataloader_utils.shape.one_piece import is_plain, pitch_bytes, typed
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+Batch = TensorBatch | dict[str, Any] | tuple[Any, ...] | list[Any]
+
+Find = Callable[[Tensor], SlabPlace | None]
+"""Where a tensor begins, if that is in a slab."""
+
+
+class _Look(NamedTuple):
+    """What the tensors of a group have in common; shape and strides (in elements) are what lies in memory."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_transposed: bool
+
+
+class SlabGroup(NamedTuple):
+    """Tensors that look alike; number i begins at byte `offset + i * pitch_bytes` of buffer number `buffer`.
+
+    shape and strides (in elements) are what lies in memory: for a transposed group (column-major matrices) that is
+    [columns, rows]. parts says which parts of the batch they are, see `SlabLayout`.
+    """
+
+    dtype_code: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_transposed: bool
+    parts: tuple[int, ...]
+    buffer: int
+    offset: int
+    pitch_bytes: int
+
+    def inside(self, buffer: Tensor) -> Tensor:
+        """The tensors as they lie in their buffer, shape [tensors, *self.shape]."""
+        numbers = typed(buffer, _DTYPES[self.dtype_code])
+        return numbers.as_strided(
+            (len(self.parts), *self.shape),
+            (self.pitch_bytes // numbers.itemsize, *self.strides),
+            numbers.storage_offset() + self.offset // numbers.itemsize,
+        )
+
+    def tensors(self, buffers: Sequence[Tensor]) -> Tensor:
+        """The tensors as batches have them, shape [tensors, rows, ...]."""
+        inside = self.inside(buffers[self.buffer])
+        return inside.mT if self.is_transposed else inside
+
+
+@dataclass(frozen=True, slots=True)
+class SlabLayout:
+    """Where the columns of one batch lie; equal for batches that look alike and lie alike.
+
+    A batch is a sequence of parts: a `Ragged` column has two (values, offsets), every other column one. Parts that
+    are dense CPU tensors belong to a group; the others (`objects`) travel beside the slab.
+
+    lying: how many of the groups, the first ones, lie in slabs already. num_bytes: what the others take.
+    """
+
+    container: type
+    names: tuple[str, ...]
+    ragged: tuple[bool, ...]
+    objects: tuple[int, ...]
+    groups: tuple[SlabGroup, ...]
+    lying: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """The layout of a batch, all of which is to be copied."""
+        return cls.where_it_lies(batch, _nowhere)[0]
+
+    @classmethod
+    def where_it_lies(cls, batch: Batch, find: Find) -> tuple[Self, tuple[SlabPlace, ...]]:
+        """The layout of a batch of which tensors that `find` finds stay there; and where its first buffers begin."""
+        copied: dict[_Look, list[int]] = {}
+        lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
+        objects = []
+        for index, part in enumerate(_parts(batch)):
+            if not _fits(part):
+                objects.append(index)
+                continue
+            is_transposed = part.dim() == 2 and part.stride(0) == 1 < part.shape[1]
+            inside = part.mT if is_transposed else part
+            place = find(part)
+            if place is None:
+                look = _Look(part.dtype, tuple(inside.shape), _dense_strides(inside.shape), is_transposed)
+                copied.setdefault(look, []).append(index)
+            else:
+                look = _Look(part.dtype, tuple(inside.shape), inside.stride(), is_transposed)
+                lying.setdefault((look, place.slab), []).append((place.start, index))
+        groups, places = _lying_groups(lying)
+        more, num_bytes = _copied_groups(copied, len(groups))
+        layout = cls(
+            container=type(batch),
+            names=_names(batch),
+            ragged=_ragged(batch),
+            objects=tuple(objects),
+            groups=(*groups, *more),
+            lying=len(groups),
+            num_bytes=num_bytes,
+        )
+        return layout, tuple(places)
+
+    def pick(self, batch: Batch) -> list[list[Tensor]] | None:
+        """The tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
+        if type(batch) is not self.container or _names(batch) != self.names or _ragged(batch) != self.ragged:
+            return None
+        parts = _parts(batch)
+        if any(_fits(parts[index]) for index in self.objects):
+            return None
+        picked = []
+        for group in self.groups:
+            tensors = [parts[index] for index in group.parts]
+            dtype = _DTYPES[group.dtype_code]
+            shape = group.shape[::-1] if group.is_transposed else group.shape
+            for tensor in tensors:
+                if not _fits(tensor) or tensor.dtype is not dtype or tensor.shape != shape:
+                    return None
+            picked.append([tensor.mT for tensor in tensors] if group.is_transposed else tensors)
+        return picked
+
+    def objects_of(self, batch: Batch) -> tuple[Any, ...]:
+        """The parts of the batch that belong to no group."""
+        parts = _parts(batch) if self.objects else []
+        return tuple(parts[index] for index in self.objects)
+
+
+def _columns(batch: Batch) -> Iterable[Any]:
+    return batch.values() if isinstance(batch, dict) else batch
+
+
+def _names(batch: Batch) -> tuple[str, ...]:
+    return tuple(batch) if isinstance(batch, dict) else ()
+
+
+def _ragged(batch: Batch) -> tuple[bool, ...]:
+    return tuple([type(column) is Ragged for column in _columns(batch)])
+
+
+def _parts(batch: Batch) -> list[Any]:
+    parts: list[Any] = []
+    for column in _columns(batch):
+        if type(column) is Ragged:
+            parts += (column.values, column.offsets)
+        else:
+            parts.append(column)
+    return parts
+
+
+def _fits(part: Any) -> bool:
+    return is_plain(part) and part.dtype in _CODES
+
+
+def _nowhere(tensor: Tensor) -> None:  # noqa: ARG001
+    return None
+
+
+def _lying_groups(
+    lying: dict[tuple[_Look, int], list[tuple[int, int]]],
+) -> tuple[list[SlabGroup], list[SlabPlace]]:
+    """lying: for tensors that look alike, in one slab, the byte where each begins and which part it is."""
+    groups: list[SlabGroup] = []
+    places: list[SlabPlace] = []
+    for (look, slab), members in lying.items():
+        for start, pitch, parts in _evenly_spaced(sorted(members)):
+            groups.append(_group(look, parts, buffer=len(places), offset=0, pitch=pitch))
+            places.append(SlabPlace(slab, start))
+    return groups, places
+
+
+def _copied_groups(copied: dict[_Look, list[int]], buffer: int) -> tuple[list[SlabGroup], int]:
+    """The groups, one after the other in this buffer, and the bytes that they take."""
+    groups, offset = [], 0
+    for look, parts in copied.items():
+        pitch = pitch_bytes(prod(look.shape) * look.dtype.itemsize)
+        groups.append(_group(look, tuple(parts), buffer=buffer, offset=offset, pitch=pitch))
+        offset += pitch * len(parts)
+    return groups, offset
+
+
+def _group(look: _Look, parts: tuple[int, ...], *, buffer: int, offset: int, pitch: int) -> SlabGroup:
+    return SlabGroup(
+        dtype_code=_CODES[look.dtype],
+        shape=look.shape,
+        strides=look.strides,
+        is_transposed=look.is_transposed,
+        parts=parts,
+        buffer=buffer,
+        offset=offset,
+        pitch_bytes=pitch,
+    )
+
+
+def _evenly_spaced(members: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """(first start, pitch, parts) of groups, from the ascending (start, part) of every tensor.
+
+    [(0, a), (64, b), (128, c), (500, d)]      (0, 64, (a, b, c)), (500, 0, (d,))
+    """
+    starts, parts = zip(*members, strict=True)
+    first = 0
+    while first < len(starts):
+        stop = first + 1
+        pitch = starts[stop] - starts[first] if stop < len(starts) else 0
+        while stop < len(starts) and starts[stop] - starts[stop - 1] == pitch:
+            stop += 1
+        yield starts[first], pitch, parts[first:stop]
+        first = stop
+
+
+def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
