@@ -88,4 +88,4 @@ def test_small_blocks_stay_where_they_are(monkeypatch):
     monkeypatch.setattr(RECYCLED, "take", None)
     table = make_table(ROWS)
     shaper = make_shaper("torch", table.schema, nulls={"maybe": "mask"})
-    shaper.with_copied_columns(ROWS * 37).block(parts_of(table))  # 36 bytes a row are numbers and masks
+    shaper.with_copied_columns(ROWS * 37).block(parts_of(table))  # numbers and masks take 36 bytes a row, lists 16

@@ -87,3 +87,12 @@ def test_to_the_device_it_is_on_moves_nothing() -> None:
     assert column.to("cpu").values.data_ptr() == column.values.data_ptr()
     assert column.to(torch.device("meta")).values.is_meta
     assert repr(column) == "Ragged(2 rows, values (3,) torch.int64, cpu)"
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 2), (1, 3), (0, 3)])
+def test_rows_that_were_cut_share_no_offset(start, stop):
+    """The last offset of some rows is the first of the next, which may be in another process."""
+    whole = Ragged(torch.arange(6), torch.tensor([0, 0, 4, 6]))
+    part = whole.narrow(start, stop)
+    part.offsets.add_(100)
+    assert whole.offsets.tolist() == [0, 0, 4, 6]

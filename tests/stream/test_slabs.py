@@ -188,6 +188,22 @@ def test_many_small_buffers_are_few_open_files():
 
 
 @has_proc
+def test_memory_that_is_let_go_of_goes_though_nothing_travels_in_slabs():
+    memory, before = SlabMemory(), open_slabs()
+    for mebibytes in range(10, 60):
+        memory.take(mebibytes << 20)
+    assert open_slabs() - before <= 4
+
+
+@has_proc
+def test_the_trainer_keeps_no_slab_of_a_pass_that_is_over(large_row_groups):
+    loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), batch_size=1000, num_workers=2)
+    before = open_slabs()
+    assert sum(batch.num_rows for batch in loader) == ROWS
+    assert open_slabs() == before
+
+
+@has_proc
 def test_hundreds_of_shuffled_columns_are_few_open_files(tmp_path):
     rows = np.arange(60_000)
     table = pa.table({f"c{number}": (rows + number).astype(np.float32) for number in range(200)})

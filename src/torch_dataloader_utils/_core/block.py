@@ -76,9 +76,10 @@ class Shaper(Protocol):
         ...
 
     def with_copied_columns(self, least_bytes: int) -> "Shaper":
-        """A shaper whose blocks hold no memory of the record batches: their numbers are copied as they come.
+        """A shaper that copies columns of numbers as they come, where they would be memory of the record batches.
 
-        To the memory that stacks lie in. Blocks of fewer than `least_bytes` of single numbers are left as they are.
+        To the memory that stacks lie in. Those that take fewer than `least_bytes` are left where they are: columns of
+        one number a row all together, others each.
         """
         ...
 

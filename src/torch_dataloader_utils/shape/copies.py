@@ -23,38 +23,47 @@ from torch_dataloader_utils.shape.specs import ColumnSpec
 class ColumnCopies:
     """Copies the columns of one block, each when it comes, while a core has it in its cache.
 
-    num_bytes: what the columns of single numbers take, and the masks of one bool a row.
+    Columns of one number a row, and masks of one bool, lie together, and are copied if they take `least_bytes`; all
+    others if each of them does. What is smaller is left where it is.
     """
 
-    def __init__(self, specs: Sequence[ColumnSpec], num_rows: int) -> None:
+    def __init__(self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int) -> None:
         self._num_rows = num_rows
+        self._least_bytes = least_bytes
         self._counts = Counter(number_dtype(spec) for spec in specs if _is_single(spec))
         self._counts[torch.bool] += sum(_has_single_mask(spec) for spec in specs)
         self._row_bytes = {dtype: dtype.itemsize * count for dtype, count in self._counts.items()}
-        self.num_bytes = sum(pitch_bytes(num_rows * row_bytes) for row_bytes in self._row_bytes.values())
-        self._rooms: dict[torch.dtype, list[Tensor]] | None = None
+        self._num_bytes = sum(pitch_bytes(num_rows * row_bytes) for row_bytes in self._row_bytes.values())
+        self._rooms: dict[torch.dtype, list[Tensor]] = {}
 
     def copy(self, column: Column) -> Column:
-        """The same rows in recycled memory; the column itself if it is no dense numbers."""
+        """The same rows in recycled memory; the column itself if it is small, or no dense numbers."""
         match column:
+            case Rows(values=values) if values.dim() == 1:
+                return self._copied_to_room(column)
             case Rows(values=values):
-                return Rows(_copied(values, self._room(values)))
+                return Rows(_copied(values)) if self._is_large(values) else column
             case Lists(values=values, offsets=offsets):
-                return Lists(_copied(values, _alone(values)), _copied(offsets, _alone(offsets)))
+                return Lists(_copied(values), _copied(offsets)) if self._is_large(values) else column
             case Matrix() | Objects():
                 return column
         assert_never(column)
 
-    def _room(self, values: Tensor) -> Tensor:
-        """Where a column goes: beside the others of its dtype, if it is one number a row."""
-        if values.dim() != 1:
-            return _alone(values)
-        if self._rooms is None:
+    def _copied_to_room(self, column: Rows) -> Rows:
+        """Beside the others of its dtype."""
+        if self._num_bytes < self._least_bytes:
+            return column
+        if not self._rooms:
             self._rooms = self._make_rooms()
-        return self._rooms[values.dtype].pop()
+        room = self._rooms[column.values.dtype].pop()
+        _copy(column.values, room)
+        return Rows(room)
+
+    def _is_large(self, values: Tensor) -> bool:
+        return values.nbytes >= self._least_bytes and values.is_contiguous()
 
     def _make_rooms(self) -> dict[torch.dtype, list[Tensor]]:
-        memory, start = new_tensor((self.num_bytes,), torch.uint8), 0
+        memory, start = new_tensor((self._num_bytes,), torch.uint8), 0
         rooms = {}
         for dtype, row_bytes in self._row_bytes.items():
             num_bytes = self._num_rows * row_bytes
@@ -72,11 +81,11 @@ def _has_single_mask(spec: ColumnSpec) -> bool:
     return isinstance(spec.nulls, Mask) and (_is_single(spec) or not isinstance(spec.kind, NumberType))
 
 
-def _alone(values: Tensor) -> Tensor:
-    return new_tensor(values.shape, values.dtype) if values.is_contiguous() else values
-
-
-def _copied(values: Tensor, room: Tensor) -> Tensor:
-    if room is not values:
-        room.view(torch.uint8).numpy()[...] = values.view(torch.uint8).numpy()  # numpy: torch would start threads
+def _copied(values: Tensor) -> Tensor:
+    room = new_tensor(values.shape, values.dtype)
+    _copy(values, room)
     return room
+
+
+def _copy(values: Tensor, room: Tensor) -> None:
+    room.view(torch.uint8).numpy()[...] = values.view(torch.uint8).numpy()  # numpy: torch would start threads

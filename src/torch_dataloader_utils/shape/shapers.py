@@ -111,7 +111,8 @@ class ColumnShaper:
         coming = iter(parts)
         first = next(coming)
         builders = [StackBuilder(stack, first.num_rows) for stack in self.stacks]
-        copies = self._copies(first.num_rows)
+        least = self.least_copied_bytes
+        copies = None if least is None else ColumnCopies(self.columns, first.num_rows, least)
         waiting = {spec.name: spec for spec in self.columns}
         places: dict[str, tuple[StackBuilder, int]] = {}
         for stack, builder in zip(self.stacks, builders, strict=True):
@@ -135,12 +136,6 @@ class ColumnShaper:
         stacked = (builder.columns() for builder in builders)
         all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
-
-    def _copies(self, num_rows: int) -> ColumnCopies | None:
-        if self.least_copied_bytes is None:
-            return None
-        copies = ColumnCopies(self.columns, num_rows)
-        return copies if copies.num_bytes >= self.least_copied_bytes else None
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""
