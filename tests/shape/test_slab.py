@@ -161,8 +161,8 @@ def test_what_lies_in_slabs_is_referred_to_and_all_else_is_copied(batch: TensorB
     if written is None:
         assert not has_tensors(batch)
         return
-    layout, descriptor, places = pickle.loads(pickle.dumps(written))
-    buffers = [slabs[slab][start:] for slab, start in places] + copied
+    layout, descriptor, spans = pickle.loads(pickle.dumps(written))
+    buffers = [slabs[slab][start:stop] for slab, start, stop in spans] + copied
     came = TensorBatchCodec().view(layout, descriptor, buffers)
     assert list(came) == list(batch)
     for name, column in batch.items():

@@ -120,6 +120,14 @@ class SlabPlace(NamedTuple):
     start: int
 
 
+class SlabSpan(NamedTuple):
+    """Bytes [start, stop) of a slab."""
+
+    slab: int
+    start: int
+    stop: int
+
+
 class SlabCodec(Protocol):
     """Writes batches into flat byte buffers, or says where they lie, and reads them back.
 
@@ -135,10 +143,10 @@ class SlabCodec(Protocol):
 
     def refer(
         self, batch: Any, find: Callable[[Any], SlabPlace | None], allocate: Callable[[int], Any]
-    ) -> tuple[Any, Any, Sequence[SlabPlace]] | None:
-        """(layout, descriptor, places): tensors that `find` finds stay in their slabs, all others are copied.
+    ) -> tuple[Any, Any, Sequence[SlabSpan]] | None:
+        """(layout, descriptor, spans): tensors that `find` finds stay in their slabs, all others are copied.
 
-        places: where the buffers begin, in order. If anything is copied, `allocate(num_bytes)` comes after them.
+        spans: the buffers, in order. If anything is copied, `allocate(num_bytes)` comes after them.
         None for batches that are no such.
         """
         ...

@@ -22,6 +22,7 @@ from torch_dataloader_utils.shape.memory import (
     is_flat,
     join,
     join_lists,
+    new_lots,
     new_tensor,
     take_lists,
 )
@@ -205,9 +206,8 @@ def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tupl
     flat, others = _flat_by_dtype(columns)
     gathered: dict[int, Column] = {index: type(columns[index][0]).gather(columns[index], gatherer) for index in others}
     for dtype, indices in flat.items():
-        for start in range(0, len(indices), at_once):
+        for start, out in new_lots(len(indices), len(gatherer.order), dtype, at_once):
             group = indices[start : start + at_once]
-            out = new_tensor((len(group), len(gatherer.order)), dtype)
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
     return tuple(gathered[index] for index in range(len(columns)))

@@ -30,6 +30,17 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(pa.allocate_buffer(num_bytes), dtype=dtype).view(tuple(shape))
 
 
+def new_lots(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> list[tuple[int, Tensor]]:
+    """(first column, uninitialised [columns, num_rows]) of `count` columns, up to `at_once` of them each.
+
+    A column that is kept keeps its lot; in memory that another process sees, all of them, as few pieces are to be sent.
+    """
+    if RECYCLED.is_shared:
+        whole = new_tensor((count, num_rows), dtype)
+        return [(start, whole[start : start + at_once]) for start in range(0, count, at_once)]
+    return [(start, new_tensor((min(at_once, count - start), num_rows), dtype)) for start in range(0, count, at_once)]
+
+
 def is_flat(tensor: Tensor) -> bool:
     """Whether a column holds one number of at most 8 bytes a row, as `Gatherer.columns` takes it."""
     return tensor.dim() == 1 and tensor.dtype.itemsize in _BITS

@@ -13,18 +13,21 @@ SMALLEST_BYTES = 64 << 10
 
 
 class ProcessMemory:
-    """Memory from Arrow's pool; in a worker process, memory that the trainer's process sees too."""
+    """Memory from Arrow's pool; in a worker process, memory that the trainer's process sees too (`is_shared`)."""
 
     def __init__(self) -> None:
         self._memory = RecycledMemory(private_bytes)
+        self.is_shared = False
 
     def begin_anew(self) -> None:
         """With nothing lent and nothing idle."""
         self._memory = RecycledMemory(private_bytes)
+        self.is_shared = False
 
     def use(self, memory: RecycledMemory) -> None:
-        """From now on, take from `memory`."""
+        """From now on, take from `memory`, which another process sees."""
         self._memory = memory
+        self.is_shared = True
 
     def take(self, num_bytes: int) -> Bytes:
         """See RecycledMemory.take."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._core.block import SlabPlace
+from torch_dataloader_utils._core.block import SlabSpan
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.slab_layout import Batch, Find, SlabLayout
@@ -55,8 +55,8 @@ class TensorBatchCodec:
 
     def refer(
         self, batch: Any, find: Find, allocate: Callable[[int], Tensor]
-    ) -> tuple[SlabLayout, SlabDescriptor, tuple[SlabPlace, ...]] | None:
-        """The same, but tensors that `find` finds stay where they are: also the places where the buffers begin.
+    ) -> tuple[SlabLayout, SlabDescriptor, tuple[SlabSpan, ...]] | None:
+        """The same, but tensors that `find` finds stay where they are: also the buffers that are in slabs.
 
         All other dense tensors, if there are any, are copied into `allocate(num_bytes)`, the buffer after those.
 
@@ -65,7 +65,7 @@ class TensorBatchCodec:
         """
         if type(batch) not in (TensorBatch, dict, tuple, list):
             return None
-        layout, places = SlabLayout.where_it_lies(batch, find)
+        layout, spans = SlabLayout.where_it_lies(batch, find)
         if not layout.groups:
             return None
         if len(layout.groups) > layout.lying:
@@ -73,7 +73,7 @@ class TensorBatchCodec:
             if tensors is None:
                 raise InternalError("A batch does not fit its own layout. Please report this with its columns.")
             _copy(layout, tensors, allocate)
-        return layout, _describe(layout, batch), places
+        return layout, _describe(layout, batch), spans
 
     def cut(
         self, layout: SlabLayout, descriptor: SlabDescriptor, buffers: Sequence[Tensor], rows: Sequence[int]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._core.block import SlabPlace
+from torch_dataloader_utils._core.block import SlabPlace, SlabSpan
 from torch_dataloader_utils.shape.one_piece import is_plain, pitch_bytes, typed
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -53,6 +53,14 @@ class _Look(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     is_transposed: bool
+
+    @property
+    def extent_bytes(self) -> int:
+        """From the first number to the end of the last one."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
 
 
 class SlabGroup(NamedTuple):
@@ -110,8 +118,8 @@ class SlabLayout:
         return cls.where_it_lies(batch, _nowhere)[0]
 
     @classmethod
-    def where_it_lies(cls, batch: Batch, find: Find) -> tuple[Self, tuple[SlabPlace, ...]]:
-        """The layout of a batch of which tensors that `find` finds stay there; and where its first buffers begin."""
+    def where_it_lies(cls, batch: Batch, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
+        """The layout of a batch of which tensors that `find` finds stay there; and its first buffers, those of them."""
         copied: dict[_Look, list[int]] = {}
         lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
         objects = []
@@ -128,7 +136,7 @@ class SlabLayout:
             else:
                 look = _Look(part.dtype, tuple(inside.shape), inside.stride(), is_transposed)
                 lying.setdefault((look, place.slab), []).append((place.start, index))
-        groups, places = _lying_groups(lying)
+        groups, spans = _lying_groups(lying)
         more, num_bytes = _copied_groups(copied, len(groups))
         layout = cls(
             container=type(batch),
@@ -139,7 +147,7 @@ class SlabLayout:
             lying=len(groups),
             num_bytes=num_bytes,
         )
-        return layout, tuple(places)
+        return layout, tuple(spans)
 
     def pick(self, batch: Batch) -> list[list[Tensor]] | None:
         """The tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
@@ -197,15 +205,15 @@ def _nowhere(tensor: Tensor) -> None:  # noqa: ARG001
 
 def _lying_groups(
     lying: dict[tuple[_Look, int], list[tuple[int, int]]],
-) -> tuple[list[SlabGroup], list[SlabPlace]]:
+) -> tuple[list[SlabGroup], list[SlabSpan]]:
     """lying: for tensors that look alike, in one slab, the byte where each begins and which part it is."""
     groups: list[SlabGroup] = []
-    places: list[SlabPlace] = []
+    spans: list[SlabSpan] = []
     for (look, slab), members in lying.items():
         for start, pitch, parts in _evenly_spaced(sorted(members)):
-            groups.append(_group(look, parts, buffer=len(places), offset=0, pitch=pitch))
-            places.append(SlabPlace(slab, start))
-    return groups, places
+            groups.append(_group(look, parts, buffer=len(spans), offset=0, pitch=pitch))
+            spans.append(SlabSpan(slab, start, start + pitch * (len(parts) - 1) + look.extent_bytes))
+    return groups, spans
 
 
 def _copied_groups(copied: dict[_Look, list[int]], buffer: int) -> tuple[list[SlabGroup], int]:

@@ -4,6 +4,7 @@ A batch that does not pickle would be lost: the queue's thread in the worker pri
 trainer waits for ever.
 """
 
+import io
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -58,9 +59,16 @@ def _start_method(context: Any) -> str:
     return str(chosen or multiprocessing.get_all_start_methods()[0])
 
 
+class _TrialPickler(ForkingPickler):
+    """Leaves tensors out, which are known to travel: torch would open files for those, as if somebody fetched them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (torch.Tensor, ()) if isinstance(value, torch.Tensor) else NotImplemented
+
+
 def _try_to_pickle(place: str, value: Any) -> None:
     try:
-        ForkingPickler.dumps(value)
+        _TrialPickler(io.BytesIO()).dump(value)
     except Exception as error:  # see check_functions
         raise TypeError(
             f"it returned a {type(value).__qualname__}{f' at {place}' if place else ''}, which cannot be sent from a "

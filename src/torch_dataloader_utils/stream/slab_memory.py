@@ -21,8 +21,10 @@ from torch_dataloader_utils._core.lending import Bytes
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
-# Smaller buffers share a slab: each slab is an open file, in the trainer too, and 1,024 of them are a usual limit.
-_SLAB_BYTES = 16 << 20
+# Each slab is an open file, in the trainer too, and 1,024 of them are a usual limit. So small buffers share slabs, but
+# not large ones, since a slab goes with the last buffer in it.
+_SHARED_SLAB_BYTES = 4 << 20
+_SMALL_BYTES = 1 << 20
 
 
 class Share(NamedTuple):
@@ -110,13 +112,13 @@ class SlabMemory:
         self._lent = {share: self._lent[share] for share in shares if share in self._lent}
 
     def _allocate(self, num_bytes: int) -> Bytes:
-        """A slab of its own for a large buffer, else the next bytes of the one that is being filled."""
+        """A slab of its own for a large buffer, else the next bytes of the shared one."""
         with self._lock:
             self._forget_gone()
-            if num_bytes > _SLAB_BYTES // 2:
+            if num_bytes > _SMALL_BYTES:
                 return self._new_slab(num_bytes)
             if self._filling is None or self._filled_bytes + num_bytes > len(self._filling):
-                self._filling, self._filled_bytes = self._new_slab(_SLAB_BYTES), 0
+                self._filling, self._filled_bytes = self._new_slab(_SHARED_SLAB_BYTES), 0
             start, self._filled_bytes = self._filled_bytes, self._filled_bytes + num_bytes
             return self._filling[start : self._filled_bytes]
 

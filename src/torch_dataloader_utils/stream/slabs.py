@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_dataloader_utils._core.block import SlabCodec, SlabPlace
+from torch_dataloader_utils._core.block import SlabCodec, SlabPlace, SlabSpan
 from torch_dataloader_utils._core.lending import Bytes, Loans
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.slab_memory import Held, Share, SlabMemory
@@ -27,13 +27,13 @@ _ALIGNMENT_BYTES = 64
 class SlabMessage(NamedTuple):
     """What travels through the queue for one batch.
 
-    answer: the answer that it is part of, see Share. places: where its buffers begin.
+    answer: the answer that it is part of, see Share. buffers: what it lies in.
     descriptor: how to read the batch, see SlabCodec; layout: the larger part of that, if it changed.
     slabs: those that are new to the trainer, with their numbers. gone: slabs that are no more.
     """
 
     answer: int
-    places: tuple[SlabPlace, ...]
+    buffers: tuple[SlabSpan, ...]
     descriptor: Any
     layout: Any = None
     slabs: tuple[tuple[int, torch.Tensor], ...] = ()
@@ -59,10 +59,11 @@ class _Filling:
     def holds(self, num_bytes: int) -> bool:
         return _aligned(self.stop) + num_bytes <= self.memory.shape[0]
 
-    def take(self, num_bytes: int) -> tuple[SlabPlace, torch.Tensor]:
+    def take(self, num_bytes: int) -> tuple[SlabSpan, torch.Tensor]:
         start = _aligned(self.stop)
         self.stop = start + num_bytes
-        return SlabPlace(self.begin.slab, self.begin.start + start), self.memory[start : self.stop]
+        slab, begin = self.begin
+        return SlabSpan(slab, begin + start, begin + self.stop), self.memory[start : self.stop]
 
 
 class SlabWriter:
@@ -89,27 +90,27 @@ class SlabWriter:
 
         batches_left: how many are still to travel together, this one among them; a slab is made for so many.
         """
-        copied: list[SlabPlace] = []
+        copied: list[SlabSpan] = []
         written = self._codec.write(batch, partial(self._allocate, copied, batches_left), self._layout)
         return batch if written is None else self._message(*written, copied)
 
     def refer(self, batch: Any) -> Any:
         """The same, without a copy of what lies in a slab; nobody may write to the batch any more."""
-        copied: list[SlabPlace] = []
+        copied: list[SlabSpan] = []
         written = self._codec.refer(batch, self._find, partial(self._allocate, copied, 1))
         if written is None:
             return batch
-        layout, descriptor, places = written
-        return self._message(layout, descriptor, [*places, *copied])
+        layout, descriptor, spans = written
+        return self._message(layout, descriptor, [*spans, *copied])
 
-    def _message(self, layout: Any, descriptor: Any, places: Sequence[SlabPlace]) -> SlabMessage:
+    def _message(self, layout: Any, descriptor: Any, buffers: Sequence[SlabSpan]) -> SlabMessage:
         changed = None if layout is self._layout or layout == self._layout else layout
         self._layout = layout
-        new = self._memory.slabs({place.slab for place in places} - self._known)
+        new = self._memory.slabs({buffer.slab for buffer in buffers} - self._known)
         gone = self._memory.gone_of(self._known)
         self._known.difference_update(gone)
         self._known.update(number for number, _ in new)
-        return SlabMessage(self._answer, tuple(places), descriptor, changed, new, gone)
+        return SlabMessage(self._answer, tuple(buffers), descriptor, changed, new, gone)
 
     def _find(self, tensor: torch.Tensor) -> SlabPlace | None:
         place = self._memory.find(tensor)
@@ -117,7 +118,7 @@ class SlabWriter:
             self._memory.lend(Share(self._answer, place.slab), tensor)
         return place
 
-    def _allocate(self, copied: list[SlabPlace], batches_left: int, num_bytes: int) -> torch.Tensor:
+    def _allocate(self, copied: list[SlabSpan], batches_left: int, num_bytes: int) -> torch.Tensor:
         """Room for the dense tensors of a batch; where it is is added to `copied`."""
         if self._filling is None or not self._filling.holds(num_bytes):
             memory = self._memory.take(batches_left * _aligned(num_bytes))
@@ -126,8 +127,8 @@ class SlabWriter:
                 raise InternalError("Memory of a worker's slabs lies in none of them. Please report this.")
             self._filling = _Filling(begin, memory)
         self.copied_bytes += num_bytes
-        place, room = self._filling.take(num_bytes)
-        copied.append(place)
+        span, room = self._filling.take(num_bytes)
+        copied.append(span)
         return room
 
 
@@ -148,7 +149,10 @@ class SlabReader:
 
         messages: all of one answer.
         """
-        lent: dict[Share, torch.Tensor] = {}
+        in_slabs = [message for message in messages if isinstance(message, SlabMessage)]
+        for message in in_slabs:
+            self._learn_slabs(message)
+        lent = self._lend(in_slabs)
         return deque([self._find(message, lent) for message in messages])
 
     def view(self, batch: Any) -> Any:
@@ -172,21 +176,34 @@ class SlabReader:
         self._loans.returned()
         return Held(slabs=tuple(self._slabs), shares=tuple(self._loans.out()))
 
-    def _find(self, message: Any, lent: dict[Share, torch.Tensor]) -> Any:
-        if not isinstance(message, SlabMessage):
-            return message
+    def _learn_slabs(self, message: SlabMessage) -> None:
         for number, slab in message.slabs:
             self._slabs[number] = slab.numpy()
         for number in message.gone:
             self._slabs.pop(number, None)
+
+    def _lend(self, messages: Sequence[SlabMessage]) -> dict[Share, tuple[int, torch.Tensor]]:
+        """Of every share that these have, its first byte, and its bytes: the storage of tensors has no others."""
+        ends: dict[Share, tuple[int, int]] = {}
+        for message in messages:
+            for slab, start, stop in message.buffers:
+                share = Share(message.answer, slab)
+                first, last = ends.get(share, (start, stop))
+                ends[share] = min(first, start // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES), max(last, stop)
+        return {
+            share: (first, torch.from_numpy(self._loans.lend(share, self._slabs[share.slab][first:last])))
+            for share, (first, last) in ends.items()
+        }
+
+    def _find(self, message: Any, lent: dict[Share, tuple[int, torch.Tensor]]) -> Any:
+        if not isinstance(message, SlabMessage):
+            return message
         if message.layout is not None:
             self._layout = message.layout
         buffers = []
-        for place in message.places:
-            share = Share(message.answer, place.slab)
-            if share not in lent:
-                lent[share] = torch.from_numpy(self._loans.lend(share, self._slabs[place.slab]))
-            buffers.append(lent[share][place.start :])
+        for slab, start, stop in message.buffers:
+            first, memory = lent[Share(message.answer, slab)]
+            buffers.append(memory[start - first : stop - first])
         return Unread(self._layout, message.descriptor, tuple(buffers))
 
 
