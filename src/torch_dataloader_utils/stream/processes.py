@@ -79,10 +79,10 @@ class WorkerProcesses:
             run_length=None if counted is None else run_length(works, self._pipeline),
             readers=readers,
         )
-        if left == 0:
-            return
         receiver = Receiver(dict(zip(workers, readers, strict=True)), meter)
         try:
+            if left == 0:
+                return
             # Closed at once, and with it a pass that failed: its error is part of a cycle, and would keep the workers.
             if counted is not None:
                 with closing(self._paced(meter, demand)) as answers:
