@@ -214,7 +214,7 @@ def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tupl
 
 
 def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
-    """Every column, given as its parts (two or more), one after the other; numbers of one dtype side by side.
+    """Every column, given as its parts (two or more), one after the other; plain numbers in lots, as they are gathered.
 
     num_rows: of all parts together. Few rows come in memory of their own for each column.
     """
@@ -223,8 +223,9 @@ def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Col
         flat, others = {}, range(len(columns))
     joined: dict[int, Column] = {index: type(columns[index][0]).concat(columns[index]) for index in others}
     for dtype, indices in flat.items():
-        for index, out in zip(indices, new_tensor((len(indices), num_rows), dtype), strict=True):
-            joined[index] = Rows(join([part.values for part in columns[index]], out=out))
+        for start, lot in new_lots(len(indices), num_rows, dtype, COLUMNS_AT_ONCE):
+            for index, out in zip(indices[start : start + COLUMNS_AT_ONCE], lot, strict=True):
+                joined[index] = Rows(join([part.values for part in columns[index]], out=out))
     return tuple(joined[index] for index in range(len(columns)))
 
 

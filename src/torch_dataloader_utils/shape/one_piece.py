@@ -36,7 +36,10 @@ class Piece:
         if any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
             return None
         begins = [int(tensor.storage_offset()) * tensor.itemsize for tensor in tensors]
-        ends = [begin + _extent(tensor) for begin, tensor in zip(begins, tensors, strict=True)]
+        ends = [
+            begin + extent_bytes(tensor.dtype, tensor.shape, tensor.stride())
+            for begin, tensor in zip(begins, tensors, strict=True)
+        ]
         begin, end = min(begins) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, max(ends)
         if end - begin > (1 + _MOST_WASTE) * sum(tensor.nbytes for tensor in tensors) + ALIGNMENT_BYTES * len(tensors):
             return None
@@ -93,16 +96,12 @@ def _place(tensor: Tensor, offset: int) -> Place:
     return Place(offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _extent(tensor: Tensor) -> int:
-    """Bytes from the first element to the end of the last one."""
-    return _bytes(_place(tensor, 0))
-
-
-def _bytes(place: Place) -> int:
-    if 0 in place.shape:
+def extent_bytes(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """From the first element of a tensor to the end of its last one; strides in elements."""
+    if 0 in shape:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(place.shape, place.strides, strict=True))
-    return (last + 1) * place.dtype.itemsize
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (last + 1) * dtype.itemsize
 
 
 def move_as_one(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._core.block import SlabPlace, SlabSpan
-from torch_dataloader_utils.shape.one_piece import is_plain, pitch_bytes, typed
+from torch_dataloader_utils.shape.one_piece import extent_bytes, is_plain, pitch_bytes, typed
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
@@ -53,14 +53,6 @@ class _Look(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     is_transposed: bool
-
-    @property
-    def extent_bytes(self) -> int:
-        """From the first number to the end of the last one."""
-        if 0 in self.shape:
-            return 0
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        return (last + 1) * self.dtype.itemsize
 
 
 class SlabGroup(NamedTuple):
@@ -212,7 +204,8 @@ def _lying_groups(
     for (look, slab), members in lying.items():
         for start, pitch, parts in _evenly_spaced(sorted(members)):
             groups.append(_group(look, parts, buffer=len(spans), offset=0, pitch=pitch))
-            spans.append(SlabSpan(slab, start, start + pitch * (len(parts) - 1) + look.extent_bytes))
+            extent = extent_bytes(look.dtype, look.shape, look.strides)
+            spans.append(SlabSpan(slab, start, start + pitch * (len(parts) - 1) + extent))
     return groups, spans
 
 
