@@ -65,8 +65,8 @@ def answers(monkeypatch):
     lengths = []
     paced = WorkerProcesses._paced
 
-    def counted(self, meter, demand):
-        for answer in paced(self, meter, demand):
+    def counted(self, answers, demand):
+        for answer in paced(self, answers, demand):
             lengths.append(len(answer.batches))
             yield answer
 

@@ -5,6 +5,9 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
+from types import FrameType
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -45,6 +48,12 @@ def _no_processes_left():
     assert alive == []
 
 
+@pytest.fixture
+def kept_frames():
+    yield KeptFrame.kept
+    KeptFrame.kept.clear()
+
+
 def load(folder, **options):
     return StructuredDataset.create_dataloader(
         str(folder), **{"batch_size": 8, "num_workers": 2, "shuffle": True, "split_rows": 20, **options}
@@ -60,6 +69,25 @@ def fail_on_row_60(batch):
     if 60 in batch["row"]:
         raise ValueError("bad label")
     return batch
+
+
+class KeptFrame:
+    """Arrives and keeps the frame that it is unpickled in, and with it those of the pass, as errors that travel with
+    their tracebacks do (tblib, which Dask brings along)."""
+
+    kept: ClassVar[list[FrameType]] = []
+
+    def __reduce__(self):
+        return keep_frame, ()
+
+
+def keep_frame():
+    KeptFrame.kept.append(sys._getframe())
+    return KeptFrame()
+
+
+def keep_frames_and_fail(batch):
+    return {**fail_on_row_60(batch), "kept": KeptFrame()}
 
 
 def die_on_row_60(batch):
@@ -166,6 +194,21 @@ def test_a_transform_that_raises_in_a_worker_names_the_rows(table):
         TransformError, match=r"^fail_on_row_60 raised ValueError: bad label.*part-01.parquet row group 0"
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, is_given_up, kept_frames):
+    loader, _ = load(table[0], transform=keep_frames_and_fail, shuffle=False, in_order=in_order)
+    batches = iter(loader)
+    next(batches)
+    if is_given_up:
+        batches.close()
+    else:
+        with pytest.raises(TransformError, match="bad label"):
+            list(batches)
+    assert kept_frames
+    assert list(filter(is_worker, psutil.Process().children())) == []
 
 
 def test_a_killed_worker_is_an_error_and_the_rest_can_be_resumed(table):

@@ -83,13 +83,13 @@ class WorkerProcesses:
         try:
             if left == 0:
                 return
-            # Closed at once, and with it a pass that failed: its error is part of a cycle, and would keep the workers.
-            if counted is not None:
-                with closing(self._paced(meter, demand)) as answers:
-                    yield from receiver.in_turn(answers, workers, counted)
-            else:
-                with closing(self._until_ended(meter, len(works), left)) as answers:
-                    yield from receiver.as_they_come(answers)
+            # Closed by name: an error that came with its traceback (tblib) keeps the frames that it was unpickled in.
+            with closing(answers_of(self._loader, self._notes)) as arriving:
+                answers = meter.answers(arriving)
+                if counted is not None:
+                    yield from receiver.in_turn(self._paced(answers, demand), workers, counted)
+                else:
+                    yield from receiver.as_they_come(_until_ended(answers, len(works), left))
         finally:
             self._sampler.forget(demand)
 
@@ -98,30 +98,28 @@ class WorkerProcesses:
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
 
-    def _answers(self, meter: LoaderMeter) -> Iterator[Answer]:
-        return meter.answers(answers_of(self._loader, self._notes))
-
-    def _paced(self, meter: LoaderMeter, demand: Demand) -> Generator[Answer]:
+    def _paced(self, answers: Iterator[Answer], demand: Demand) -> Iterator[Answer]:
         """All answers; the latest one says how many batches are asked for next.
 
         With DataLoader's `timeout` always one: it is meant for a batch, and told of an answer.
         """
-        for answer in self._answers(meter):
+        for answer in answers:
             if not self._has_timeout:
                 demand.batches = answer.pace
             yield answer
 
-    def _until_ended(self, meter: LoaderMeter, num_workers: int, count: int | None) -> Generator[Answer]:
-        """Answers until there were `count` batches, or until every worker has ended."""
-        ended = set[int]()
-        received = 0
-        for answer in self._answers(meter):
-            if answer.ended:
-                ended.add(answer.worker)
-            received += len(answer.batches)
-            yield answer
-            if received == count or len(ended) == num_workers:
-                return
+
+def _until_ended(answers: Iterator[Answer], num_workers: int, count: int | None) -> Iterator[Answer]:
+    """Answers until there were `count` batches, or until every worker has ended."""
+    ended = set[int]()
+    received = 0
+    for answer in answers:
+        if answer.ended:
+            ended.add(answer.worker)
+        received += len(answer.batches)
+        yield answer
+        if received == count or len(ended) == num_workers:
+            return
 
 
 def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:

@@ -54,6 +54,12 @@ def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
     return [] if loading._shutdown else _ended(loading._workers, wait_sec)
 
 
+def leave(loading: Any) -> None:
+    """After a pass, however it went: workers that are not persistent end, whoever else refers to the iterator."""
+    if not loading._persistent_workers:
+        loading._shutdown_workers()
+
+
 def end(loading: Any) -> None:
     """Ends all workers; at once, if one of them is dead. What torch had just named in /dev/shm then is removed."""
     _forget(loading)

@@ -97,7 +97,8 @@ class NotingReader:
 def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
     """One pass over a loader; a dead or silent worker is an error that says which one it is and what it was doing.
 
-    After a death the other workers are ended too, and the next pass has new ones.
+    After a death the other workers are ended too, and the next pass has new ones. Once this is closed, workers that are
+    not persistent have ended.
 
     Raises:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
@@ -122,6 +123,9 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
             raise
         torch_workers.end(loading)
         raise named from error
+    finally:
+        if loading is not None:
+            torch_workers.leave(loading)
 
 
 def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
