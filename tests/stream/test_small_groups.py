@@ -2,12 +2,20 @@
 
 import os
 import threading
+from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.errors import DataError, LoaderError
+from torch_dataloader_utils.record_batches import one_after_other
+from torch_dataloader_utils.stream.together import GroupRows
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
@@ -79,18 +87,104 @@ def test_windows_hold_no_second_copy_of_small_row_groups(tmp_path):
         assert not stream._lanes[0]._blocks._ahead._joined
 
 
-def test_a_join_that_fails_leaves_the_row_groups_alone(tmp_path, monkeypatch):
+def test_row_groups_that_do_not_join_are_taken_alone(tmp_path, monkeypatch):
     total = write_table(tmp_path, FILES)
+    loader = load(tmp_path)
 
-    def fail(blocks):
+    def fail(self, groups):
         raise MemoryError
 
-    loader = load(tmp_path)
-    shaper = type(loader.dataset.pipeline.shaper)
-    concat = shaper.concat
-    monkeypatch.setattr(
-        shaper, "concat", lambda self, blocks: concat(self, blocks) if len(blocks) < 3 else fail(blocks)
-    )
-    monkeypatch.setattr("torch_dataloader_utils.stream.lane._JOINED_BATCHES", 0)
-    loader = load(tmp_path, batch_size=1)
+    monkeypatch.setattr(type(loader.dataset.pipeline.shaper), "joined_block", fail)
     assert [row for batch in loader for row in check_batch(batch)] == list(range(total))
+    assert loader.metrics().row_groups == sum(map(len, FILES))
+
+
+def one_by_one(loader):
+    """The same loader, with every row group a job of its own."""
+    loader.dataset.decode = replace(loader.dataset.decode, small_bytes=0)
+    return loader
+
+
+def as_lists(loader):
+    """All batches as Python's own values, and the error at the end if there is one."""
+    batches = []
+    try:
+        for batch in loader:
+            columns = batch if isinstance(batch, dict) else batch.to_pydict() if hasattr(batch, "to_pydict") else None
+            columns = {name: batch[name] for name in batch} if columns is None else columns
+            batches.append({name: [np.asarray(value).tolist() for value in values] for name, values in columns.items()})
+    except LoaderError as error:
+        return batches, f"{type(error).__name__}: {error}"
+    return batches, None
+
+
+COLUMNS = {
+    "number": lambda rows: pa.array(rows, pa.int64()),
+    "narrow": lambda rows: pa.array(rows, pa.int16()),
+    "text": lambda rows: pa.array([f"row {row}" for row in rows], pa.string()),
+    "lists": lambda rows: pa.array([list(range(row % 4)) for row in rows], pa.list_(pa.int32())),
+    "category": lambda rows: pa.array([f"kind {row % 3}" for row in rows], pa.string()).dictionary_encode(),
+    "holes": lambda rows: pa.array([None if row % 5 == 0 else row / 2 for row in rows], pa.float64()),
+}
+
+
+@pytest.mark.parametrize("output_format", ["numpy", "arrow", "dict"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_files_whose_columns_differ_come_as_they_come_one_by_one(tmp_path_factory, output_format, data):
+    """In their order and in their categories, under hive partitions, and with nulls that are masked."""
+    folder, row = tmp_path_factory.mktemp("files"), 0
+    for file in range(data.draw(st.integers(2, 9))):
+        names = data.draw(st.permutations(list(COLUMNS)))
+        rows = range(row, row := row + data.draw(st.integers(0 if file else 1, 7)))
+        table = pa.table({name: COLUMNS[name](rows) for name in names})
+        place = folder / f"part={data.draw(st.sampled_from(['a', 'b']))}"
+        place.mkdir(exist_ok=True)
+        pq.write_table(table, place / f"{file}.parquet")
+    nulls = {"nulls": {"holes": "mask"}} if output_format == "numpy" else {}
+    options = {
+        "output_format": output_format,
+        "shuffle": data.draw(st.booleans()),
+        "shuffle_rows": data.draw(st.sampled_from([None, 4])),
+        "batch_size": data.draw(st.integers(1, 9)),
+        **nulls,
+    }
+    assert as_lists(load(folder, **options)) == as_lists(one_by_one(load(folder, **options)))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_values_that_do_not_fit_are_told_of_their_file(tmp_path, is_replaced):
+    for file in range(20):
+        pq.write_table(
+            pa.table({"row": pa.array([file, None if file == 13 and not is_replaced else 1])}),
+            tmp_path / f"{file:02}.parquet",
+        )
+    loader = load(tmp_path, batch_size=2)
+    if is_replaced:
+        pq.write_table(pa.table({"row": pa.array([13, None])}), tmp_path / "13.parquet")
+    batches, error = as_lists(loader)
+    assert [batch["row"][0] for batch in batches] == list(range(13))
+    assert error.startswith("FileChangedError" if is_replaced else "NullValueError")
+    assert "13.parquet" in error or not is_replaced
+
+
+def test_rows_of_a_block_that_others_share_end_with_their_row_group():
+    class Numbers(list):
+        def slice(self, start, stop):
+            return self[start:stop]
+
+    rows = GroupRows(Numbers(range(10)), 3, 7)
+    assert rows.all() == [3, 4, 5, 6]
+    assert rows.cut(1, 3) == [4, 5]
+    assert rows.cut(2, 9) == [5, 6]
+    assert rows.cut(5, 9) == []
+
+
+def test_rows_after_rows_in_the_columns_of_the_first():
+    first, second = pa.record_batch({"a": [1], "b": ["x"]}), pa.record_batch({"b": ["y"], "a": [2]})
+    joined = one_after_other([[first], [second.select(["b"]), second.select(["a"])]])
+    assert joined.to_pydict() == {"a": [1, 2], "b": ["x", "y"]}
+    assert one_after_other([[first]]).equals(first)
+    with pytest.raises(KeyError):
+        one_after_other([[first], [second.select(["a"])]])
+    assert one_after_other([[first.select([])], [second.select([])]]).num_rows == 2

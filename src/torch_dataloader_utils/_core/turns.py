@@ -46,7 +46,17 @@ class Pace:
             passed += time.perf_counter() - begin
             busy += time.thread_time() - begin_busy
             yield result
-        is_slow_lot = busy > _LONG_SECONDS * len(items) or busy < _BUSY_PART * passed
+        self._learn(len(items), passed, busy)
+
+    def watch(self, job: Callable[[], R], num_items: int) -> R:
+        """What `job` gives, which works on one lot of so many items."""
+        begin, begin_busy = time.perf_counter(), time.thread_time()
+        result = job()
+        self._learn(num_items, time.perf_counter() - begin, time.thread_time() - begin_busy)
+        return result
+
+    def _learn(self, num_items: int, passed: float, busy: float) -> None:
+        is_slow_lot = busy > _LONG_SECONDS * num_items or busy < _BUSY_PART * passed
         self._slow_lots = self._slow_lots + 1 if is_slow_lot else 0
         self._is_slow = self._is_slow or self._slow_lots == _LOTS_IN_A_ROW
 
@@ -58,9 +68,9 @@ class Turns:
         self._lock = threading.Lock()
         self._pace = Pace()
 
-    def each(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`function` of every item, in this thread, when it is its turn."""
+    def take(self, job: Callable[[], R], num_items: int) -> R:
+        """What `job` over so many items gives, in this thread, when it is its turn."""
         if self._pace.is_slow:
-            return list(map(function, items))
+            return job()
         with self._lock:
-            return list(self._pace.each(function, items))
+            return self._pace.watch(job, num_items)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch_dataloader_utils._observe.requests import thread_requests
 
@@ -13,6 +13,7 @@ class _Sized(Protocol):
     def num_bytes(self) -> int: ...
 
 
+T = TypeVar("T")
 Decoded = TypeVar("Decoded", bound=_Sized)
 
 Tally = tuple[int, ...]
@@ -39,7 +40,7 @@ class WorkerCounters:
     that was not decoded yet. requests, retries, fetched_bytes: see RequestCounts.
 
     `rows`, `released_groups` and `stall_ns` belong to the thread that takes batches; the others are added to by the
-    decoding threads, under a lock, once a row group.
+    decoding threads, under a lock, once for what is decoded at once.
     """
 
     __slots__ = (*COUNTED, "_lock")
@@ -56,8 +57,8 @@ class WorkerCounters:
         self.fetched_bytes = 0
         self._lock = threading.Lock()
 
-    def count_decode(self, decode: Callable[[], Decoded]) -> Decoded:
-        """What `decode()` gives; counts it as one row group."""
+    def count_decode(self, decode: Callable[[], Decoded], num_groups: int = 1) -> Decoded:
+        """What `decode()` gives; counts it as so many row groups."""
         seen = thread_requests()
         requests, retries, fetched_bytes = seen.requests, seen.retries, seen.fetched_bytes
         begin = perf_counter_ns()
@@ -65,7 +66,7 @@ class WorkerCounters:
         took = perf_counter_ns() - begin
         num_bytes = block.num_bytes
         with self._lock:
-            self.decoded_groups += 1
+            self.decoded_groups += num_groups
             self.decoded_bytes += num_bytes
             self.decode_ns += took
             self.requests += seen.requests - requests
@@ -73,7 +74,7 @@ class WorkerCounters:
             self.fetched_bytes += seen.fetched_bytes - fetched_bytes
         return block
 
-    def count_stall(self, wait: Callable[[], Any]) -> Any:
+    def count_stall(self, wait: Callable[[], T]) -> T:
         """What `wait()` gives; counts the time as a stall."""
         begin = perf_counter_ns()
         try:

@@ -31,6 +31,8 @@ def coalesce(spans: Sequence[Span], limits: CoalesceLimits) -> ReadPlan:
 
         spans (0, 4) (10, 4) (100, 4), hole_bytes=8      reads (0, 14) (100, 4)
     """
+    if len(spans) == 1:  # of small files that is all there is, and they are many
+        return ReadPlan(reads=tuple(spans), places=((0, 0),), lengths=(spans[0][1],))
     order = sorted(range(len(spans)), key=lambda index: spans[index])
     largest_hole = _largest_hole([spans[index] for index in order], limits)
     reads: list[list[int]] = []  # [start, stop]

@@ -1,4 +1,4 @@
-"""Many pieces of rows, or of columns, as one contiguous RecordBatch."""
+"""Many pieces of rows as one contiguous RecordBatch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,14 +27,6 @@ def contiguous(batches: Sequence[Any]) -> Any:
         if table.column(index).nbytes > MAX_OFFSET and (large := _large(field.type)) is not None:
             table = table.set_column(index, field.with_type(large), table.column(index).cast(large))
     return table.combine_chunks().to_batches()[0] if table.num_rows else batches[0]
-
-
-def side_by_side(parts: Sequence[Any]) -> Any:
-    """The columns of all parts (at least one), which hold the same rows, in one batch; nothing is copied."""
-    arrays = [array for part in parts for array in part.columns]
-    if len(parts) == 1 or not arrays:
-        return parts[0]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field for part in parts for field in part.schema]))
 
 
 def rows_only(num_rows: int) -> Any:

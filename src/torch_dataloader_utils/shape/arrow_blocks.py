@@ -9,6 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.record_batches import one_after_other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +82,10 @@ class ArrowShaper:
             arrays.append(part.column(index))
         rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
         return ArrowBlock(rows=rows, as_python=self.as_python)
+
+    def joined_block(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> ArrowBlock:
+        """See Shaper."""
+        return self.block([one_after_other(groups)])
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
         """The rows of all blocks, one after the other."""

@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.record_batches import one_after_other
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.decode import plain
 
@@ -117,6 +118,10 @@ class LengthShaper:
             if self.column in part.schema.names:
                 lengths.append(measure_rows(part.column(self.column)))
             yield part
+
+    def joined_block(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> LengthBlock:
+        """See Shaper."""
+        return self.block([one_after_other(groups)])
 
     def concat(self, blocks: Sequence[Block]) -> Block:
         """The rows of all blocks, one after the other."""

@@ -2,17 +2,25 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper, read_block
-from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.block import (
+    Block,
+    JoinedGroups,
+    RowGroupReader,
+    Shaper,
+    read_block,
+    read_joined,
+)
+from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.stream.afterwards import FollowUp
-from torch_dataloader_utils.stream.together import MOST_TOGETHER, SmallGroups, Together, Wanted
+from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, SmallGroups, Together, Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +68,17 @@ class Decoder:
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
         self._is_small = (groups.projected_bytes <= options.small_bytes) & ~is_text
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
-        self._small = SmallGroups(self._pool, self._decode, shaper.concat)
+        self._small = SmallGroups(self._pool, self._decode, self._decode_joined)
+        self._is_closed = False
 
     def has_room(self, *groups: int) -> bool:
         """Whether the budget allows to decode these row groups ahead, beside what is held."""
         has_bytes = self._held_bytes + sum(map(self.group_bytes, groups)) <= self._budget_bytes
         return has_bytes and self._held_groups + len(groups) <= self._most_groups
+
+    def fits_twice(self, groups: Sequence[int]) -> bool:
+        """Whether the budget has room for these row groups while others like them are held."""
+        return 2 * sum(map(self.group_bytes, groups)) <= self._budget_bytes
 
     def group_bytes(self, group: int) -> int:
         """What a row group counts against the budget: its projected bytes."""
@@ -75,19 +88,19 @@ class Decoder:
         """Whether a row group is decoded together with others."""
         return bool(self._is_small[group])
 
-    def submit(self, group: int, stop_row: int | None) -> "Future[Block]":
+    def submit(self, group: int, stop_row: int | None) -> "Future[GroupRows]":
         """Start decoding a row group up to `stop_row` (None: all of it)."""
         self._hold([group])
-        return self._pool.submit(self._decode, (group, stop_row))
+        return self._pool.submit(lambda: GroupRows.of(self._decode((group, stop_row))))
 
-    def submit_together(self, wanted: Sequence[Wanted], *, joins: bool) -> Together:
+    def submit_together(self, wanted: Sequence[Wanted]) -> Together:
         """Start decoding small row groups by one job; see `SmallGroups`."""
         self._hold([group for group, _ in wanted])
-        return self._small.start(wanted, joins=joins)
+        return self._small.start(wanted)
 
     def run_after(
-        self, needed: "Sequence[Future[Block]]", job: Callable[[list[Block]], Block]
-    ) -> FollowUp[Block, Block]:
+        self, needed: "Sequence[Future[GroupRows]]", job: Callable[[list[GroupRows]], Block]
+    ) -> FollowUp[GroupRows, Block]:
         """Let a decoding thread do a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)
 
@@ -102,9 +115,19 @@ class Decoder:
         self._held_groups += len(groups)
 
     def _decode(self, wanted: Wanted) -> Block:
-        group, stop_row = wanted
-        task = self._work.inventory.task(group)
+        task, stop_row = self._task(wanted)
         return self.counters.count_decode(lambda: read_block(self._reader, self._shaper, task, stop_row))
+
+    def _decode_joined(self, wanted: Sequence[Wanted]) -> JoinedGroups:
+        tasks = map(self._task, wanted)
+        return self.counters.count_decode(partial(read_joined, self._reader, self._shaper, tasks), len(wanted))
+
+    def _task(self, wanted: Wanted) -> tuple[RowGroupTask, int | None]:
+        """What to read; running jobs end with the row group that they have once the decoder is closed."""
+        if self._is_closed:
+            raise CancelledError
+        group, stop_row = wanted
+        return self._work.inventory.task(group), stop_row
 
     def where(self, group: int) -> str:
         """A row group, for messages."""
@@ -114,5 +137,5 @@ class Decoder:
         """Cancel what has not begun and let the threads end."""
         if sys.is_finalizing():  # an unfinished iterator at the very end: threads are gone, and so are modules
             return
-        self._small.close()
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

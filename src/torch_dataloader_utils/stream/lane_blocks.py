@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from torch_dataloader_utils._core.uses import group_uses
 from torch_dataloader_utils.stream.afterwards import FollowUp
 from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import Together
+from torch_dataloader_utils.stream.together import GroupRows, Together
+
+T = TypeVar("T")
 
 
 class LaneBlocks:
@@ -39,7 +42,7 @@ class LaneBlocks:
 
     def take(self, use: int) -> Block:
         """The rows of one use of a row group; to be taken in order."""
-        pending = self._ahead.block(self._group(use))
+        pending = self._ahead.rows(self._group(use))
         self.prefetch()
         block = self._cut(use, self.wait(pending))
         self.finish(range(use, use + 1))
@@ -59,12 +62,12 @@ class LaneBlocks:
         self.prefetch()
         return uses, rows
 
-    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[Block, Block]:
+    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[GroupRows, Block]:
         """Let a decoding thread do a job over the rows of these uses, as soon as they are there.
 
         Their row groups are begun now if they were not, whatever the budget says.
         """
-        needed = [self._ahead.block(self._group(use)) for use in uses]
+        needed = [self._ahead.rows(self._group(use)) for use in uses]
         return self._decoder.run_after(needed, lambda wholes: job(list(map(self._cut, uses, wholes))))
 
     def finish(self, uses: range) -> None:
@@ -74,7 +77,7 @@ class LaneBlocks:
             if self._last_use[group] == use:
                 self._ahead.done(group)
 
-    def wait(self, pending: "Future[Block] | FollowUp[Block, Block]") -> Block:
+    def wait(self, pending: "Future[T] | FollowUp[GroupRows, T]") -> T:
         """What a decoding thread gives; counted as a stall if it is not there yet."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
 
@@ -100,7 +103,7 @@ class LaneBlocks:
 
     def _joined(self, together: Together, uses: slice) -> Block | None:
         """The joined block of a job, if it is just the rows of these uses; None too if not all of it decodes."""
-        if together.joined is None or self.uses.group[uses].tolist() != list(together.groups):
+        if self.uses.group[uses].tolist() != list(together.groups):
             return None
         try:
             rows = self.wait(together.joined)
@@ -109,9 +112,8 @@ class LaneBlocks:
         is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
         return rows if is_whole else None
 
-    def _cut(self, use: int, whole: Block) -> Block:
+    def _cut(self, use: int, whole: GroupRows) -> Block:
         """The rows of a use; all that the row group has, where counts are not known."""
         if not self._exact:
-            return whole
-        start, stop = int(self.uses.start[use]), int(self.uses.stop[use])
-        return whole.slice(start, stop)
+            return whole.all()
+        return whole.cut(int(self.uses.start[use]), int(self.uses.stop[use]))
