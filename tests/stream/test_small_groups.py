@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import DataError, LoaderError
 from torch_dataloader_utils.record_batches import one_after_other
-from torch_dataloader_utils.stream.together import GroupRows
+from torch_dataloader_utils.stream.together import GroupRows, in_few_blocks
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
@@ -168,16 +169,33 @@ def test_values_that_do_not_fit_are_told_of_their_file(tmp_path, is_replaced):
     assert "13.parquet" in error or not is_replaced
 
 
-def test_rows_of_a_block_that_others_share_end_with_their_row_group():
-    class Numbers(list):
-        def slice(self, start, stop):
-            return self[start:stop]
+class Numbers(list):
+    """A block of them."""
 
+    def slice(self, start, stop):
+        return self[start:stop]
+
+
+def test_rows_of_a_block_that_others_share_end_with_their_row_group():
     rows = GroupRows(Numbers(range(10)), 3, 7)
-    assert rows.all() == [3, 4, 5, 6]
-    assert rows.cut(1, 3) == [4, 5]
-    assert rows.cut(2, 9) == [5, 6]
-    assert rows.cut(5, 9) == []
+    assert rows.rows() == [3, 4, 5, 6]
+    assert rows.cut(1, 3).rows() == [4, 5]
+    assert rows.cut(2, 9).rows() == [5, 6]
+    assert rows.cut(5, 9).rows() == []
+
+
+@given(st.data())
+def test_rows_that_follow_each_other_in_a_block_are_one_block(data):
+    blocks = [Numbers(range(100 * number, 100 * number + 10)) for number in range(3)]
+    ends = st.integers(0, 10)
+    parts = [
+        GroupRows(data.draw(st.sampled_from(blocks)), *sorted(data.draw(st.tuples(ends, ends))))
+        for _ in range(data.draw(st.integers(0, 8)))
+    ]
+    few = in_few_blocks(parts)
+    assert [row for block in few for row in block] == [row for part in parts for row in part.rows()]
+    joints = sum(part.block is after.block and part.stop == after.start for part, after in pairwise(parts))
+    assert len(few) == len(parts) - joints
 
 
 def test_rows_after_rows_in_the_columns_of_the_first():

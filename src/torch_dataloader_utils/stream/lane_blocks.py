@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.uses import group_uses
 from torch_dataloader_utils.stream.afterwards import FollowUp
 from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import GroupRows, Together
+from torch_dataloader_utils.stream.together import GroupRows, Together, in_few_blocks
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class LaneBlocks:
         """The rows of one use of a row group; to be taken in order."""
         pending = self._ahead.rows(self._group(use))
         self.prefetch()
-        block = self._cut(use, self.wait(pending))
+        block = self._cut(use, self.wait(pending)).rows()
         self.finish(range(use, use + 1))
         return block
 
@@ -68,7 +68,7 @@ class LaneBlocks:
         Their row groups are begun now if they were not, whatever the budget says.
         """
         needed = [self._ahead.rows(self._group(use)) for use in uses]
-        return self._decoder.run_after(needed, lambda wholes: job(list(map(self._cut, uses, wholes))))
+        return self._decoder.run_after(needed, lambda wholes: job(in_few_blocks(map(self._cut, uses, wholes))))
 
     def finish(self, uses: range) -> None:
         """These uses were taken; a row group whose last use is among them gives its budget back."""
@@ -112,8 +112,8 @@ class LaneBlocks:
         is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
         return rows if is_whole else None
 
-    def _cut(self, use: int, whole: GroupRows) -> Block:
+    def _cut(self, use: int, whole: GroupRows) -> GroupRows:
         """The rows of a use; all that the row group has, where counts are not known."""
         if not self._exact:
-            return whole.all()
+            return whole
         return whole.cut(int(self.uses.start[use]), int(self.uses.stop[use]))

@@ -4,7 +4,7 @@ The trainer's thread would wake up for each, and take the interpreter's lock fro
 group alone takes half as long to convert as to read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ MOST_TOGETHER = 16
 
 
 class GroupRows(NamedTuple):
-    """The rows of one row group: rows [start, stop) of a block, which may have those of others too."""
+    """Rows of one row group: rows [start, stop) of a block, which may have those of others too."""
 
     block: Block
     start: int
@@ -33,18 +33,32 @@ class GroupRows(NamedTuple):
         """Those of a row group that is a block of its own."""
         return cls(block, 0, block.num_rows)
 
-    def cut(self, start: int, stop: int) -> Block:
-        """Rows [start, stop) of the row group; rows past its end are left out."""
-        return self.block.slice(min(self.start + start, self.stop), min(self.start + stop, self.stop))
+    def cut(self, start: int, stop: int) -> Self:
+        """Rows [start, stop) of these; rows past the end are left out."""
+        return self._replace(start=min(self.start + start, self.stop), stop=min(self.start + stop, self.stop))
 
-    def all(self) -> Block:
-        """All rows of the row group."""
+    def rows(self) -> Block:
+        """The rows, as a block of their own."""
         return self.block.slice(self.start, self.stop)
+
+
+def in_few_blocks(parts: Iterable[GroupRows]) -> list[Block]:
+    """The rows of all parts, in their order; those that follow each other in one block are one block again."""
+    runs: list[GroupRows] = []
+    for part in parts:
+        if runs and runs[-1].block is part.block and runs[-1].stop == part.start:
+            runs[-1] = runs[-1]._replace(stop=part.stop)
+        else:
+            runs.append(part)
+    return [run.rows() for run in runs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Together:
-    """Row groups of one job. alone: the rows of each. joined: the block that has just these, if all of them decode."""
+    """Row groups of one job.
+
+    alone: all rows of each. joined: the block that has just these, if all of them decode.
+    """
 
     groups: tuple[int, ...]
     alone: "tuple[Future[GroupRows], ...]"
