@@ -6,7 +6,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ def alternate(cases: Mapping[str, Callable[[], Any]], *, runs: int = 3) -> dict[
         for name, run in cases.items():
             times[name].append(seconds(run))
     return times
+
+
+def fastest(times: Mapping[str, list[float]], cases: Iterable[str]) -> str:
+    """That of the cases which has the least median; for `report`, where several readers may be the limit."""
+    return min(cases, key=lambda case: statistics.median(times[case]))
 
 
 def report(name: str, times: Mapping[str, list[float]], *, limit: str, unit: str, amount: float, **facts: Any) -> None:

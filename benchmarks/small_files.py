@@ -5,11 +5,12 @@ python benchmarks/small_files.py [files] [runs]
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow.parquet as pq
-from bare import CORES, pyarrow_threads, read_group
+from bare import CORES, polars_at_once, pyarrow_threads, read_group
 from data import small_files
-from measure import alternate, report
+from measure import alternate, fastest, report
 
 from torch_dataloader_utils import StructuredDataset, scan_files
 
@@ -29,8 +30,9 @@ def first_batch(folder):
     batches.close()
 
 
-def whole_pass(folder, inventory=None):
-    loader, _ = StructuredDataset.create_dataloader(str(folder), num_workers=0, batch_size=256, inventory=inventory)
+def whole_pass(folder, batch, inventory=None):
+    options = {"num_workers": 0, "batch_size": batch, "inventory": inventory}
+    loader, _ = StructuredDataset.create_dataloader(str(folder), **options)
     return sum(batch.num_rows for batch in loader)
 
 
@@ -46,13 +48,19 @@ def main() -> None:
     times = alternate(cases, runs=runs)
     report("small_files_first_batch", times, limit=next(iter(cases)), unit="files", amount=count)
     inventory = scan_files(str(folder))
-    rows = whole_pass(folder)
-    cases = {
-        "limit: pyarrow, footers and row groups": lambda: pyarrow_threads(folder),
-        "whole pass, scan included": lambda: whole_pass(folder),
-        "whole pass, inventory given": lambda: whole_pass(folder, inventory),
-    }
-    report("small_files_pass", alternate(cases, runs=runs), limit=next(iter(cases)), unit="rows", amount=rows)
+    rows = whole_pass(folder, 256)
+    cases = {"limit: pyarrow, footers and row groups": lambda: pyarrow_threads(folder)}
+    try:
+        polars_at_once(folder)
+        cases["polars, all files at once"] = lambda: polars_at_once(folder)
+    except ImportError:
+        print("polars is not installed: limit is pyarrow alone")
+    bare = list(cases)
+    for batch in (256, 8192):
+        cases[f"whole pass, scan included, batch {batch}"] = partial(whole_pass, folder, batch)
+        cases[f"whole pass, inventory given, batch {batch}"] = partial(whole_pass, folder, batch, inventory)
+    times = alternate(cases, runs=runs)
+    report("small_files_pass", times, limit=fastest(times, bare), unit="rows", amount=rows)
 
 
 if __name__ == "__main__":

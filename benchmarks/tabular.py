@@ -8,7 +8,7 @@ import sys
 
 from bare import polars_frames, pyarrow_threads
 from data import STACK, tabular
-from measure import alternate, report
+from measure import alternate, fastest, report
 
 from torch_dataloader_utils import StructuredDataset
 
@@ -45,6 +45,7 @@ def main() -> None:
         cases["polars, file by file"] = lambda: polars_frames(folder)
     except ImportError:
         print("polars is not installed: limit is pyarrow alone")
+    bare = list(cases)
     for batch in (1024, 8192):
         options = {"batch_size": batch}
         processes = {"num_workers": 2, "persistent_workers": True, **options}
@@ -56,9 +57,7 @@ def main() -> None:
         cases[f"threads, rows shuffled, batch {batch}"] = passes(folder, **shuffle)
         cases[f"threads, rows shuffled, stacked, batch {batch}"] = passes(folder, stack=STACK, **shuffle)
     times = alternate(cases, runs=runs)
-    fastest = min(list(cases)[:2], key=lambda name: sorted(times[name])[len(times[name]) // 2])
-    limit = fastest if "polars" in fastest or "limit" in fastest else next(iter(cases))
-    report("tabular", times, limit=limit, unit="rows", amount=rows, gib=gib, page_cache="warm")
+    report("tabular", times, limit=fastest(times, bare), unit="rows", amount=rows, gib=gib, page_cache="warm")
 
 
 if __name__ == "__main__":
