@@ -16,11 +16,25 @@ def side_by_side(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def one_after_other(groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
     """The rows of all groups (at least one) in one batch; a group is RecordBatches of some columns and the same rows.
 
-    Columns come in the order of the first group, and need not in the others.
+    All have the same columns, in the order that the first group has them in or in another.
 
     Raises:
-        KeyError, pyarrow.ArrowInvalid: groups have not the same columns, or more text than 32-bit offsets can say.
+        KeyError: a group lacks a column.
+        pyarrow.ArrowException: a group has more columns, or types that differ; more text than 32-bit offsets can say;
+            more categories than an index can.
     """
     first, *others = map(side_by_side, groups)
-    names = first.schema.names
-    return pa.concat_batches([first, *(rows if rows.schema.names == names else rows.select(names) for rows in others)])
+    return pa.concat_batches([first, *(_in_order(rows, first.schema.names) for rows in others)])
+
+
+def without_categories(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with the values of its dictionary-encoded columns."""
+    if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
+        return rows
+    columns = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+
+def _in_order(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    seen = rows.schema.names
+    return rows if seen == names or len(seen) > len(names) else rows.select(names)

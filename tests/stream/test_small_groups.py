@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils.errors import DataError, LoaderError
+from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
+from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.record_batches import one_after_other
+from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.together import GroupRows, in_few_blocks
-from torch_dataloader_utils.stream.worker import WorkerStream
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
 
@@ -79,25 +80,45 @@ def test_a_state_in_the_middle_of_what_was_decoded_together(tmp_path, shuffle_ro
     assert first + [check_batch(batch) for batch in other] == whole
 
 
-def test_windows_hold_no_second_copy_of_small_row_groups(tmp_path):
-    write_table(tmp_path, FILES)
-    dataset = load(tmp_path, shuffle=True, shuffle_rows=11).dataset
-    (work,) = dataset.plan().worker_inputs(rank=0)
-    stream = WorkerStream(work, dataset.pipeline, dataset.decode)
-    for _ in stream:
-        assert not stream._lanes[0]._blocks._ahead._joined
-
-
 def test_row_groups_that_do_not_join_are_taken_alone(tmp_path, monkeypatch):
+    """And no further ones are read in vain."""
     total = write_table(tmp_path, FILES)
-    loader = load(tmp_path)
+    loader, reads, joins = load(tmp_path), [], []
+    read = Reader.read_columns
+
+    def counted(self, task, stop_row=None):
+        reads.append(task.where)
+        return read(self, task, stop_row)
 
     def fail(self, groups):
+        joins.append(len(groups))
         raise MemoryError
 
-    monkeypatch.setattr(type(loader.dataset.pipeline.shaper), "joined_block", fail)
+    monkeypatch.setattr(Reader, "read_columns", counted)
+    monkeypatch.setattr(type(loader.dataset.pipeline.shaper), "joined", fail)
     assert [row for batch in loader for row in check_batch(batch)] == list(range(total))
     assert loader.metrics().row_groups == sum(map(len, FILES))
+    assert len(joins) == 1
+    assert len(reads) == sum(map(len, FILES)) + joins[0]
+
+
+@pytest.mark.parametrize("shuffle_rows", [None, 11])
+@pytest.mark.parametrize("num_lanes", [None, 4])
+def test_jobs_that_are_needed_now_take_no_more_than_the_budget_has(tmp_path, monkeypatch, shuffle_rows, num_lanes):
+    """A row group for itself, whatever is held; others with it only as far as there is room."""
+    write_table(tmp_path, FILES)
+    held = []
+    hold = Decoder._hold
+
+    def seen(self, groups):
+        hold(self, groups)
+        held.append((self._held_bytes - self.group_bytes(groups[0]), self._budget_bytes, len(groups)))
+
+    monkeypatch.setattr(Decoder, "_hold", seen)
+    options = {"shuffle": True, "shuffle_rows": shuffle_rows, "num_lanes": num_lanes}
+    assert sum(batch.num_rows for batch in load(tmp_path, decode_ahead_bytes=3000, **options)) == 440
+    assert all(beside <= budget for beside, budget, together in held if together > 1)
+    assert any(together > 1 for *_, together in held)
 
 
 def one_by_one(loader):
@@ -154,19 +175,41 @@ def test_files_whose_columns_differ_come_as_they_come_one_by_one(tmp_path_factor
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_values_that_do_not_fit_are_told_of_their_file(tmp_path, is_replaced):
+def test_values_that_do_not_fit_are_told_of_their_row_group(tmp_path, is_replaced):
     for file in range(20):
-        pq.write_table(
-            pa.table({"row": pa.array([file, None if file == 13 and not is_replaced else 1])}),
-            tmp_path / f"{file:02}.parquet",
-        )
+        second = None if file == 13 and not is_replaced else 1
+        pq.write_table(pa.table({"row": pa.array([file, second])}), tmp_path / f"{file:02}.parquet")
     loader = load(tmp_path, batch_size=2)
     if is_replaced:
         pq.write_table(pa.table({"row": pa.array([13, None])}), tmp_path / "13.parquet")
-    batches, error = as_lists(loader)
-    assert [batch["row"][0] for batch in batches] == list(range(13))
-    assert error.startswith("FileChangedError" if is_replaced else "NullValueError")
-    assert "13.parquet" in error or not is_replaced
+    rows = []
+    with pytest.raises(FileChangedError if is_replaced else NullValueError, match=r"13\.parquet") as caught:
+        rows.extend(int(batch["row"][0]) for batch in loader)
+    assert rows == list(range(13))
+    assert is_replaced or "row group 0: column 'row' (int64) has 1 nulls in 2 values" in str(caught.value)
+    assert is_replaced or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("output_format", ["torch", "dict"])
+def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_path, output_format):
+    """Each file has 100 of its own, in int8."""
+    for file in range(20):
+        names = pa.array([f"{file}-{row}" for row in range(100)])
+        column = names.dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
+        pq.write_table(pa.table({"row": range(100), "name": column}), tmp_path / f"{file:02}.parquet")
+    loader = load(tmp_path, batch_size=150, output_format=output_format)
+    assert [name for batch in loader for name in batch["name"]] == [
+        f"{file}-{row}" for file in range(20) for row in range(100)
+    ]
+
+
+def test_more_categories_than_an_index_can_tell_are_an_error_that_says_so(tmp_path):
+    for file in range(2):
+        names = pa.array([f"{file}-{row}" for row in range(100)])
+        column = names.dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
+        pq.write_table(pa.table({"name": column}), tmp_path / f"{file:02}.parquet")
+    with pytest.raises(SchemaError, match=r"rows of several row groups do not join .*'name'.*wider index"):
+        list(load(tmp_path, batch_size=150, output_format="arrow"))
 
 
 class Numbers(list):
@@ -205,4 +248,6 @@ def test_rows_after_rows_in_the_columns_of_the_first():
     assert one_after_other([[first]]).equals(first)
     with pytest.raises(KeyError):
         one_after_other([[first], [second.select(["a"])]])
+    with pytest.raises(pa.ArrowInvalid):
+        one_after_other([[second.select(["a"])], [first]])
     assert one_after_other([[first.select([])], [second.select([])]]).num_rows == 2

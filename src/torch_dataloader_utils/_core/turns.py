@@ -13,7 +13,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # An item that takes more is mostly C++, which threads do side by side: a footer of 10 columns takes 0.1 ms and a row
-# group of 20 KB 0.25 ms, half of either in Python; 65,536 rows of 51 columns take 10 ms, with 1 ms of Python.
+# group of 20 KB 0.15 ms, half of either in Python; 65,536 rows of 51 columns take 10 ms, with 1 ms of Python.
 _LONG_SECONDS = 0.5e-3
 # A thread whose processor time is a smaller part of the time that passed waits for disks. Threads that only wait for
 # the interpreter's lock get more: two of them share it.

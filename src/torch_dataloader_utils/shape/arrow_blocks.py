@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.record_batches import one_after_other
+from torch_dataloader_utils.record_batches import one_after_other, without_categories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class ArrowShaper:
         Raises:
             SchemaError: a column is missing or has another type.
         """
-        came = list(parts)
+        came = [self._plain(part) for part in parts]
         if not self.schema.names:
             return ArrowBlock(rows=came[0].select([]), as_python=self.as_python)
         columns = {name: (part, index) for part in came for index, name in enumerate(part.schema.names)}
@@ -74,7 +74,8 @@ class ArrowShaper:
                 raise SchemaError(f"a record batch lacks column {wanted.name!r}; it has {', '.join(columns)}")
             part, index = columns[wanted.name]
             field = part.schema.field(index)
-            if field.type != wanted.type:
+            is_category = self.as_python and pa.types.is_dictionary(wanted.type)
+            if field.type != (wanted.type.value_type if is_category else wanted.type):
                 raise SchemaError(
                     f"column {field.name!r} is {field.type} in a record batch and {wanted.type} in the data set"
                 )
@@ -83,15 +84,34 @@ class ArrowShaper:
         rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
-    def joined_block(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> ArrowBlock:
+    def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
         """See Shaper."""
-        return self.block([one_after_other(groups)])
+        return one_after_other([list(map(self._plain, parts)) for parts in groups])
+
+    def _plain(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Categories as their values, where nobody sees the difference: there may be more than an index can tell."""
+        return without_categories(rows) if self.as_python else rows
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
-        """The rows of all blocks, one after the other."""
-        rows = blocks[0].rows if len(blocks) == 1 else pa.concat_batches([block.rows for block in blocks])
+        """The rows of all blocks, one after the other.
+
+        Raises:
+            SchemaError: their categories are more than the index of a dictionary can tell.
+        """
+        rows = blocks[0].rows if len(blocks) == 1 else _concat([block.rows for block in blocks])
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ArrowBlock:
         """Row order[i] of the blocks' concatenation, for all i."""
         return ArrowBlock(rows=self.concat(blocks).rows.take(pa.array(order)), as_python=self.as_python)
+
+
+def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    try:
+        return pa.concat_batches(batches)
+    except pa.ArrowInvalid as error:
+        categories = [field.name for field in batches[0].schema if pa.types.is_dictionary(field.type)]
+        raise SchemaError(
+            f"rows of several row groups do not join ({error}); they have the categories {categories}. Write those "
+            'with a wider index, or as plain values, or use output_format="dict"'
+        ) from error

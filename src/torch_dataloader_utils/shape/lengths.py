@@ -14,7 +14,6 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.record_batches import one_after_other
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.decode import plain
 
@@ -119,9 +118,9 @@ class LengthShaper:
                 lengths.append(measure_rows(part.column(self.column)))
             yield part
 
-    def joined_block(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> LengthBlock:
+    def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
         """See Shaper."""
-        return self.block([one_after_other(groups)])
+        return self.shaper.joined(groups)
 
     def concat(self, blocks: Sequence[Block]) -> Block:
         """The rows of all blocks, one after the other."""

@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
-from torch_dataloader_utils.record_batches import one_after_other
+from torch_dataloader_utils.record_batches import one_after_other, without_categories
 from torch_dataloader_utils.shape.arrays import ArrayOutput
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype
@@ -138,9 +138,9 @@ class ColumnShaper:
         all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
 
-    def joined_block(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> ColumnBlock:
-        """See Shaper."""
-        return self.block([one_after_other(groups)])
+    def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
+        """See Shaper. Categories as their values: those of many row groups may be more than their index can tell."""
+        return one_after_other([list(map(without_categories, parts)) for parts in groups])
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""

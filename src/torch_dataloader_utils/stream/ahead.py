@@ -1,6 +1,7 @@
 """Decoding ahead: the row groups of one lane, begun in the order of their first use as far as the budget allows."""
 
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -14,12 +15,11 @@ class DecodeAhead:
     """Begins row groups, and keeps what will come of each until it is done with.
 
     decodes_rows_needed: decode a row group only up to the last row that the lane uses, as far as the format can; not
-    where row counts are not known. joins: small row groups that one job decodes are asked for as one, see `joined`.
+    where row counts are not known.
     """
 
-    def __init__(self, decoder: Decoder, uses: GroupUses, *, decodes_rows_needed: bool, joins: bool) -> None:
+    def __init__(self, decoder: Decoder, uses: GroupUses, *, decodes_rows_needed: bool) -> None:
         self._decoder = decoder
-        self._joins = joins
         groups, first, number = np.unique(uses.group, return_index=True, return_inverse=True)
         stop = np.zeros(len(groups), dtype=np.int64)
         np.maximum.at(stop, number, uses.stop)
@@ -32,13 +32,19 @@ class DecodeAhead:
 
     def prefetch(self) -> None:
         """Begin the next row groups, as far as the budget goes."""
-        while self._waiting and self._decoder.has_room(*self._next_groups()):
-            self._begin_next()
+        while self._waiting and self._decoder.has_room(*(groups := self._next_groups())):
+            self._begin(groups)
 
     def rows(self, group: int) -> Future[GroupRows]:
-        """The rows of a row group, which is begun now if it was not, whatever the budget says."""
+        """The rows of a row group, which is begun now if it was not, whatever the budget says.
+
+        Others that one job decodes with it are begun as far as the budget allows.
+        """
         while group not in self._begun:
-            self._begin_next()
+            groups = self._next_groups()
+            while len(groups) > 1 and not self._decoder.has_room(*groups):
+                groups.pop()
+            self._begin(groups)
         return self._begun[group]
 
     def begun(self, group: int) -> Future[GroupRows] | None:
@@ -46,18 +52,18 @@ class DecodeAhead:
         return self._begun.get(group)
 
     def joined(self, group: int) -> Together | None:
-        """The job that began with this row group, if it has several; told once."""
+        """The job that began with this row group, which is begun now if it was not, if it has several; told once."""
         self.rows(group)
         return self._joined.pop(group, None)
 
     def done(self, group: int) -> None:
         """Nobody needs the row group any more: its budget is given back."""
         del self._begun[group]
+        self._joined.pop(group, None)
         self._decoder.release(group)
 
-    def _begin_next(self) -> None:
-        """The next row group; with small ones the next few, at first one alone, then twice as many each time."""
-        groups = self._next_groups()
+    def _begin(self, groups: Sequence[int]) -> None:
+        """Begin the next row groups by one job."""
         del self._waiting[-len(groups) :]
         if self._decoder.is_small(groups[0]):
             self._at_once = min(2 * self._at_once, MOST_TOGETHER)
@@ -66,12 +72,14 @@ class DecodeAhead:
             return
         wanted = [(group, self._stop_row[group]) for group in groups]
         together = self._decoder.submit_together(wanted)
-        if self._joins:
-            self._joined[groups[0]] = together
+        self._joined[groups[0]] = together
         self._begun.update(zip(groups, together.alone, strict=True))
 
     def _next_groups(self) -> list[int]:
-        """What one job is to decode next: a row group, or several small ones that take no more than half the budget."""
+        """What one job is to decode next: a row group, or several small ones that take no more than half the budget.
+
+        Of small ones at first one, then twice as many each time.
+        """
         following = self._waiting[-self._at_once :][::-1]
         small = list(itertools.takewhile(self._decoder.is_small, following))
         while len(small) > 1 and not self._decoder.fits_twice(small):

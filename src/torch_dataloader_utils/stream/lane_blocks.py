@@ -32,9 +32,9 @@ class LaneBlocks:
         self._use_of_unit = np.searchsorted(self.uses.unit, np.arange(len(units) + 1), side="left").tolist()
         # Later uses overwrite earlier ones.
         self._last_use = {group: use for use, group in enumerate(self.uses.group.tolist())}
-        # Row groups of windows are needed alone.
-        joins = work.exact and bool((units.window == PLAIN).all())
-        self._ahead = DecodeAhead(decoder, self.uses, decodes_rows_needed=work.exact, joins=joins)
+        # The row groups of one job may be of several units, of which windows take theirs in another order.
+        self._takes_several = work.exact and bool((units.window == PLAIN).all())
+        self._ahead = DecodeAhead(decoder, self.uses, decodes_rows_needed=work.exact)
 
     def prefetch(self) -> None:
         """Start decoding the next row groups, as far as the budget goes."""
@@ -53,7 +53,7 @@ class LaneBlocks:
 
         Several only where whole row groups follow each other as they were decoded.
         """
-        together = self._ahead.joined(self._group(use))
+        together = self._ahead.joined(self._group(use)) if self._takes_several else None
         uses = range(use, use + (1 if together is None else len(together.groups)))
         rows = None if together is None else self._joined(together, slice(uses.start, uses.stop))
         if rows is None:
