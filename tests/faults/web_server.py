@@ -94,8 +94,9 @@ def web_server() -> Iterator[WebServer]:
                 self.close_connection = True
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                # Before the reply, which is made: once it is out, the next request may be there first.
                 files.after.pop(len(files.gets()), lambda: None)()
+                self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.program import WorkerInput, drawn_rows
 from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
@@ -49,6 +50,7 @@ class WorkerProcesses:
         self._num_workers = num_workers
         # Persistent workers keep their slabs, and batches of earlier passes may be looked at still.
         self._readers = self._new_readers() if options.get("persistent_workers") else None
+        self._latest_pass: object = None
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
         share = replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
@@ -79,13 +81,14 @@ class WorkerProcesses:
             run_length=None if counted is None else run_length(works, self._pipeline),
             readers=readers,
         )
+        this_pass = self._latest_pass = object()
         receiver = Receiver(dict(zip(workers, readers, strict=True)), meter)
         try:
             if left == 0:
                 return
             # Closed by name: an error that came with its traceback (tblib) keeps the frames that it was unpickled in.
             with closing(answers_of(self._loader, self._notes)) as arriving:
-                answers = meter.answers(arriving)
+                answers = meter.answers(self._of_pass(this_pass, arriving))
                 if counted is not None:
                     yield from receiver.in_turn(self._paced(answers, demand), workers, counted)
                 else:
@@ -97,6 +100,18 @@ class WorkerProcesses:
         """Of the slabs of each process; of none where tickets may reach any process, as it would not know its own."""
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
+
+    def _of_pass(self, this_pass: object, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """The answers, as long as they are this pass's: persistent workers work for the latest one only."""
+        while self._readers is None or self._latest_pass is this_pass:
+            answer = next(answers, None)
+            if answer is None:
+                return
+            yield answer
+        raise ConfigError(
+            "Another iterator over this loader was made since, and persistent workers work for one at a time. Finish "
+            "one before you make the next, build two loaders, or leave persistent_workers out."
+        )
 
     def _paced(self, answers: Iterator[Answer], demand: Demand) -> Iterator[Answer]:
         """All answers; the latest one says how many batches are asked for next.

@@ -103,7 +103,8 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
     Raises:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
     """
-    loading = None
+    # Bound here: where an iterator is closed at the very end of the program, names of modules are gone.
+    loading, leave = None, torch_workers.leave
     try:
         loading = torch_workers.start(loader)
         while True:
@@ -125,7 +126,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
         raise named from error
     finally:
         if loading is not None:
-            torch_workers.leave(loading)
+            leave(loading)
 
 
 def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
