@@ -3,12 +3,21 @@
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 
 from torch_dataloader_utils._core.uses import GroupUses
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, Together
+
+
+@dataclass(slots=True)
+class _Job:
+    """Row groups that were begun by one job, and how many of them are not done with."""
+
+    groups: Sequence[int]
+    left: int
 
 
 class DecodeAhead:
@@ -28,6 +37,7 @@ class DecodeAhead:
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
         self._begun: dict[int, Future[GroupRows]] = {}
         self._joined: dict[int, Together] = {}
+        self._jobs: dict[int, _Job] = {}
         self._at_once = 1
 
     def prefetch(self) -> None:
@@ -57,14 +67,17 @@ class DecodeAhead:
         return self._joined.pop(group, None)
 
     def done(self, group: int) -> None:
-        """Nobody needs the row group any more: its budget is given back."""
+        """Nobody needs the row group any more; the bytes of one job lie in one block, and are given back together."""
         del self._begun[group]
         self._joined.pop(group, None)
-        self._decoder.release(group)
+        job = self._jobs.pop(group)
+        job.left -= 1
+        self._decoder.release(() if job.left else job.groups)
 
     def _begin(self, groups: Sequence[int]) -> None:
         """Begin the next row groups by one job."""
         del self._waiting[-len(groups) :]
+        self._jobs.update(dict.fromkeys(groups, _Job(groups, left=len(groups))))
         if self._decoder.is_small(groups[0]):
             self._at_once = min(2 * self._at_once, MOST_TOGETHER)
         if len(groups) == 1:

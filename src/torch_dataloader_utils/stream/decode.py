@@ -104,9 +104,9 @@ class Decoder:
         """Let a decoding thread do a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)
 
-    def release(self, group: int) -> None:
-        """Give the budget of a row group back: no later unit of its lane needs it."""
-        self._held_bytes -= self.group_bytes(group)
+    def release(self, job: Sequence[int]) -> None:
+        """No later unit of its lane needs a row group any more; `job`: those whose bytes are free with it."""
+        self._held_bytes -= sum(map(self.group_bytes, job))
         self._held_groups -= 1
         self.counters.released_groups += 1
 
