@@ -35,7 +35,7 @@ def polars_at_once(folder: Path) -> int:
     """All files as one frame of polars, whose threads read them side by side, every column to a tensor."""
     import polars as pl
 
-    frame = pl.read_parquet(sorted(folder.glob("*.parquet")), rechunk=True)
+    frame = pl.read_parquet(sorted(folder.glob("*.parquet")))
     tensors = [torch.from_numpy(frame[name].to_numpy(writable=True)) for name in frame.columns]
     return len(tensors[0])
 
