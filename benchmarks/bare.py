@@ -1,11 +1,14 @@
 """The limits: the best bare readers of the same files on all cores, straight to tensors."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import torch
+from peer_readers import available
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -33,20 +36,27 @@ def pyarrow_threads(folder: Path, threads: int = CORES) -> int:
 
 def polars_at_once(folder: Path) -> int:
     """All files as one frame of polars, whose threads read them side by side, every column to a tensor."""
-    import polars as pl
-
-    frame = pl.read_parquet(sorted(folder.glob("*.parquet")))
-    tensors = [torch.from_numpy(frame[name].to_numpy(writable=True)) for name in frame.columns]
-    return len(tensors[0])
+    return _polars_rows(sorted(folder.glob("*.parquet")))
 
 
 def polars_frames(folder: Path) -> int:
     """The same files through polars, file by file, every column to a tensor."""
+    return sum(map(_polars_rows, sorted(folder.glob("*.parquet"))))
+
+
+def limits(folder: Path, name: str, polars: Callable[[Path], int]) -> dict[str, Callable[[], int]]:
+    """What may be the limit: pyarrow and, where it is installed, `polars` under its name; see `measure.fastest`."""
+    cases = {"limit: pyarrow, a thread a core": partial(pyarrow_threads, folder)}
+    if available("polars"):
+        cases[name] = partial(polars, folder)
+    else:
+        print("polars is not installed: limit is pyarrow alone")
+    return cases
+
+
+def _polars_rows(source: Path | list[Path]) -> int:
     import polars as pl
 
-    rows = 0
-    for path in sorted(folder.glob("*.parquet")):
-        frame = pl.read_parquet(path)
-        tensors = [torch.from_numpy(frame[name].to_numpy(writable=True)) for name in frame.columns]
-        rows += len(tensors[0])
-    return rows
+    frame = pl.read_parquet(source)
+    tensors = [torch.from_numpy(frame[name].to_numpy(writable=True)) for name in frame.columns]
+    return len(tensors[0])

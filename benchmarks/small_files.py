@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyarrow.parquet as pq
-from bare import CORES, polars_at_once, pyarrow_threads, read_group
+from bare import CORES, limits, polars_at_once, read_group
 from data import small_files
 from measure import alternate, fastest, report
 
@@ -49,13 +49,8 @@ def main() -> None:
     report("small_files_first_batch", times, limit=next(iter(cases)), unit="files", amount=count)
     inventory = scan_files(str(folder))
     rows = whole_pass(folder, 256)
-    cases = {"limit: pyarrow, footers and row groups": lambda: pyarrow_threads(folder)}
-    try:
-        polars_at_once(folder)
-        cases["polars, all files at once"] = lambda: polars_at_once(folder)
-    except ImportError:
-        print("polars is not installed: limit is pyarrow alone")
-    bare = list(cases)
+    bare = limits(folder, "polars, all files at once", polars_at_once)
+    cases = dict(bare)
     for batch in (256, 8192):
         cases[f"whole pass, scan included, batch {batch}"] = partial(whole_pass, folder, batch)
         cases[f"whole pass, inventory given, batch {batch}"] = partial(whole_pass, folder, batch, inventory)

@@ -6,7 +6,7 @@ python benchmarks/tabular.py [GiB] [runs]
 import itertools
 import sys
 
-from bare import polars_frames, pyarrow_threads
+from bare import limits, polars_frames, pyarrow_threads
 from data import STACK, tabular
 from measure import alternate, fastest, report
 
@@ -39,13 +39,8 @@ def main() -> None:
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     folder = tabular(gib)
     rows = pyarrow_threads(folder)
-    cases = {"limit: pyarrow, a thread a core": lambda: pyarrow_threads(folder)}
-    try:
-        polars_frames(folder)
-        cases["polars, file by file"] = lambda: polars_frames(folder)
-    except ImportError:
-        print("polars is not installed: limit is pyarrow alone")
-    bare = list(cases)
+    bare = limits(folder, "polars, file by file", polars_frames)
+    cases = dict(bare)
     for batch in (1024, 8192):
         options = {"batch_size": batch}
         processes = {"num_workers": 2, "persistent_workers": True, **options}
