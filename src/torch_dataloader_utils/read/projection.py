@@ -2,7 +2,7 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +28,10 @@ class Projection:
     partitions: tuple[Any, ...]
     row_filter: Any
 
-    def fields(self, names: Iterable[str]) -> Any:
+    def fields(self, names: Sequence[str]) -> Any:
         """The schema of these stored columns."""
+        if names == self.stored.names:  # small row groups come whole, and are many
+            return self.stored
         return pa.schema([self.stored.field(name) for name in names])
 
 

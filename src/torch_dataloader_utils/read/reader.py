@@ -121,16 +121,10 @@ class Reader:
 
     def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[Any]:
         """All columns of a row group whose stored rows are the delivered ones."""
-        source, num_rows, stored = self._source(task), 0, self.projection.stored
-        missing = set(stored.names)
+        source, num_rows, missing = self._source(task), 0, set(self.projection.stored.names)
         with foreign_errors(task, source.file_is_planned):
-            for part in parquet_columns(source, stored, stop_row):
-                num_rows = part.num_rows
-                if part.schema.equals(stored, check_metadata=True):  # small row groups come whole, and are many
-                    missing.clear()
-                    yield part
-                    continue
-                names = part.schema.names
+            for part in parquet_columns(source, self.projection.stored, stop_row):
+                num_rows, names = part.num_rows, part.schema.names
                 missing.difference_update(names)
                 yield conform(task, part, self.projection.fields(names))
             if _is_whole(task, stop_row, num_rows):
