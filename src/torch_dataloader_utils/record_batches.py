@@ -27,10 +27,14 @@ def one_after_other(groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatc
     return pa.concat_batches([first, *(_in_order(rows, first.schema.names) for rows in others)])
 
 
-def without_categories(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the values of its dictionary-encoded columns."""
-    if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
-        return rows
+def without_categories(groups: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Sequence[pa.RecordBatch]]:
+    """The groups with the values of dictionary-encoded columns; whether there are any, the first group tells of all."""
+    if not any(pa.types.is_dictionary(field.type) for part in groups[0] for field in part.schema):
+        return groups
+    return [list(map(_decoded, parts)) for parts in groups]
+
+
+def _decoded(rows: pa.RecordBatch) -> pa.RecordBatch:
     columns = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in rows.columns]
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 

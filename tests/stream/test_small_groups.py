@@ -190,13 +190,17 @@ def test_values_that_do_not_fit_are_told_of_their_row_group(tmp_path, is_replace
     assert is_replaced or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("output_format", ["torch", "dict"])
-def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_path, output_format):
+def write_categories(folder, num_files):
     """Each file has 100 of its own, in int8."""
-    for file in range(20):
+    for file in range(num_files):
         names = pa.array([f"{file}-{row}" for row in range(100)])
         column = names.dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
-        pq.write_table(pa.table({"row": range(100), "name": column}), tmp_path / f"{file:02}.parquet")
+        pq.write_table(pa.table({"row": range(100), "name": column}), folder / f"{file:02}.parquet")
+
+
+@pytest.mark.parametrize("output_format", ["torch", "dict"])
+def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_path, output_format):
+    write_categories(tmp_path, 20)
     loader = load(tmp_path, batch_size=150, output_format=output_format)
     assert [name for batch in loader for name in batch["name"]] == [
         f"{file}-{row}" for file in range(20) for row in range(100)
@@ -204,10 +208,7 @@ def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_p
 
 
 def test_more_categories_than_an_index_can_tell_are_an_error_that_says_so(tmp_path):
-    for file in range(2):
-        names = pa.array([f"{file}-{row}" for row in range(100)])
-        column = names.dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
-        pq.write_table(pa.table({"name": column}), tmp_path / f"{file:02}.parquet")
+    write_categories(tmp_path, 2)
     with pytest.raises(SchemaError, match=r"rows of several row groups do not join .*'name'.*wider index"):
         list(load(tmp_path, batch_size=150, output_format="arrow"))
 

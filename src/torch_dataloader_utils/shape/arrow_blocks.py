@@ -64,7 +64,7 @@ class ArrowShaper:
         Raises:
             SchemaError: a column is missing or has another type.
         """
-        came = [self._plain(part) for part in parts]
+        (came,) = self._plain([list(parts)])
         if not self.schema.names:
             return ArrowBlock(rows=came[0].select([]), as_python=self.as_python)
         columns = {name: (part, index) for part in came for index, name in enumerate(part.schema.names)}
@@ -86,11 +86,11 @@ class ArrowShaper:
 
     def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
         """See Shaper."""
-        return one_after_other([list(map(self._plain, parts)) for parts in groups])
+        return one_after_other(self._plain(groups))
 
-    def _plain(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _plain(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Sequence[pa.RecordBatch]]:
         """Categories as their values, where nobody sees the difference: there may be more than an index can tell."""
-        return without_categories(rows) if self.as_python else rows
+        return without_categories(groups) if self.as_python else groups
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
         """The rows of all blocks, one after the other.

@@ -140,7 +140,7 @@ class ColumnShaper:
 
     def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
         """See Shaper. Categories as their values: those of many row groups may be more than their index can tell."""
-        return one_after_other([list(map(without_categories, parts)) for parts in groups])
+        return one_after_other(without_categories(groups))
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""
