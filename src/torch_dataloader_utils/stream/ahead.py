@@ -14,10 +14,11 @@ from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, Tog
 
 @dataclass(slots=True)
 class _Job:
-    """Row groups that were begun by one job, and how many of them are not done with."""
+    """Row groups begun by one job. left: how many are not done with. together: of several, until it is told."""
 
     groups: Sequence[int]
     left: int
+    together: Together | None = None
 
 
 class DecodeAhead:
@@ -36,7 +37,6 @@ class DecodeAhead:
         self._stop_row: dict[int, int | None] = dict(zip(groups.tolist(), stops, strict=True))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
         self._begun: dict[int, Future[GroupRows]] = {}
-        self._joined: dict[int, Together] = {}
         self._jobs: dict[int, _Job] = {}
         self._at_once = 1
 
@@ -64,12 +64,15 @@ class DecodeAhead:
     def joined(self, group: int) -> Together | None:
         """The job that began with this row group, which is begun now if it was not, if it has several; told once."""
         self.rows(group)
-        return self._joined.pop(group, None)
+        job = self._jobs[group]
+        if group != job.groups[0]:
+            return None
+        together, job.together = job.together, None
+        return together
 
     def done(self, group: int) -> None:
         """Nobody needs the row group any more; the bytes of one job lie in one block, and are given back together."""
         del self._begun[group]
-        self._joined.pop(group, None)
         job = self._jobs.pop(group)
         job.left -= 1
         self._decoder.release(() if job.left else job.groups)
@@ -77,16 +80,16 @@ class DecodeAhead:
     def _begin(self, groups: Sequence[int]) -> None:
         """Begin the next row groups by one job."""
         del self._waiting[-len(groups) :]
-        self._jobs.update(dict.fromkeys(groups, _Job(groups, left=len(groups))))
+        job = _Job(groups, left=len(groups))
+        self._jobs.update(dict.fromkeys(groups, job))
         if self._decoder.is_small(groups[0]):
             self._at_once = min(2 * self._at_once, MOST_TOGETHER)
         if len(groups) == 1:
             self._begun[groups[0]] = self._decoder.submit(groups[0], self._stop_row[groups[0]])
             return
         wanted = [(group, self._stop_row[group]) for group in groups]
-        together = self._decoder.submit_together(wanted)
-        self._joined[groups[0]] = together
-        self._begun.update(zip(groups, together.alone, strict=True))
+        job.together = self._decoder.submit_together(wanted)
+        self._begun.update(zip(groups, job.together.alone, strict=True))
 
     def _next_groups(self) -> list[int]:
         """What one job is to decode next: a row group, or several small ones that take no more than half the budget.
