@@ -50,7 +50,6 @@ class WorkerProcesses:
         self._num_workers = num_workers
         # Persistent workers keep their slabs, and batches of earlier passes may be looked at still.
         self._readers = self._new_readers() if options.get("persistent_workers") else None
-        self._latest_pass: object = None
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
         share = replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
@@ -81,14 +80,13 @@ class WorkerProcesses:
             run_length=None if counted is None else run_length(works, self._pipeline),
             readers=readers,
         )
-        this_pass = self._latest_pass = object()
         receiver = Receiver(dict(zip(workers, readers, strict=True)), meter)
         try:
             if left == 0:
                 return
             # Closed by name: an error that came with its traceback (tblib) keeps the frames that it was unpickled in.
             with closing(answers_of(self._loader, self._notes)) as arriving:
-                answers = meter.answers(self._of_pass(this_pass, arriving))
+                answers = meter.answers(self._of_pass(demand, arriving))
                 if counted is not None:
                     yield from receiver.in_turn(self._paced(answers, demand), workers, counted)
                 else:
@@ -101,9 +99,9 @@ class WorkerProcesses:
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
 
-    def _of_pass(self, this_pass: object, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """The answers, as long as they are this pass's: persistent workers work for the latest one only."""
-        while self._readers is None or self._latest_pass is this_pass:
+    def _of_pass(self, demand: Demand, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """The answers, as long as they are those of this pass: persistent workers work for the latest one only."""
+        while self._readers is None or self._sampler.is_latest(demand):
             answer = next(answers, None)
             if answer is None:
                 return

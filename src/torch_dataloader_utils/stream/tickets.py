@@ -215,9 +215,13 @@ class TicketSampler(Sampler[Ticket]):
         self._readers = readers
         return self._demand
 
+    def is_latest(self, demand: Demand) -> bool:
+        """Whether no other pass was prepared since."""
+        return self._demand is demand
+
     def forget(self, demand: Demand) -> None:
         """That pass is over: its lanes and slabs need not be kept until the next one, if that has not begun."""
-        if self._demand is demand:
+        if self.is_latest(demand):
             self._starts, self._readers = [], ()
 
     def __iter__(self) -> Iterator[Ticket]:
