@@ -2,7 +2,8 @@
 
     python -m tests.read.corpus_child FOLDER      {"file": ..., "seen": [...], "error": ..., "rows_are_exact": ...}
 
-A file at which this process dies has no line.
+"together": whether all its row groups could be read by one call; then that gave the same. A file at which this process
+dies has no line.
 """
 
 import json
@@ -18,6 +19,7 @@ from tests.read.files import make_spec, make_task, parquet_tasks
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.record_batches import side_by_side
 
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 60
@@ -31,8 +33,15 @@ def verdict(path: Path) -> dict[str, Any]:
     except (pa.ArrowException, OSError):
         # No scan would get this far; the reader must still answer in kind.
         return read([make_task(path, FileFormat.PARQUET, 0, UNKNOWN)], ANY_SCHEMA) | {"rows_are_exact": True}
-    result = read(parquet_tasks(path), schema)
+    tasks = parquet_tasks(path)
+    result = read(tasks, schema)
     batches = result.pop("batches")
+    together = read_together(tasks, schema)
+    result["together"] = together is not None
+    if together is not None and (
+        result["error"] or not all(map(same, together.columns, pa.Table.from_batches(batches).columns))
+    ):
+        result["error"] = ["AssertionError", f"{path.name}: other rows by one call than row group by row group"]
     if result["error"] is None:
         whole = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
         seen = pa.Table.from_batches(batches)
@@ -52,9 +61,20 @@ def read(tasks: list[Any], schema: pa.Schema) -> dict[str, Any]:
     return {"seen": [batch.num_rows for batch in batches], "error": error, "batches": batches}
 
 
+def read_together(tasks: list[Any], schema: pa.Schema) -> pa.Table | None:
+    """All rows of the file by one call, if they can be read so."""
+    try:
+        together = make_reader(make_spec(schema)).read_together(tasks) if tasks else None
+    except (LoaderError, pa.ArrowException, OSError):
+        return None
+    return None if together is None else pa.Table.from_batches([side_by_side(together.parts)]).select(schema.names)
+
+
 def same(seen: pa.ChunkedArray, wanted: pa.ChunkedArray) -> bool:
-    """Whether the values are the same; NaN is itself, and dates that Python cannot say are compared as text."""
+    """Whether these are the same values; NaN is itself, and dates that Python cannot say are compared as text."""
     one, other = seen.combine_chunks(), wanted.combine_chunks()
+    if len(one) != len(other):
+        return False
     return bool(one.equals(other)) or one.to_string(window=len(one)) == other.to_string(window=len(other))
 
 

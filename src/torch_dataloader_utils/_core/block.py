@@ -32,6 +32,24 @@ class RowGroupReader(Protocol):
         """
         ...
 
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> "RowsTogether | None":
+        """All live rows of several small row groups (at least one) at once; None if they can only be read one by one.
+
+        Raises:
+            Exception: one of them is not as planned; which one, `read_columns` of each tells.
+        """
+        ...
+
+
+class RowsTogether(NamedTuple):
+    """Rows of several row groups, one after the other: pyarrow.RecordBatches of a few columns each, of all rows.
+
+    rows: how many each row group has.
+    """
+
+    parts: Sequence[Any]
+    rows: Sequence[int]
+
 
 class Block(Protocol):
     """Rows in the output format, immutable; slices are views."""
@@ -124,10 +142,11 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
 
 
 class JoinedGroups(NamedTuple):
-    """Row groups one after the other in one block; rows: how many each has."""
+    """Row groups one after the other in one block; rows: how many each has. by_one_call: they were read together."""
 
     block: Block
-    rows: tuple[int, ...]
+    rows: Sequence[int]
+    by_one_call: bool
 
     @property
     def num_bytes(self) -> int:
@@ -143,10 +162,14 @@ def read_joined(
     Raises:
         Exception: one of them is not as planned, or they do not join; which one, `read_block` of each tells.
     """
-    groups = [list(reader.read_columns(task, stop_row)) for task, stop_row in wanted]
-    rows, joined = tuple(parts[0].num_rows for parts in groups), shaper.joined(groups)
-    del groups
-    return JoinedGroups(shaper.block([joined]), rows)
+    groups = list(wanted)
+    together = reader.read_together([task for task, _ in groups])
+    if together is not None:
+        return JoinedGroups(shaper.block(together.parts), together.rows, by_one_call=True)
+    parts = [list(reader.read_columns(task, stop_row)) for task, stop_row in groups]
+    rows, joined = [columns[0].num_rows for columns in parts], shaper.joined(parts)
+    del parts
+    return JoinedGroups(shaper.block([joined]), rows, by_one_call=False)
 
 
 class SlabPlace(NamedTuple):

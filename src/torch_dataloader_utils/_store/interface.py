@@ -105,6 +105,10 @@ class Store(Protocol):
         """
         ...
 
+    def read_into(self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str) -> None:
+        """The bytes of each span, written into its buffer, which is as long; of the file with this identity."""
+        ...
+
     def kept_tail(self, path: str, identity: str) -> bytes | None:
         """The footer that some process of this host handed to `keep_tail` for this version of the file."""
         ...

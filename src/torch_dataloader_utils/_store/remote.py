@@ -91,6 +91,11 @@ class FsspecStore:
             check_identity(path, identity, stat_of(self._request(path, "look up", identity, _look_up)))
         return plan.slices(reads.data)
 
+    def read_into(self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str) -> None:
+        """The bytes of each span, copied into its buffer."""
+        for buffer, data in zip(buffers, self.ranges(path, spans, identity), strict=True):
+            buffer[:] = data
+
     def kept_tail(self, path: str, identity: str) -> bytes | None:
         """The footer, if it is kept on this host and the options allow to."""
         tails = self._tails(identity)

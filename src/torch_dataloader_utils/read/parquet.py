@@ -6,10 +6,11 @@ Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import (
@@ -17,10 +18,10 @@ from torch_dataloader_utils.read.checks import (
     check_decoded_size,
     check_stored_rows,
     check_unique,
-    no_such_group,
 )
+from torch_dataloader_utils.read.column_chunks import chunk_span
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
-from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
+from torch_dataloader_utils.read.parquet_footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.record_batches import side_by_side
 
@@ -48,9 +49,7 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
     """
     task = source.task
     footer = parquet_footer(source)
-    if task.ordinal >= footer.metadata.num_row_groups:
-        raise no_such_group(task, footer.metadata.num_row_groups)
-    group = footer.metadata.row_group(task.ordinal)
+    group = footer.row_group(task)
     # The plan may be from elsewhere (a stale _metadata file), and what comes after `stop_row` is not looked at.
     check_stored_rows(task, group.num_rows)
     columns = [name for name in schema.names if name in footer.columns.leaves]
@@ -58,35 +57,61 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
     _check_budget(source, footer, columns, rows)
     with source.open(lambda: _spans(source, footer, columns)) as file:
-        # What is inside of a ParquetFile, which would first look at every column of the file: 5,000 of them take 20 ms.
-        reader = pq.ParquetReader()
-        reader.open(
-            file,
-            metadata=footer.metadata,
-            pre_buffer=False,
-            page_checksum_verification=source.page_checksums,
-            arrow_extensions_enabled=True,
-        )
-        num_rows = None
-        for few in _few_at_once(footer, columns, rows):
-            leaves = [leaf for name in few for leaf in footer.columns.leaves[name]]
-            decoded = _decode(reader, task.ordinal, leaves, rows, is_prefix=stop_row is not None)
-            check_all_decoded(task, few, decoded)
-            if num_rows not in (None, decoded.num_rows):
-                raise CorruptFileError(
-                    f"{task.where}: some columns have {num_rows} rows and {few[0]} has {decoded.num_rows}. The file is "
-                    "damaged; write it again or leave it out."
-                )
-            num_rows = decoded.num_rows
-            yield _only(few, decoded)
+        reader = open_parquet(source, file, footer.metadata)
+        stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=stop_row is not None)
+        yield from decode_columns(reader, source.task, footer.columns, columns, stored)
 
 
-def _few_at_once(footer: Footer, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
+class StoredRows(NamedTuple):
+    """Row groups of a reader, one after the other, and how many rows they have; is_prefix: or how many are wanted."""
+
+    groups: Sequence[int]
+    rows: int
+    is_prefix: bool = False
+
+
+def open_parquet(source: TaskSource, file: Any, metadata: Any = None) -> Any:
+    """A reader (pyarrow.parquet.ParquetReader) of a file, whose footer may be known."""
+    # What is inside of a ParquetFile, which would first look at every column of the file: 5,000 of them take 20 ms.
+    reader = pq.ParquetReader()
+    reader.open(
+        file,
+        metadata=metadata,
+        pre_buffer=False,
+        page_checksum_verification=source.page_checksums,
+        arrow_extensions_enabled=True,
+    )
+    return reader
+
+
+def decode_columns(
+    reader: Any, task: RowGroupTask, file_columns: FileColumns, columns: Sequence[str], stored: StoredRows
+) -> Iterator[Any]:
+    """Rows of a reader, a few columns at a time; `task` is what errors name.
+
+    Raises:
+        CorruptFileError, UnsupportedFeatureError; and whatever pyarrow raises.
+    """
+    num_rows = None
+    for few in _few_at_once(file_columns, columns, stored.rows):
+        leaves = [leaf for name in few for leaf in file_columns.leaves[name]]
+        decoded = _decode(reader, leaves, stored)
+        check_all_decoded(task, few, decoded)
+        if num_rows not in (None, decoded.num_rows):
+            raise CorruptFileError(
+                f"{task.where}: some columns have {num_rows} rows and {few[0]} has {decoded.num_rows}. The file is "
+                "damaged; write it again or leave it out."
+            )
+        num_rows = decoded.num_rows
+        yield _only(few, decoded)
+
+
+def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
     """The columns in lots of `_BYTES_AT_ONCE`, a larger one alone; an empty lot if there are none."""
     lot: list[str] = []
     room = _BYTES_AT_ONCE
     for name in columns:
-        num_bytes = rows * footer.columns.row_bits[name] // 8
+        num_bytes = rows * file_columns.row_bits[name] // 8
         if lot and num_bytes > room:
             yield lot
             lot, room = [], _BYTES_AT_ONCE
@@ -95,16 +120,17 @@ def _few_at_once(footer: Footer, columns: Sequence[str], rows: int) -> Iterator[
     yield lot
 
 
-def _decode(reader: Any, group: int, leaves: Sequence[int], rows: int, *, is_prefix: bool) -> Any:
-    """Some columns of one row group: all its rows, or the first `rows`.
+def _decode(reader: Any, leaves: Sequence[int], stored: StoredRows) -> Any:
+    """Some columns.
 
     Text of more than 2 GiB comes as several batches, whose borders differ from column to column.
     """
+    groups, rows, is_prefix = stored
     if not is_prefix:
-        table = reader.read_row_group(group, column_indices=leaves, use_threads=False)
+        table = reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
         return contiguous(table.to_batches()) if leaves else rows_only(table.num_rows)
     batches, have = [], 0
-    for batch in reader.iter_batches(max(1, rows), row_groups=[group], column_indices=leaves, use_threads=False):
+    for batch in reader.iter_batches(max(1, rows), row_groups=groups, column_indices=leaves, use_threads=False):
         batches.append(batch)
         have += batch.num_rows
         if have >= rows:
@@ -126,24 +152,10 @@ def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], ro
     # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
     check_decoded_size(source.task, rows * sum(footer.columns.row_bits[name] for name in columns) // 8, budget)
     if group.total_byte_size > budget:
-        leaves = {leaf for name in columns for leaf in footer.columns.leaves[name]}
+        leaves = footer.columns.leaves_of(columns)
         check_decoded_size(source.task, sum(group.column(leaf).total_uncompressed_size for leaf in leaves), budget)
 
 
 def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[Span]:
-    group = footer.metadata.row_group(source.task.ordinal)
-    spans = []
-    for leaf in sorted({leaf for name in columns for leaf in footer.columns.leaves[name]}):
-        chunk = group.column(leaf)
-        start = chunk.data_page_offset
-        # Some writers say 0 for "no dictionary page".
-        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-            start = chunk.dictionary_page_offset
-        length = chunk.total_compressed_size
-        if start < 0 or length < 0 or start + length > source.task.file_size:
-            raise CorruptFileError(
-                f"{source.task.where}: column {chunk.path_in_schema} is said to lie at bytes {start} to "
-                f"{start + length} of {source.task.file_size}. The footer is damaged; write the file again."
-            )
-        spans.append((start, length))
-    return spans
+    group = footer.row_group(source.task)
+    return [chunk_span(source.task, group.column(leaf)) for leaf in footer.columns.leaves_of(columns)]

@@ -4,17 +4,22 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.parquet_limits import footer_excess
+from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
-from torch_dataloader_utils.read.checks import repeated_names
+from torch_dataloader_utils.read.checks import no_such_group, repeated_names
+from torch_dataloader_utils.read.column_chunks import ColumnChunks, column_chunks
 from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.joined_footer import footer_head
 from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 
 # Length of the footer (uint32) and the magic "PAR1" or "PARE".
@@ -25,54 +30,50 @@ _TRAILER_BYTES = 8
 class FileColumns:
     """The columns of a file.
 
-    paths, parquet, key_values: of its leaf columns and of the footer, what all of this was made of. schema: the file's
-    Arrow schema. repeated: names that several columns have. Of each top-level column, leaves: the numbers of its leaf
-    columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed width).
+    head: the first bytes of the footer, which say what the columns are; None of a large footer, or if it is not plain
+    where they end. metadata: of the first file that had them, which stays alive. schema: the file's Arrow schema.
+    repeated: names that several columns have. Of each top-level column, leaves: the numbers of its leaf columns;
+    row_bits: the bits of a decoded row (of an offset, where its values have no fixed width).
     """
 
-    paths: tuple[str, ...]
-    parquet: Any
-    key_values: dict[bytes, bytes] | None
+    head: bytes | None
+    metadata: Any
     schema: Any
     repeated: frozenset[str]
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
 
     @classmethod
-    def of(cls, metadata: Any) -> Self:
+    def of(cls, metadata: Any, head: bytes | None) -> Self:
         """Those that a parsed footer describes."""
         schema = metadata.schema.to_arrow_schema()
         leaves: dict[str, list[int]] = {name: [] for name in schema.names}
-        paths = _leaf_paths(metadata)
-        for index, path in enumerate(paths):
+        for index in range(metadata.num_columns):
             # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
-            for name in accumulate(path.split("."), "{}.{}".format):
+            for name in accumulate(metadata.schema.column(index).path.split("."), "{}.{}".format):
                 if name in leaves:
                     leaves[name].append(index)
         return cls(
-            paths=paths,
-            parquet=metadata.schema,
-            key_values=metadata.metadata,
+            head=head,
+            metadata=metadata,
             schema=schema,
             repeated=repeated_names(schema.names),
             leaves={name: tuple(indices) for name, indices in leaves.items()},
-            row_bits={field.name: _row_bits(field.type) for field in schema},
+            row_bits={each.name: _row_bits(each.type) for each in schema},
         )
 
-    def are_of(self, metadata: Any) -> bool:
-        """Whether `of` would give the same for this footer, if none of these columns is nested.
+    def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:
+        """The leaf columns of these, each once, in the file's order."""
+        return tuple(sorted({leaf for name in columns for leaf in self.leaves[name]}))
 
-        `equals` compares leaf columns alone, and calls two list columns of different names equal.
-        """
+    def are_of(self, metadata: Any, footer: bytes) -> bool:
+        """Whether another file has the same columns, in the same words and from the same writer."""
         return (
-            self.paths == _leaf_paths(metadata)
-            and bool(self.parquet.equals(metadata.schema))
-            and self.key_values == metadata.metadata
+            self.head is not None
+            and footer.startswith(self.head)
+            and self.metadata.created_by == metadata.created_by
+            and self.metadata.metadata == metadata.metadata
         )
-
-
-def _leaf_paths(metadata: Any) -> tuple[str, ...]:
-    return tuple(metadata.schema.column(index).path for index in range(metadata.num_columns))
 
 
 class LastColumns:
@@ -85,14 +86,14 @@ class LastColumns:
     def __init__(self) -> None:
         self._last: FileColumns | None = None
 
-    def of(self, metadata: Any) -> FileColumns:
+    def of(self, metadata: Any, footer: bytes) -> FileColumns:
         """The columns that a parsed footer describes."""
         last = self._last
-        if last is not None and last.are_of(metadata):
+        if last is not None and last.are_of(metadata, footer):
             return last
-        columns = FileColumns.of(metadata)
-        # They keep their footer alive. Paths of nested columns have dots.
-        if metadata.serialized_size <= TAIL_BYTES and not any("." in path for path in columns.paths):
+        head = footer_head(footer) if len(footer) <= TAIL_BYTES else None
+        columns = FileColumns.of(metadata, head)
+        if head is not None:
             self._last = columns
         return columns
 
@@ -103,6 +104,28 @@ class Footer:
 
     metadata: Any
     columns: FileColumns
+    _chunks: dict[int, tuple[Sequence[int], ColumnChunks]] = field(default_factory=dict, init=False, repr=False)
+
+    def chunks(self, task: RowGroupTask, leaves: Sequence[int]) -> ColumnChunks:
+        """The chunks of a task's row group; kept, as finding them takes longer than the rest of a small row group.
+
+        Raises:
+            CorruptFileError: the file does not have this row group, or is not long enough for it.
+        """
+        known = self._chunks.get(task.ordinal)
+        if known is None or known[0] != leaves:
+            known = self._chunks[task.ordinal] = leaves, column_chunks(task, self.row_group(task), leaves)
+        return known[1]
+
+    def row_group(self, task: RowGroupTask) -> Any:
+        """The metadata of a task's row group.
+
+        Raises:
+            CorruptFileError: the file does not have it.
+        """
+        if task.ordinal >= self.metadata.num_row_groups:
+            raise no_such_group(task, self.metadata.num_row_groups)
+        return self.metadata.row_group(task.ordinal)
 
 
 _footers: FooterCache[Footer] = FooterCache()
@@ -121,33 +144,41 @@ def parquet_schema(source: TaskSource) -> Any:
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
-    metadata = _read_metadata(source)
+    metadata, footer = _read_metadata(source)
     counts = {"num_columns": metadata.num_columns, "num_row_groups": metadata.num_row_groups}
     _check_excess(source, footer_excess(**counts))
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
-    return Footer(metadata=metadata, columns=_last_columns.of(metadata)), metadata.serialized_size
+    return Footer(metadata=metadata, columns=_last_columns.of(metadata, footer)), metadata.serialized_size
 
 
-def _read_metadata(source: TaskSource) -> Any:
+def _read_metadata(source: TaskSource) -> tuple[Any, bytes]:
+    """The parsed footer, and the bytes of it."""
     size, (path, identity) = source.task.file_size, source.key
     kept = source.store.kept_tail(path, identity)
     if kept is not None:
-        return _parsed(kept)
+        return _parsed(kept), bytes(kept[-_footer_bytes(kept) :])
     tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
         raise CorruptFileError(
             f"{source.task.where}: {size} bytes are no Parquet file. Write it again or leave it out."
         )
-    footer_bytes = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0] + _TRAILER_BYTES
+    footer_bytes = _footer_bytes(tail)
     _check_excess(source, footer_excess(footer_bytes=footer_bytes))
     if footer_bytes > len(tail) and footer_bytes <= size:
         tail = source.span(source.tail_span(footer_bytes))
     metadata = _parsed(tail)
-    source.store.keep_tail(path, identity, tail[-footer_bytes:])
-    return metadata
+    footer = bytes(tail[-footer_bytes:])
+    source.store.keep_tail(path, identity, footer)
+    return metadata, footer
+
+
+def _footer_bytes(tail: Buffer) -> int:
+    """How long the footer is, trailer included."""
+    length: int = struct.unpack_from("<I", tail, len(tail) - _TRAILER_BYTES)[0]
+    return length + _TRAILER_BYTES
 
 
 def _parsed(tail: Any) -> Any:

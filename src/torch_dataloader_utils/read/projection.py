@@ -28,6 +28,12 @@ class Projection:
     partitions: tuple[Any, ...]
     row_filter: Any
 
+    @property
+    def has_categories(self) -> bool:
+        """Whether a column is dictionary-encoded."""
+        fields = (*self.stored, *self.partitions)
+        return any(pa.types.is_dictionary(field.type) for field in fields)
+
     def fields(self, names: Sequence[str]) -> Any:
         """The schema of these stored columns."""
         if names == self.stored.names:  # small row groups come whole, and are many

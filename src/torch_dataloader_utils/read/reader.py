@@ -1,6 +1,6 @@
 """The reader: one row group in, its live rows out, counted."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.block import RowsTogether
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store import Store, open_store
@@ -25,6 +26,7 @@ from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, parquet_columns
+from torch_dataloader_utils.read.parquet_together import RowGroups
 from torch_dataloader_utils.read.projection import Projection, project, project_counting
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
@@ -85,10 +87,30 @@ class Reader:
 
         Several where rows come as they are stored: a Parquet row group of which none is deleted or filtered out.
         """
-        if task.file_format is FileFormat.PARQUET and task.extra is None and self.projection.row_filter is None:
+        if self._is_stored(task):
             yield from self._stored_columns(task, stop_row)
         else:
             yield self._live_rows(task, self.projection, stop_row)
+
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
+        """See `RowGroupReader`: Parquet files with the same columns, and no categories, which are each file's own."""
+        if not all(self._is_stored(task) for task in tasks) or self.projection.has_categories:
+            return None
+        groups = RowGroups.of([self._source(task) for task in tasks], self.projection.stored)
+        if groups is None:
+            return None
+        parts = list(self._conformed(tasks[0], groups.decode()))
+        for task, rows in zip(tasks, groups.rows, strict=True):
+            check_live_rows(task, rows)
+        if self.projection.partitions:
+            of_tasks = list(zip(tasks, groups.rows, strict=True))
+            parts.append(_with_partitions(of_tasks, self.projection, rows_only(sum(groups.rows))))
+        return RowsTogether(parts, groups.rows)
+
+    def _is_stored(self, task: RowGroupTask) -> bool:
+        """Whether the rows of a row group are delivered as a Parquet file stores them."""
+        is_parquet = task.file_format is FileFormat.PARQUET
+        return is_parquet and task.extra is None and self.projection.row_filter is None
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
@@ -121,19 +143,26 @@ class Reader:
 
     def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[Any]:
         """All columns of a row group whose stored rows are the delivered ones."""
-        source, num_rows, missing = self._source(task), 0, set(self.projection.stored.names)
+        source, num_rows = self._source(task), 0
         with foreign_errors(task, source.file_is_planned):
-            for part in parquet_columns(source, self.projection.stored, stop_row):
-                num_rows, names = part.num_rows, part.schema.names
-                missing.difference_update(names)
-                yield conform(task, part, self.projection.fields(names))
+            for part in self._conformed(task, parquet_columns(source, self.projection.stored, stop_row)):
+                num_rows = part.num_rows
+                yield part
             if _is_whole(task, stop_row, num_rows):
                 check_stored_rows(task, num_rows)
                 check_live_rows(task, num_rows)
-            if missing:
-                yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
         if self.projection.partitions:
-            yield _with_partitions(task, self.projection, rows_only(num_rows))
+            yield _with_partitions([(task, num_rows)], self.projection, rows_only(num_rows))
+
+    def _conformed(self, task: RowGroupTask, parts: Iterable[Any]) -> Iterator[Any]:
+        """The parts (at least one) as the schema promises them, and what the file does not have."""
+        missing, num_rows = set(self.projection.stored.names), 0
+        for part in parts:
+            num_rows, names = part.num_rows, part.schema.names
+            missing.difference_update(names)
+            yield conform(task, part, self.projection.fields(names))
+        if missing:
+            yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
     def _source(self, task: RowGroupTask) -> TaskSource:
         return TaskSource(
@@ -188,7 +217,7 @@ def _decode(source: TaskSource, fields: Any, stop: int | None) -> Any:
 
 def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: Int64s | None) -> Any:
     """The delivered columns of the rows that are neither deleted nor filtered out."""
-    rows = _with_partitions(task, projection, conform(task, stored, projection.stored))
+    rows = _with_partitions([(task, stored.num_rows)], projection, conform(task, stored, projection.stored))
     mask = None if deleted is None else pa.array(live_mask(rows.num_rows, deleted))
     if projection.row_filter is not None:
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
@@ -199,16 +228,23 @@ def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: In
     return live.filter(mask) if projection.delivered else rows_only(mask.true_count)
 
 
-def _with_partitions(task: RowGroupTask, projection: Projection, stored: Any) -> Any:
+def _with_partitions(tasks: Sequence[tuple[RowGroupTask, int]], projection: Projection, stored: Any) -> Any:
+    """The stored rows, so many of each task, and their partition columns."""
     if not projection.partitions:
         return stored
-    values = dict(task.partition_values)
-    missing = [item.name for item in projection.partitions if item.name not in values]
-    if missing:
-        raise InternalError(f"{task.where} carries no value of partition column {missing[0]}; please report this.")
-    constants = [constant(values[item.name], item, stored.num_rows) for item in projection.partitions]
+    constants = []
+    for item in projection.partitions:
+        pieces = [constant(_partition_value(task, item.name), item, rows) for task, rows in tasks]
+        constants.append(pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces))
     schema = pa.schema([*stored.schema, *projection.partitions])
     return pa.RecordBatch.from_arrays([*stored.columns, *constants], schema=schema)
+
+
+def _partition_value(task: RowGroupTask, name: str) -> Any:
+    for known, value in task.partition_values:
+        if known == name:
+            return value
+    raise InternalError(f"{task.where} carries no value of partition column {name}; please report this.")
 
 
 def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: Any) -> Any:

@@ -53,6 +53,15 @@ class TaskSource:
             return memoryview(content)[span[0] : sum(span)]
         return self.store.ranges(self.task.path, [span], self.task.identity)[0]
 
+    def read_into(self, spans: Sequence[Span], buffers: Sequence[memoryview]) -> None:
+        """The same for several spans, each into a buffer of its length."""
+        if not self._fetched:
+            self.store.read_into(self.task.path, spans, buffers, self.task.identity)
+            return
+        content = memoryview(self._fetched[0])
+        for span, buffer in zip(spans, buffers, strict=True):
+            buffer[:] = content[span[0] : sum(span)]
+
     @property
     def comes_whole(self) -> bool:
         """Whether all of the file is fetched at once: it is no larger than what is read of others for their footer.

@@ -92,12 +92,9 @@ class DecodeAhead:
         self._begun.update(zip(groups, job.together.alone, strict=True))
 
     def _next_groups(self) -> list[int]:
-        """What one job is to decode next: a row group, or several small ones that take no more than half the budget.
-
-        Of small ones at first one, then twice as many each time.
-        """
+        """What one job decodes next: a row group, or several small ones: one at first, then twice as many each time."""
         following = self._waiting[-self._at_once :][::-1]
         small = list(itertools.takewhile(self._decoder.is_small, following))
-        while len(small) > 1 and not self._decoder.fits_twice(small):
+        while len(small) > 1 and not self._decoder.fit_one_job(small):
             small.pop()
         return small or following[:1]

@@ -20,7 +20,14 @@ from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.stream.afterwards import FollowUp
-from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, SmallGroups, Together, Wanted
+from torch_dataloader_utils.stream.together import (
+    MOST_BYTES_TOGETHER,
+    MOST_TOGETHER,
+    GroupRows,
+    SmallGroups,
+    Together,
+    Wanted,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +83,9 @@ class Decoder:
         has_bytes = self._held_bytes + sum(map(self.group_bytes, groups)) <= self._budget_bytes
         return has_bytes and self._held_groups + len(groups) <= self._most_groups
 
-    def fits_twice(self, groups: Sequence[int]) -> bool:
-        """Whether the budget has room for these row groups while others like them are held."""
-        return 2 * sum(map(self.group_bytes, groups)) <= self._budget_bytes
+    def fit_one_job(self, groups: Sequence[int]) -> bool:
+        """Whether a job over these row groups is not too long, and the budget has room for it and another one."""
+        return sum(map(self.group_bytes, groups)) <= min(self._budget_bytes // 2, MOST_BYTES_TOGETHER)
 
     def group_bytes(self, group: int) -> int:
         """What a row group counts against the budget: its projected bytes."""

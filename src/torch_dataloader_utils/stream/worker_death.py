@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils._core.block import RowGroupReader, RowsTogether
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.parent import end_with_parent
 from torch_dataloader_utils.errors import WorkerDiedError
@@ -92,6 +92,12 @@ class NotingReader:
         """See RowGroupReader."""
         with self.notes.reading(self.worker, task.where):
             yield from self.reader.read_columns(task, stop_row)
+
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
+        """See RowGroupReader."""
+        beside = f" and {len(tasks) - 1} others" if len(tasks) > 1 else ""
+        with self.notes.reading(self.worker, f"{tasks[0].where}{beside}"):
+            return self.reader.read_together(tasks)
 
 
 def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:

@@ -1,6 +1,6 @@
 """A reader that wraps a reader: row groups of documents in, their packed samples out."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -39,6 +39,9 @@ class PackingReader:
         if pieces.sample_count != planned:
             self._check_bound(task, pieces.sample_count)
         yield pack_documents(documents, tokens, pieces, self.packing, planned)
+
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> None:
+        """Not: samples end with their row group."""
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Samples of one row group, by reading it; `task.live_rows` is not looked at."""

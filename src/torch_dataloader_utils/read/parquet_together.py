@@ -1,0 +1,128 @@
+"""Small Parquet row groups of many files, decoded by one call, as if they were those of one file.
+
+    row groups · their columns' bytes, one after the other in memory · one footer for all → RecordBatches of all rows
+
+What pyarrow does for a file beside decoding it, and the way in and out of Python, is then done once for all of them. A
+file of 500 rows of 10 columns takes 0.06 ms so, and 0.14 alone; half of what polars takes for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.read.checks import check_decoded_size, check_stored_rows, check_unique
+from torch_dataloader_utils.read.column_chunks import ColumnChunks
+from torch_dataloader_utils.read.joined_footer import NUMBERS_END, JoinedFooter
+from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
+from torch_dataloader_utils.read.parquet_footer import FileColumns, parquet_footer
+from torch_dataloader_utils.read.source import TaskSource
+
+# What lies between the first and the last chunk of a row group is read too. More than this is not worth it.
+_MOST_SPAN_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowGroups:
+    """Row groups that one call decodes.
+
+    sources: of each (at least one). file_columns: of every file. columns: those of them that are decoded. chunks: of
+    the leaves of these. numbers: theirs, shape [groups, 3, leaves]. footer: makes the one for all.
+    """
+
+    sources: Sequence[TaskSource]
+    file_columns: FileColumns
+    columns: Sequence[str]
+    chunks: Sequence[ColumnChunks]
+    numbers: Int64s
+    footer: JoinedFooter
+
+    @classmethod
+    def of(cls, sources: Sequence[TaskSource], schema: Any) -> Self | None:
+        """Row groups of files that all have the same columns, `schema` as far as they have it; None of others.
+
+        Raises:
+            DataError, StoreError: a file, or its footer, is not as planned.
+        """
+        footers = list(map(parquet_footer, sources))
+        columns = footers[0].columns
+        names = [name for name in schema.names if name in columns.leaves]
+        head = columns.head
+        if head is None or not names or any(footer.columns is not columns for footer in footers):
+            return None
+        check_unique(sources[0].task, columns.repeated, names)
+        leaves = columns.leaves_of(names)
+        chunks = [footer.chunks(source.task, leaves) for footer, source in zip(footers, sources, strict=True)]
+        codecs, most_bytes = chunks[0].codecs, sources[0].max_row_group_bytes
+        numbers = np.stack([each.numbers for each in chunks])
+        footer = _joined_footer(columns, head, leaves, codecs)
+        if (
+            footer is None
+            or any(each.codecs != codecs or not 0 <= each.rows < NUMBERS_END for each in chunks)
+            or any(each.span[1] > _MOST_SPAN_BYTES or each.num_bytes > most_bytes for each in chunks)
+            or not 0 <= numbers.min() <= numbers.max() < NUMBERS_END
+        ):
+            return None
+        return cls(sources=sources, file_columns=columns, columns=names, chunks=chunks, numbers=numbers, footer=footer)
+
+    @property
+    def rows(self) -> list[int]:
+        """How many each has."""
+        return [chunks.rows for chunks in self.chunks]
+
+    def decode(self) -> Iterator[Any]:
+        """All rows, one row group after the other, a few columns at a time.
+
+        Raises:
+            CorruptFileError, FileChangedError, StoreError; and whatever pyarrow raises. Of which file, the message may
+            not tell.
+        """
+        task, num_rows = self.sources[0].task, sum(self.rows)
+        row_bits = sum(self.file_columns.row_bits[name] for name in self.columns)
+        for source, rows in zip(self.sources, self.rows, strict=True):
+            check_stored_rows(source.task, rows)
+            check_decoded_size(source.task, rows * row_bits // 8, source.max_row_group_bytes)
+        reader = open_parquet(self.sources[0], pa.BufferReader(self._file()))
+        stored = StoredRows(groups=range(len(self.sources)), rows=num_rows)
+        for part in decode_columns(reader, task, self.file_columns, self.columns, stored):
+            if part.num_rows != num_rows:
+                raise CorruptFileError(f"{task.where}, or one after it, has other rows than its footer says.")
+            yield part
+
+    def _file(self) -> Any:
+        """The chunks and the footer, as a file in memory."""
+        firsts, lengths = np.array([chunks.span for chunks in self.chunks]).T
+        stops = np.cumsum(lengths)
+        places = stops - lengths
+        written = self.footer.write(
+            rows=np.array(self.rows),
+            starts=self.numbers[:, 0] + (places - firsts)[:, None],
+            lengths=self.numbers[:, 1],
+            num_values=self.numbers[:, 2],
+        )
+        end = written + len(written).to_bytes(4, "little") + b"PAR1"
+        # Arrow's allocator: the C library's gives such memory back to the system each time, and getting it again takes
+        # as long as all of the decoding.
+        file = pa.allocate_buffer(int(stops[-1]) + len(end))
+        memory = memoryview(file).cast("B")
+        memory[-len(end) :] = end
+        buffers = [memory[start:stop] for start, stop in zip(places.tolist(), stops.tolist(), strict=True)]
+        numbers = range(len(buffers))
+        for _, run in groupby(numbers, key=lambda number: self.sources[number].key):
+            of_file = list(run)
+            spans = [self.chunks[number].span for number in of_file]
+            self.sources[of_file[0]].read_into(spans, [buffers[number] for number in of_file])
+        return file
+
+
+@lru_cache(maxsize=16)
+def _joined_footer(
+    columns: FileColumns, head: bytes, leaves: Sequence[int], codecs: Sequence[str]
+) -> JoinedFooter | None:
+    return JoinedFooter.of(columns.metadata, head, leaves, codecs)

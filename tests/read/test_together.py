@@ -1,0 +1,308 @@
+"""Row groups of many files read by one call: the rows that each of them has alone, or nothing is said."""
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.effort import EFFORT
+from tests.read.files import make_spec, write_arrow, write_parquet
+from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._store import LocalStore
+from torch_dataloader_utils.errors import DataError, FileChangedError, RowCountError, SchemaError
+from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
+from torch_dataloader_utils.read.compact_protocol import BINARY, LIST, STRUCT, binary, end_of, field, list_of, number
+from torch_dataloader_utils.read.deletes import RowDeletes
+from torch_dataloader_utils.read.joined_footer import JoinedFooter, footer_head
+from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.record_batches import side_by_side
+
+ROWS = pa.table({"x": pa.array(range(40)), "y": pa.array([f"text {i}" for i in range(40)])})
+WRITER_OPTIONS = st.fixed_dictionaries(
+    {
+        "compression": st.sampled_from(["none", "snappy", "gzip", "brotli", "zstd"]),
+        "use_dictionary": st.booleans(),
+        "data_page_version": st.sampled_from(["1.0", "2.0"]),
+        "store_schema": st.booleans(),
+        "write_statistics": st.booleans(),
+        "data_page_size": st.sampled_from([20, 1 << 20]),
+    }
+)
+
+
+def rows_together(reader: Reader, tasks: list[RowGroupTask]) -> pa.RecordBatch:
+    """All rows, the columns in the order wanted; the counts are checked."""
+    together = reader.read_together(tasks)
+    assert together is not None
+    assert list(together.rows) == [task.physical_rows for task in tasks]
+    rows = side_by_side(together.parts)
+    assert rows.num_rows == sum(together.rows)
+    return rows.select(reader.projection.delivered)
+
+
+@settings(max_examples=80 * EFFORT, deadline=None)
+@given(
+    files=st.lists(tables(), min_size=1, max_size=5),
+    columns=COLUMNS.filter(bool),
+    group_rows=st.integers(1, 30),
+    options=WRITER_OPTIONS,
+    order=st.randoms(use_true_random=False),
+    bytes_at_once=BYTES_AT_ONCE,
+)
+def test_the_rows_are_those_of_each_row_group_alone(
+    files: list[pa.Table], columns: list[str], group_rows: int, options: dict[str, Any], order: Any, bytes_at_once: int
+) -> None:
+    """Also one that the files lack, and one whose values come with the task."""
+    schema = SCHEMA.append(pa.field("lost", pa.int32())).append(pa.field("day", pa.string()))
+    spec = make_spec(schema, columns=(*columns, "lost", "day"), partition_columns=frozenset({"day"}))
+    with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
+        tasks = []
+        for number_of_file, table in enumerate(files):
+            path = Path(folder, f"{number_of_file}.parquet")
+            options["max_rows_per_page"] = 7
+            of_file = write_parquet(path, table, group_rows, **options)
+            tasks += [replace(task, partition_values=(("day", f"day {number_of_file}"),)) for task in of_file]
+        order.shuffle(tasks)
+        tasks = tasks[:20]
+        if not tasks:
+            return
+        reader = make_reader(spec)
+        alone = pa.Table.from_batches([reader.read(task) for task in tasks])
+        for _ in range(2):  # the first time with footers to be read
+            assert rows_together(reader, tasks).to_pylist() == alone.to_pylist()
+
+
+@pytest.mark.parametrize("num_columns", [1, 14, 15, 16, 200])
+def test_every_type_and_many_columns(tmp_path: Path, num_columns: int) -> None:
+    """Lists of fifteen and more are written in another way than shorter ones."""
+    values = {
+        "bool": pa.array([True, None, False]),
+        "half": pa.array(np.array([1, 2, 3], np.float16)),
+        "decimal": pa.array([1, None, 3]).cast(pa.decimal128(25, 3)),
+        "fixed": pa.array([b"abc", b"def", None], pa.binary(3)),
+        "time": pa.array([1, 2, None], pa.timestamp("ns", "UTC")),
+        "old time": pa.array([1, 2, None], pa.timestamp("us")),
+        "large": pa.array(["a", None, "c"], pa.large_string()),
+        "map": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int8())),
+        "matrix": pa.array([[[1.0], []], None, []], pa.list_(pa.list_(pa.float64()))),
+        "fixed list": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
+        **{f"c{i}": pa.array([i, None, i]) for i in range(num_columns)},
+    }
+    table = pa.table(values)
+    tasks = []
+    for file in range(20):
+        tasks += write_parquet(tmp_path / f"{file}.parquet", table, 2)
+    reader = make_reader(make_spec(pq.read_schema(tasks[0].path)))
+    alone = pa.Table.from_batches([reader.read(task) for task in tasks]).combine_chunks().to_batches()[0]
+    assert rows_together(reader, tasks).equals(alone)
+
+
+def _decoded_by_one_call(reader: Reader, tasks: list[RowGroupTask]) -> bool:
+    return reader.read_together(tasks) is not None
+
+
+def test_what_differs_from_file_to_file_is_not_read_together(tmp_path: Path) -> None:
+    first = write_parquet(tmp_path / "a.parquet", ROWS, 20)
+    reader = make_reader(make_spec(ROWS.schema))
+    assert _decoded_by_one_call(reader, first)
+    others = {
+        "codec": write_parquet(tmp_path / "b.parquet", ROWS, compression="gzip"),
+        "two codecs of one name": write_parquet(tmp_path / "c.parquet", ROWS, compression="lz4"),
+        "columns": write_parquet(tmp_path / "d.parquet", ROWS.append_column("z", ROWS["x"])),
+        "order": write_parquet(tmp_path / "e.parquet", ROWS.select(["y", "x"])),
+        "type": write_parquet(tmp_path / "f.parquet", ROWS.set_column(0, "x", ROWS["x"].cast(pa.int32()))),
+        "keys": write_parquet(tmp_path / "g.parquet", ROWS.replace_schema_metadata({"a": "b"})),
+        "format": write_arrow(tmp_path / "h.arrow", ROWS, 40),
+        "deletes": [replace(first[0], extra=RowDeletes.of([1]), live_rows=19)],
+    }
+    for what, tasks in others.items():
+        assert not _decoded_by_one_call(reader, first + tasks), what
+        assert not _decoded_by_one_call(reader, tasks + first), what
+    assert _decoded_by_one_call(reader, others["codec"])
+    assert not _decoded_by_one_call(reader, others["two codecs of one name"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"row_filter": pc.field("x") > 3}, {"columns": ()}, {"max_row_group_bytes": 100}],
+    ids=["filter", "no columns", "budget"],
+)
+def test_what_is_asked_for_may_be_for_one_by_one(tmp_path: Path, options: dict[str, Any]) -> None:
+    tasks = write_parquet(tmp_path / "a.parquet", ROWS, 20)
+    assert not _decoded_by_one_call(make_reader(make_spec(ROWS.schema, **options)), tasks)
+
+
+def test_categories_are_each_files_own(tmp_path: Path) -> None:
+    table = ROWS.set_column(1, "y", ROWS["y"].dictionary_encode())
+    tasks = write_parquet(tmp_path / "a.parquet", table, 20)
+    assert not _decoded_by_one_call(make_reader(make_spec(pq.read_schema(tasks[0].path))), tasks)
+    assert _decoded_by_one_call(make_reader(make_spec(pq.read_schema(tasks[0].path), columns=("x",))), tasks)
+
+
+def test_large_row_groups_of_which_little_is_read_are_not_fetched_whole(tmp_path: Path) -> None:
+    """The two columns lie at the ends of the row group, and much between them."""
+    wide = {
+        "first": range(200),
+        **{f"c{i}": np.random.default_rng(i).random(200) for i in range(100)},
+        "last": range(200),
+    }
+    tasks = write_parquet(tmp_path / "a.parquet", pa.table(wide), 100)
+    schema = pq.read_schema(tasks[0].path)
+    assert not _decoded_by_one_call(make_reader(make_spec(schema, columns=("first", "last"))), tasks)
+    assert _decoded_by_one_call(make_reader(make_spec(schema, columns=("c3", "c5"))), tasks)
+
+
+class CountingStore(LocalStore):
+    """Which files were opened, and how much was read of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "reads", [])
+
+    def read_into(self, path: str, spans: Any, buffers: Any, identity: str) -> None:
+        self.reads.append((Path(path).name, sum(length for _, length in spans)))  # type: ignore[attr-defined]
+        super().read_into(path, spans, buffers, identity)
+
+
+def test_row_groups_of_one_file_that_follow_each_other_open_it_once(tmp_path: Path) -> None:
+    tasks = [
+        task
+        for name in ("a", "b")
+        for task in write_parquet(tmp_path / f"{name}.parquet", ROWS, 5, compression="none", use_dictionary=False)
+    ]
+    reader = make_reader(make_spec(ROWS.schema, columns=("x",)))
+    reader.read_together(tasks)  # footers, and with them these small files
+    store = reader._stores[""] = CountingStore()
+    rows_together(reader, tasks)
+    assert [name for name, _ in store.reads] == ["a.parquet", "b.parquet"]  # type: ignore[attr-defined]
+    stored = sum(pq.read_metadata(tasks[0].path).row_group(i).column(0).total_compressed_size for i in range(8))
+    assert all(stored <= num_bytes <= stored + 8 * 100 for _, num_bytes in store.reads)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("moment", ["before the first read", "after it"])
+def test_a_file_that_was_replaced_is_never_read_as_the_planned_one(tmp_path: Path, moment: str) -> None:
+    tasks = write_parquet(tmp_path / "a.parquet", ROWS) + write_parquet(tmp_path / "b.parquet", ROWS)
+    reader = make_reader(make_spec(ROWS.schema))
+    if moment == "after it":
+        rows_together(reader, tasks)
+    write_parquet(tmp_path / "new.parquet", ROWS.take(list(range(39, -1, -1))))
+    (tmp_path / "new.parquet").rename(tmp_path / "b.parquet")
+    with pytest.raises(FileChangedError, match=r"b\.parquet"):
+        reader.read_together(tasks)
+    (tmp_path / "b.parquet").unlink()
+    with pytest.raises(FileChangedError, match="gone"):
+        reader.read_together(tasks)
+
+
+def test_a_file_that_was_cut_short_under_its_name_and_time_is_an_error(tmp_path: Path) -> None:
+    tasks = write_parquet(tmp_path / "a.parquet", ROWS) + write_parquet(tmp_path / "b.parquet", ROWS)
+    reader = make_reader(make_spec(ROWS.schema))
+    rows_together(reader, tasks)
+    os.truncate(tasks[1].path, 100)
+    with pytest.raises(DataError):
+        reader.read_together(tasks)
+
+
+@pytest.mark.parametrize("rows", ["physical_rows", "live_rows"])
+def test_other_rows_than_planned(tmp_path: Path, rows: str) -> None:
+    tasks = write_parquet(tmp_path / "a.parquet", ROWS, 20)
+    changes: dict[str, Any] = {rows: 21}
+    with pytest.raises(RowCountError, match="20 of 21"):
+        make_reader(make_spec(ROWS.schema)).read_together([tasks[0], replace(tasks[1], **changes)])
+
+
+def test_nulls_that_the_schema_does_not_allow(tmp_path: Path) -> None:
+    tasks = write_parquet(tmp_path / "a.parquet", ROWS.set_column(0, "x", [[1, None] * 20]), 20)
+    schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+    with pytest.raises(SchemaError, match="20 nulls"):
+        make_reader(make_spec(schema)).read_together(tasks)
+
+
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("file", [0, 1])
+def test_fewer_values_than_the_footer_says_shift_no_row(tmp_path: Path, file: int, column: int) -> None:
+    """One chunk ends early, within a page or between two: rows after it must not take the place of its rows."""
+    options: dict[str, Any] = {"max_rows_per_page": 10, "use_dictionary": False}
+    tasks = [task for name in "ab" for task in write_parquet(tmp_path / f"{name}.parquet", ROWS, **options)]
+    reader = make_reader(make_spec(ROWS.schema))
+    groups = parquet_together.RowGroups.of([reader._source(task) for task in tasks], ROWS.schema)
+    assert groups is not None
+    assert len(next(groups.decode())) == 80
+    for missing in range(1, int(groups.numbers[file, 1, column]) + 1):
+        numbers = groups.numbers.copy()
+        numbers[file, 1, column] -= missing
+        with pytest.raises((pa.ArrowException, OSError, DataError)):
+            list(replace(groups, numbers=numbers).decode())
+
+
+def test_a_footer_that_does_not_begin_with_the_schema_has_no_head(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ROWS)
+    content = (tmp_path / "a.parquet").read_bytes()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    head = footer_head(footer)
+    assert head is not None
+    assert footer.startswith(head)
+    for cut in range(len(head)):
+        assert footer_head(footer[:cut]) is None
+    assert footer_head(b"\x16" + footer) is None
+    assert footer_head(b"") is None
+
+
+def test_the_joined_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None:
+    tasks = write_parquet(tmp_path / "a.parquet", ROWS, 20)
+    metadata = pq.read_metadata(tasks[0].path)
+    content = Path(tasks[0].path).read_bytes()
+    head = footer_head(content[-8 - int.from_bytes(content[-8:-4], "little") :])
+    assert head is not None
+    footer = JoinedFooter.of(metadata, head, [1], ["SNAPPY"])
+    assert footer is not None
+    large = (1 << 41) - 1
+    numbers = {name: np.array([[7], [large]]) for name in ("starts", "lengths", "num_values")}
+    written = footer.write(rows=np.array([0, 300]), **numbers)
+    seen = pq.read_metadata(pa.BufferReader(written + len(written).to_bytes(4, "little") + b"PAR1"))
+    assert seen.schema.equals(metadata.schema)
+    assert seen.metadata == metadata.metadata
+    assert seen.created_by == metadata.created_by
+    assert (seen.num_rows, seen.num_row_groups) == (300, 2)
+    for group, expected in enumerate([7, large]):
+        chunk = seen.row_group(group).column(1)
+        assert chunk.compression == "SNAPPY"
+        assert {chunk.data_page_offset, chunk.total_compressed_size, chunk.num_values} == {expected}
+        assert seen.row_group(group).column(0).num_values == 0
+    assert JoinedFooter.of(metadata, head, [1], ["LZ4"]) is None
+
+
+def test_footers_are_kept_once_for_files_of_the_same_columns(tmp_path: Path) -> None:
+    tasks = [task for i in range(3) for task in write_parquet(tmp_path / f"{i}.parquet", ROWS)]
+    reader = make_reader(make_spec(ROWS.schema))
+    footers = [parquet_footer.parquet_footer(reader._source(task)) for task in tasks]
+    assert len({id(footer.columns) for footer in footers}) == 1
+
+
+def test_values_of_the_compact_protocol_end_where_they_do() -> None:
+    """One struct with a field of every type, known and unknown to Parquet."""
+    struct = field(1, 1) + field(1, 2)  # true, false
+    struct += field(1, 3) + b"\x05" + field(1, 5) + number(1 << 20) + field(1, 7) + bytes(8)
+    struct += field(1, BINARY) + binary(b"x" * 200)
+    struct += field(1, LIST) + list_of(3, 1) + bytes(3)  # three booleans
+    struct += field(1, LIST) + list_of(20, STRUCT) + (field(1, 5) + number(3) + b"\0") * 20
+    struct += field(1, 11) + b"\0" + field(1, 11) + b"\x02\x58" + (number(1) + binary(b"a")) * 2  # maps
+    struct += bytes([5]) + number(100) + number(9)  # a field with its whole id
+    struct += b"\0"
+    assert end_of(struct + b"rest", 0, STRUCT) == len(struct)
+    for cut in range(len(struct)):
+        with pytest.raises(IndexError):
+            end_of(struct[:cut], 0, STRUCT)
+    with pytest.raises(ValueError, match="no type: 13"):
+        end_of(b"\x1d", 0, STRUCT)
