@@ -1,7 +1,5 @@
 """What every scan of a file must satisfy before it is believed; the rest is verified on reading."""
 
-import numpy as np
-
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan
@@ -28,14 +26,11 @@ def check_places(path: str, size: int, groups: Int64s) -> None:
 
         5 rows in bytes 90 to 120 of a file of 100 bytes      CorruptFileError
     """
-    rows, weights, starts, lengths = groups.T
-    bad = (rows < UNKNOWN) | (rows > _MOST_GROUP_ROWS) | (weights < 0) | (starts < 0) | (lengths < 0)
-    # As a difference: the sum of two huge numbers would wrap around.
-    bad |= starts > size - lengths
-    if bad.any():
-        ordinal = int(np.flatnonzero(bad)[0])
-        raise corrupt(
-            path,
-            f"its metadata says that row group {ordinal} has {rows[ordinal]} rows in {lengths[ordinal]} bytes at "
-            f"{starts[ordinal]}, of a file of {size} bytes",
-        )
+    # Numbers of Python: most files have one row group, and sums of huge ones do not wrap around.
+    for ordinal, (rows, weight, start, length) in enumerate(groups.tolist()):
+        if not UNKNOWN <= rows <= _MOST_GROUP_ROWS or min(weight, start, length) < 0 or start + length > size:
+            raise corrupt(
+                path,
+                f"its metadata says that row group {ordinal} has {rows} rows in {length} bytes at {start}, of a file "
+                f"of {size} bytes",
+            )

@@ -36,9 +36,17 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
     tail = read_footer(store, item.entry)
     path = item.entry.path
     with decoding(path, "Parquet footer"):
-        # A fragment rather than pq.read_metadata: one parse serves statistics too, and all of it is free of the GIL.
-        fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(item.partition))
-        metadata, schema = fragment.metadata, fragment.physical_schema
+        fragment = None
+        if request.row_filter is None:
+            # What is inside of a ParquetFile, which would look at every column: half of the time of small files.
+            reader = pq.ParquetReader()
+            reader.open(pa.BufferReader(tail.data))
+            metadata, schema = reader.metadata, reader.schema_arrow
+        else:
+            # One parse serves statistics too.
+            file = pa.BufferReader(tail.data)
+            fragment = _PARQUET.make_fragment(file, partition_expression=guarantee(item.partition))
+            metadata, schema = fragment.metadata, fragment.physical_schema
         check_counts(path, metadata)
         if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
             raise UnsupportedFeatureError(
@@ -47,7 +55,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
-        if request.row_filter is not None:
+        if fragment is not None:
             verdict = judge_groups(fragment, item.partition, request.row_filter, request.filter_columns)
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
 
