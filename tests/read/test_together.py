@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.read.files import make_spec, write_arrow, write_parquet
+from tests.read.files import make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import DataError, FileChangedError, RowCountError, SchemaError
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
-from torch_dataloader_utils.read.compact_protocol import BINARY, LIST, STRUCT, binary, end_of, field, list_of, number
+from torch_dataloader_utils.read.compact_protocol import (
+    Type,
+    skip,
+    write_binary,
+    write_field,
+    write_integer,
+    write_list,
+)
 from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.joined_footer import JoinedFooter, footer_head
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -122,7 +130,6 @@ def test_what_differs_from_file_to_file_is_not_read_together(tmp_path: Path) -> 
         "columns": write_parquet(tmp_path / "d.parquet", ROWS.append_column("z", ROWS["x"])),
         "order": write_parquet(tmp_path / "e.parquet", ROWS.select(["y", "x"])),
         "type": write_parquet(tmp_path / "f.parquet", ROWS.set_column(0, "x", ROWS["x"].cast(pa.int32()))),
-        "keys": write_parquet(tmp_path / "g.parquet", ROWS.replace_schema_metadata({"a": "b"})),
         "format": write_arrow(tmp_path / "h.arrow", ROWS, 40),
         "deletes": [replace(first[0], extra=RowDeletes.of([1]), live_rows=19)],
     }
@@ -143,8 +150,10 @@ def test_what_is_asked_for_may_be_for_one_by_one(tmp_path: Path, options: dict[s
     assert not _decoded_by_one_call(make_reader(make_spec(ROWS.schema, **options)), tasks)
 
 
-def test_categories_are_each_files_own(tmp_path: Path) -> None:
-    table = ROWS.set_column(1, "y", ROWS["y"].dictionary_encode())
+@pytest.mark.parametrize("nested", [True, False])
+def test_categories_are_each_files_own(tmp_path: Path, nested: bool) -> None:
+    categories = ROWS["y"].combine_chunks().dictionary_encode()
+    table = ROWS.set_column(1, "y", pa.ListArray.from_arrays(pa.array(range(41)), categories) if nested else categories)
     tasks = write_parquet(tmp_path / "a.parquet", table, 20)
     assert not _decoded_by_one_call(make_reader(make_spec(pq.read_schema(tasks[0].path))), tasks)
     assert _decoded_by_one_call(make_reader(make_spec(pq.read_schema(tasks[0].path), columns=("x",))), tasks)
@@ -236,7 +245,7 @@ def test_fewer_values_than_the_footer_says_shift_no_row(tmp_path: Path, file: in
     options: dict[str, Any] = {"max_rows_per_page": 10, "use_dictionary": False}
     tasks = [task for name in "ab" for task in write_parquet(tmp_path / f"{name}.parquet", ROWS, **options)]
     reader = make_reader(make_spec(ROWS.schema))
-    groups = parquet_together.RowGroups.of([reader._source(task) for task in tasks], ROWS.schema)
+    groups = parquet_together.JoinedRowGroups.of([reader._source(task) for task in tasks], ROWS.schema)
     assert groups is not None
     assert len(next(groups.decode())) == 80
     for missing in range(1, int(groups.numbers[file, 1, column]) + 1):
@@ -262,15 +271,13 @@ def test_a_footer_that_does_not_begin_with_the_schema_has_no_head(tmp_path: Path
 def test_the_joined_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None:
     tasks = write_parquet(tmp_path / "a.parquet", ROWS, 20)
     metadata = pq.read_metadata(tasks[0].path)
-    content = Path(tasks[0].path).read_bytes()
-    head = footer_head(content[-8 - int.from_bytes(content[-8:-4], "little") :])
-    assert head is not None
-    footer = JoinedFooter.of(metadata, head, [1], ["SNAPPY"])
+    columns = parquet_footer.parquet_footer(make_reader(make_spec(ROWS.schema))._source(tasks[0])).columns
+    assert columns.facts is not None
+    footer = JoinedFooter.of(columns.facts, [1], ["SNAPPY"])
     assert footer is not None
     large = (1 << 41) - 1
     numbers = {name: np.array([[7], [large]]) for name in ("starts", "lengths", "num_values")}
-    written = footer.write(rows=np.array([0, 300]), **numbers)
-    seen = pq.read_metadata(pa.BufferReader(written + len(written).to_bytes(4, "little") + b"PAR1"))
+    seen = _parsed(footer.write(rows=np.array([0, 300]), **numbers))
     assert seen.schema.equals(metadata.schema)
     assert seen.metadata == metadata.metadata
     assert seen.created_by == metadata.created_by
@@ -280,29 +287,139 @@ def test_the_joined_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None
         assert chunk.compression == "SNAPPY"
         assert {chunk.data_page_offset, chunk.total_compressed_size, chunk.num_values} == {expected}
         assert seen.row_group(group).column(0).num_values == 0
-    assert JoinedFooter.of(metadata, head, [1], ["LZ4"]) is None
+    assert JoinedFooter.of(columns.facts, [1], ["LZ4"]) is None
+    nobody = replace(columns.facts, arrow_schema=None, created_by="")
+    anonymous = JoinedFooter.of(nobody, [1], ["SNAPPY"])
+    assert anonymous is not None
+    seen = _parsed(anonymous.write(rows=np.array([0, 300]), **numbers))
+    assert (seen.metadata, seen.created_by, seen.num_rows) == (None, "", 300)
 
 
-def test_footers_are_kept_once_for_files_of_the_same_columns(tmp_path: Path) -> None:
-    tasks = [task for i in range(3) for task in write_parquet(tmp_path / f"{i}.parquet", ROWS)]
+def _parsed(footer: bytes) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(footer + len(footer).to_bytes(4, "little") + b"PAR1"))
+
+
+def test_files_of_the_same_columns_share_them_whatever_is_read_between(tmp_path: Path) -> None:
+    other = ROWS.rename_columns(["a", "b"])
+    tasks = [
+        task
+        for i in range(3)
+        for name, table in (("one", ROWS), ("other", other))
+        for task in write_parquet(tmp_path / f"{name}-{i}.parquet", table)
+    ]
     reader = make_reader(make_spec(ROWS.schema))
     footers = [parquet_footer.parquet_footer(reader._source(task)) for task in tasks]
-    assert len({id(footer.columns) for footer in footers}) == 1
+    assert len({id(footer.columns) for footer in footers[::2]}) == 1
+    assert len({id(footer.columns) for footer in footers[1::2]}) == 1
+    assert _decoded_by_one_call(reader, tasks[::2])
+
+
+def test_many_kinds_of_columns_are_not_kept(tmp_path: Path) -> None:
+    known = parquet_footer.KnownColumns()
+    for i in range(40):
+        write_parquet(tmp_path / "a.parquet", pa.table({f"c{i}": [1]}))
+        content = (tmp_path / "a.parquet").read_bytes()
+        footer = content[-8 - int.from_bytes(content[-8:-4], "little") :]
+        assert known.of(pq.read_metadata(tmp_path / "a.parquet"), footer).schema.names == [f"c{i}"]
+    assert len(known._known) == 16
+
+
+def test_what_pandas_says_of_its_rows_keeps_no_files_apart(tmp_path: Path) -> None:
+    """It writes the end of the index into the footer."""
+    tasks = []
+    for rows in (40, 39):
+        path = tmp_path / f"{rows}.parquet"
+        ROWS.slice(0, rows).to_pandas().to_parquet(path)
+        tasks += parquet_tasks(path)
+    reader = make_reader(make_spec(ROWS.schema))
+    assert rows_together(reader, tasks).column("x").to_pylist() == [*range(40), *range(39)]
+
+
+def test_what_fields_say_of_themselves_keeps_files_apart(tmp_path: Path) -> None:
+    fields = [pa.field("x", pa.int64(), metadata={"unit": unit}) for unit in ("m", "s")]
+    tasks = [
+        task
+        for i, field in enumerate(fields)
+        for task in write_parquet(tmp_path / f"{i}.parquet", pa.table([[1, 2]], schema=pa.schema([field])))
+    ]
+    assert not _decoded_by_one_call(make_reader(make_spec(pa.schema([fields[0]]))), tasks)
+
+
+@pytest.mark.parametrize("writer", [b"parquet-cpp-arrow version 99", b"\xff" * 27])
+def test_files_of_other_writers_or_of_nobody_that_can_be_told(tmp_path: Path, writer: bytes) -> None:
+    """Decoders know mistakes of old writers; a name that is no text is no reason to refuse a file."""
+    tasks = [task for name in "abc" for task in write_parquet(tmp_path / f"{name}.parquet", ROWS)]
+    known = pq.read_metadata(tasks[0].path).created_by.encode()
+    tasks[1:] = [_edited(task, known, writer.ljust(len(known))[: len(known)]) for task in tasks[1:]]
+    reader = make_reader(make_spec(ROWS.schema))
+    assert [reader.read(task).num_rows for task in tasks] == [40] * 3
+    assert not _decoded_by_one_call(reader, tasks[:2])
+    assert _decoded_by_one_call(reader, tasks[1:]) == (writer[:1] != b"\xff")
+
+
+def _edited(task: RowGroupTask, old: bytes, new: bytes) -> RowGroupTask:
+    """The task of its file, in which some bytes of the footer are others."""
+    path = Path(task.path)
+    before, found, after = path.read_bytes().rpartition(old)
+    assert found
+    path.write_bytes(before + new + after)
+    return parquet_tasks(path)[0]
+
+
+@pytest.mark.parametrize("columns", [("x",), ("y",), ("x", "y")])
+@pytest.mark.parametrize("file", [0, 1, 2])
+def test_more_rows_than_the_footer_says_are_not_taken_for_those_of_the_next_file(
+    tmp_path: Path, file: int, columns: tuple[str, ...]
+) -> None:
+    """Alone they are left out, as the footer says; together they would shift what follows."""
+    tasks = [task for name in "abc" for task in write_parquet(tmp_path / f"{name}.parquet", ROWS)]
+    reader = make_reader(make_spec(ROWS.schema))
+    groups = parquet_together.JoinedRowGroups.of([reader._source(task) for task in tasks], ROWS.schema)
+    assert groups is not None
+    numbers, chunks = groups.numbers.copy(), list(groups.chunks)
+    numbers[file, 2, [ROWS.column_names.index(name) for name in columns]] = 30
+    chunks[file] = chunks[file]._replace(rows=30)
+    sources = list(groups.sources)
+    sources[file] = replace(sources[file], task=replace(tasks[file], physical_rows=30))
+    with pytest.raises(DataError, match=r"other rows|some columns"):
+        list(replace(groups, sources=sources, numbers=numbers, chunks=chunks).decode())
+
+
+def test_a_chunk_comes_with_what_decoders_read_after_it(tmp_path: Path) -> None:
+    """Of files by old writers, whose chunks are longer than their footers say."""
+    (task,) = write_parquet(tmp_path / "a.parquet", ROWS)
+    footer = parquet_footer.parquet_footer(make_reader(make_spec(ROWS.schema))._source(task))
+    chunks = footer.chunks(task, (0,))
+    assert chunks.span == (4, int(chunks.numbers[1, 0]) + 100)
 
 
 def test_values_of_the_compact_protocol_end_where_they_do() -> None:
     """One struct with a field of every type, known and unknown to Parquet."""
-    struct = field(1, 1) + field(1, 2)  # true, false
-    struct += field(1, 3) + b"\x05" + field(1, 5) + number(1 << 20) + field(1, 7) + bytes(8)
-    struct += field(1, BINARY) + binary(b"x" * 200)
-    struct += field(1, LIST) + list_of(3, 1) + bytes(3)  # three booleans
-    struct += field(1, LIST) + list_of(20, STRUCT) + (field(1, 5) + number(3) + b"\0") * 20
-    struct += field(1, 11) + b"\0" + field(1, 11) + b"\x02\x58" + (number(1) + binary(b"a")) * 2  # maps
-    struct += bytes([5]) + number(100) + number(9)  # a field with its whole id
+    text = write_binary(b"x" * 200)
+    struct = write_field(1, Type.TRUE) + write_field(1, Type.FALSE)
+    struct += write_field(1, Type.INT8) + b"\x05" + write_field(1, Type.INT32) + write_integer(1 << 20)
+    struct += write_field(1, Type.DOUBLE) + bytes(8) + write_field(1, Type.BINARY) + text
+    struct += write_field(1, Type.LIST) + write_list(3, Type.TRUE) + bytes(3)
+    inner = write_field(1, Type.INT32) + write_integer(3) + b"\0"
+    struct += write_field(1, Type.LIST) + write_list(20, Type.STRUCT) + inner * 20
+    struct += write_field(1, Type.MAP) + b"\0"  # an empty one
+    struct += write_field(1, Type.MAP) + b"\x02\x58" + (write_integer(1) + write_binary(b"a")) * 2
+    struct += bytes([Type.INT32]) + write_integer(100) + write_integer(9)  # a field with its whole id
     struct += b"\0"
-    assert end_of(struct + b"rest", 0, STRUCT) == len(struct)
+    assert skip(struct + b"rest", 0, Type.STRUCT) == len(struct)
     for cut in range(len(struct)):
         with pytest.raises(IndexError):
-            end_of(struct[:cut], 0, STRUCT)
+            skip(struct[:cut], 0, Type.STRUCT)
     with pytest.raises(ValueError, match="no type: 13"):
-        end_of(b"\x1d", 0, STRUCT)
+        skip(b"\x1d", 0, Type.STRUCT)
+
+
+@settings(max_examples=300 * EFFORT)
+@given(data=st.binary(max_size=60), kind=st.integers(0, 15))
+@example(data=b"\xf3" + b"\xff" * 5 + b"\x0f", kind=Type.LIST)
+@example(data=b"\xff" * 4 + b"\x0f\x33" + bytes(9), kind=Type.MAP)
+@example(data=b"\xff" * 30, kind=Type.BINARY)
+@example(data=b"\x1c" * 100_000, kind=Type.STRUCT)
+def test_no_bytes_are_followed_past_their_end(data: bytes, kind: int) -> None:
+    with suppress(IndexError, ValueError, RecursionError):
+        assert 0 <= skip(data, 0, kind) <= len(data)

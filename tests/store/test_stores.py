@@ -54,6 +54,21 @@ def place(request, tmp_path):
         made._fs.rm(made.root, recursive=True)
 
 
+def test_ranges_are_read_into_buffers(place):
+    path = place.put("a", DATA)
+    store = open_store(path)
+    identity = store.stat(path).identity
+    memory = bytearray(30)
+    spans, buffers = [(7, 10), (0, 0), (1000, 20)], [memoryview(memory)[:10], memoryview(bytearray()), memoryview(memory)[10:]]
+    store.read_into(path, spans, buffers, identity)
+    assert bytes(memory) == DATA[7:17] + DATA[1000:1020]
+    with pytest.raises((StoreError, FileChangedError)):
+        store.read_into(path, [(1020, 10)], [memoryview(memory)[:10]], identity)
+    other = place.put("a", DATA[::-1] + b"more")
+    with pytest.raises(FileChangedError):
+        store.read_into(other, spans[:1], buffers[:1], identity)
+
+
 def test_stat_tail_and_ranges_agree(place):
     path = place.put("a", DATA)
     store = pickle.loads(pickle.dumps(open_store(path)))

@@ -157,8 +157,11 @@ COLUMNS = {
 def test_files_whose_columns_differ_come_as_they_come_one_by_one(tmp_path_factory, output_format, data):
     """In their order and in their categories, under hive partitions, and with nulls that are masked."""
     folder, row = tmp_path_factory.mktemp("files"), 0
+    # Without categories, and in one order, they are read by one call.
+    columns = [name for name in COLUMNS if name != "category" or data.draw(st.booleans())]
+    names, differ = columns, data.draw(st.booleans())
     for file in range(data.draw(st.integers(2, 9))):
-        names = data.draw(st.permutations(list(COLUMNS)))
+        names = data.draw(st.permutations(columns)) if differ else names
         rows = range(row, row := row + data.draw(st.integers(0 if file else 1, 7)))
         table = pa.table({name: COLUMNS[name](rows) for name in names})
         place = folder / f"part={data.draw(st.sampled_from(['a', 'b']))}"
@@ -212,6 +215,34 @@ def test_more_categories_than_an_index_can_tell_are_an_error_that_says_so(tmp_pa
     write_categories(tmp_path, 2)
     with pytest.raises(SchemaError, match=r"rows of several row groups do not join .*'name'.*wider index"):
         list(load(tmp_path, batch_size=150, output_format="arrow"))
+
+
+def test_a_file_with_more_rows_than_its_footer_says_gives_those_that_it_says(tmp_path):
+    """And shifts no others, which are decoded by one call with it."""
+    paths = []
+    for file in range(20):
+        paths.append(tmp_path / f"{file:02}.parquet")
+        pq.write_table(pa.table({"row": range(10 * file, 10 * file + 10)}), paths[-1], write_statistics=False)
+    content = paths[13].read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[start:-8]
+    assert footer.count(b"\x16\x14") >= 3  # field of a 64-bit number: 10, in zigzag
+    paths[13].write_bytes(content[:start] + footer.replace(b"\x16\x14", b"\x16\x0c") + content[-8:])
+    assert pq.read_metadata(paths[13]).num_rows == 6
+    rows = [row for batch in load(tmp_path, batch_size=8) for row in batch["row"].tolist()]
+    assert rows == [row for row in range(200) if not 136 <= row < 140]
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_row_groups_of_few_bytes_and_many_rows_are_not_small(tmp_path, monkeypatch, is_small):
+    rows = 1_000 if is_small else 100_000
+    for file in range(8):
+        pq.write_table(pa.table({"row": np.zeros(rows, np.int64)}), tmp_path / f"{file}.parquet")
+    together = []
+    read = Reader.read_together
+    monkeypatch.setattr(Reader, "read_together", lambda self, tasks: together.append(len(tasks)) or read(self, tasks))
+    assert sum(batch.num_rows for batch in load(tmp_path, batch_size=1_000)) == 8 * rows
+    assert bool(together) == is_small
 
 
 class Numbers(list):

@@ -102,7 +102,7 @@ class Shaper(Protocol):
         ...
 
     def block(self, parts: Iterable[Any]) -> Block:
-        """The block of one row group, from pyarrow.RecordBatches of a few columns each.
+        """The block of one row group, or of several joined ones, from pyarrow.RecordBatches of a few columns each.
 
         Each is converted when it comes, while a core has it in its cache; after that rows are only sliced.
         """
@@ -157,7 +157,7 @@ class JoinedGroups(NamedTuple):
 def read_joined(
     reader: RowGroupReader, shaper: Shaper, wanted: Iterable[tuple[RowGroupTask, int | None]]
 ) -> JoinedGroups:
-    """Several small row groups, each up to its `stop_row`, as one block.
+    """Several small row groups, each up to its `stop_row` or further, as one block.
 
     Raises:
         Exception: one of them is not as planned, or they do not join; which one, `read_block` of each tells.

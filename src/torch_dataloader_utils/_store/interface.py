@@ -106,7 +106,10 @@ class Store(Protocol):
         ...
 
     def read_into(self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str) -> None:
-        """The bytes of each span, written into its buffer, which is as long; of the file with this identity."""
+        """The bytes of each span, written into its buffer, which is as long.
+
+        They are those of the file with this identity, which is checked as in `ranges`.
+        """
         ...
 
     def kept_tail(self, path: str, identity: str) -> bytes | None:

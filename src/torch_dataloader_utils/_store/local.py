@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
 
+import pyarrow as pa
+
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.identity import check_identity, short_read
@@ -131,21 +133,16 @@ def file_stat(status: os.stat_result) -> FileStat:
     return FileStat(size=status.st_size, identity=f"{status.st_size}-{status.st_mtime_ns}")
 
 
-def _pread(descriptor: int, span: Span) -> bytes:
-    # One call gives at most 2 GiB; a short one before the end of the file is legal too.
+def _pread(descriptor: int, span: Span) -> memoryview:
+    """The bytes of a span, fewer if the file ends in it."""
     start, length = span
-    data = os.pread(descriptor, length, start)
-    if len(data) in (0, length):
-        return data
-    parts = [data]
-    have = len(data)
-    while have < length and (part := os.pread(descriptor, length - have, start + have)):
-        parts.append(part)
-        have += len(part)
-    return b"".join(parts)
+    # Arrow's allocator: the C library's gives back to the system what small files were read into, each time anew.
+    memory = memoryview(pa.allocate_buffer(length)).cast("B")
+    return memory[: _pread_into(descriptor, memory, start)].toreadonly()
 
 
 def _pread_into(descriptor: int, buffer: memoryview, start: int) -> int:
+    """How many bytes were read; one call gives at most 2 GiB, and fewer before the end of the file are legal too."""
     have = 0
     while have < len(buffer) and (more := os.preadv(descriptor, [buffer[have:]], start + have)):
         have += more

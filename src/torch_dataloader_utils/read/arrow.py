@@ -16,6 +16,7 @@ from torch_dataloader_utils.read.checks import (
     no_such_group,
     repeated_names,
 )
+from torch_dataloader_utils.read.conform import has_dictionary
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -62,7 +63,7 @@ def _of_stream(source: TaskSource, file: Any, schema: Any) -> Any:
     Dictionaries may come, and change, in any message before it; with them the stream is read up to the batch.
     """
     task = source.task
-    if not any(map(_has_dictionary, schema.types)):
+    if not any(map(has_dictionary, schema.types)):
         file.seek(task.byte_offset)
         return pa.ipc.read_record_batch(pa.py_buffer(file.read(task.byte_length)), schema)
     file.seek(0)
@@ -70,13 +71,6 @@ def _of_stream(source: TaskSource, file: Any, schema: Any) -> Any:
         if ordinal == task.ordinal:
             return batch
     raise no_such_group(task, task.ordinal)
-
-
-def _has_dictionary(data_type: Any) -> bool:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _has_dictionary(data_type.storage_type)
-    children = (data_type.field(i).type for i in range(data_type.num_fields))
-    return pa.types.is_dictionary(data_type) or any(map(_has_dictionary, children))
 
 
 def _spans(source: TaskSource) -> list[Span]:

@@ -4,113 +4,140 @@ A field is (step from the id before it << 4 | type), then its value; a list is (
 the items. Source: Apache Thrift, "Thrift Compact protocol encoding".
 """
 
+from enum import IntEnum
 from itertools import repeat
 
-TRUE, FALSE, INT8, INT16, INT32, INT64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
-"""Types of values."""
 
-END = b"\0"
-"""The end of a struct."""
+class Type(IntEnum):
+    """Types of values."""
+
+    TRUE = 1
+    FALSE = 2
+    INT8 = 3
+    INT16 = 4
+    INT32 = 5
+    INT64 = 6
+    DOUBLE = 7
+    BINARY = 8
+    LIST = 9
+    SET = 10
+    MAP = 11
+    STRUCT = 12
+
+
+END_OF_STRUCT = b"\0"
 
 _LONG_LIST = 15
+_MOST_VARINT_BYTES = 10
 
 
-def end_of(data: bytes, start: int, kind: int) -> int:
+def skip(data: bytes, start: int, kind: int) -> int:
     """Where the value ends that begins at byte `start`.
 
     Raises:
-        IndexError, ValueError: the bytes are no such value.
+        IndexError: it goes on after the data.
+        ValueError: the bytes are no such value.
+        RecursionError: it is nested too deep.
     """
     match kind:
-        case 1 | 2:  # in a field, where the type is the value
+        case Type.TRUE | Type.FALSE:  # in a field, where the type is the value
             return start
-        case 3:
-            return start + 1
-        case 4 | 5 | 6:
-            return _varint(data, start)[1]
-        case 7:
-            return start + 8
-        case 8:
-            length, start = _varint(data, start)
-            return start + length
-        case 9 | 10:
-            return _list_end(data, start)
-        case 11:
-            return _map_end(data, start)
-        case 12:
-            return _struct_end(data, start)
+        case Type.INT8:
+            return _within(data, start + 1)
+        case Type.INT16 | Type.INT32 | Type.INT64:
+            return _read_varint(data, start)[1]
+        case Type.DOUBLE:
+            return _within(data, start + 8)
+        case Type.BINARY:
+            length, start = _read_varint(data, start)
+            return _within(data, start + length)
+        case Type.LIST | Type.SET:
+            return _skip_list(data, start)
+        case Type.MAP:
+            return _skip_map(data, start)
+        case Type.STRUCT:
+            return _skip_struct(data, start)
         case _:
             raise ValueError(f"no type: {kind}")
 
 
-def _struct_end(data: bytes, start: int) -> int:
+def _skip_struct(data: bytes, start: int) -> int:
     while header := data[start]:
         start += 1
         if not header >> 4:  # the id itself, not a step
-            start = _varint(data, start)[1]
-        start = end_of(data, start, header & 15)
+            start = _read_varint(data, start)[1]
+        start = skip(data, start, header & 15)
     return start + 1
 
 
-def _list_end(data: bytes, start: int) -> int:
+def _skip_list(data: bytes, start: int) -> int:
     header, start = data[start], start + 1
     length = header >> 4
     if length == _LONG_LIST:
-        length, start = _varint(data, start)
+        length, start = _read_varint(data, start)
+    _within(data, start + length)  # no item is shorter than a byte
     for kind in repeat(_of_items(header & 15), length):
-        start = end_of(data, start, kind)
+        start = skip(data, start, kind)
     return start
 
 
-def _map_end(data: bytes, start: int) -> int:
-    length, start = _varint(data, start)
+def _skip_map(data: bytes, start: int) -> int:
+    length, start = _read_varint(data, start)
     if not length:
         return start
     kinds, start = data[start], start + 1
-    for kind in (kinds >> 4, kinds & 15) * length:
-        start = end_of(data, start, _of_items(kind))
+    _within(data, start + 2 * length)
+    for _ in range(length):
+        start = skip(data, start, _of_items(kinds >> 4))
+        start = skip(data, start, _of_items(kinds & 15))
     return start
 
 
 def _of_items(kind: int) -> int:
     """Booleans take a byte where no field holds them."""
-    return INT8 if kind in (TRUE, FALSE) else kind
+    return Type.INT8 if kind in (Type.TRUE, Type.FALSE) else kind
 
 
-def _varint(data: bytes, start: int) -> tuple[int, int]:
+def _within(data: bytes, stop: int) -> int:
+    if stop > len(data):
+        raise IndexError(f"byte {stop} of {len(data)}")
+    return stop
+
+
+def _read_varint(data: bytes, start: int) -> tuple[int, int]:
     """An unsigned number, and where it ends."""
-    number = shift = 0
-    while True:
-        byte, start = data[start], start + 1
-        number |= (byte & 0x7F) << shift
+    number = 0
+    for place in range(_MOST_VARINT_BYTES):
+        byte = data[start + place]
+        number |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
-            return number, start
-        shift += 7
+            return number, start + place + 1
+    raise ValueError(f"a number of more than {_MOST_VARINT_BYTES} bytes")
 
 
-def field(step: int, kind: int) -> bytes:
+def write_field(step: int, kind: int) -> bytes:
     """The header of a field whose id is that of the field before it and `step`."""
     return bytes([step << 4 | kind])
 
 
-def list_of(length: int, kind: int) -> bytes:
+def write_list(length: int, kind: int) -> bytes:
     """The header of a list."""
     if length < _LONG_LIST:
         return bytes([length << 4 | kind])
-    return bytes([_LONG_LIST << 4 | kind]) + _unsigned(length)
+    return bytes([_LONG_LIST << 4 | kind]) + _write_varint(length)
 
 
-def number(value: int) -> bytes:
+def write_integer(value: int) -> bytes:
     """An integer of any width, not negative."""
-    return _unsigned(value << 1)
+    return _write_varint(value << 1)
 
 
-def binary(value: bytes) -> bytes:
+def write_binary(value: bytes) -> bytes:
     """Bytes, or a text in UTF-8."""
-    return _unsigned(len(value)) + value
+    return _write_varint(len(value)) + value
 
 
-def _unsigned(value: int) -> bytes:
+def _write_varint(value: int) -> bytes:
     written = bytearray()
     while value > 0x7F:
         written.append(value & 0x7F | 0x80)

@@ -138,6 +138,14 @@ def is_list(data_type: Any) -> bool:
     return any(is_kind(data_type) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
+def has_dictionary(data_type: Any) -> bool:
+    """Whether a type is dictionary-encoded, or something in it is."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return has_dictionary(data_type.storage_type)
+    children = (data_type.field(i).type for i in range(data_type.num_fields))
+    return pa.types.is_dictionary(data_type) or any(map(has_dictionary, children))
+
+
 def _is_text(data_type: Any) -> bool:
     types = pa.types
     return any(is_kind(data_type) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))

@@ -16,17 +16,13 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.read.compact_protocol import (
-    BINARY,
-    END,
-    INT32,
-    INT64,
-    LIST,
-    STRUCT,
-    binary,
-    end_of,
-    field,
-    list_of,
-    number,
+    END_OF_STRUCT,
+    Type,
+    skip,
+    write_binary,
+    write_field,
+    write_integer,
+    write_list,
 )
 
 _PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
@@ -38,23 +34,40 @@ _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6}
 _BLANK = b"\x80\x80\x80\x80\x80\x00"
 _SHIFTS = 7 * np.arange(len(_BLANK))
 
+ARROW_SCHEMA = b"ARROW:schema"
+"""The key under which Arrow's writers keep the schema."""
+
 NUMBERS_END = 1 << (7 * len(_BLANK) - 1)
 """Numbers from 0 up to this fit in."""
 
 
 def footer_head(footer: bytes) -> bytes | None:
     """Version and schema of a footer, the first two fields, as they are written; None if others come first."""
-    version, schema = field(1, INT32), field(1, LIST)
+    version, schema = write_field(1, Type.INT32), write_field(1, Type.LIST)
     if not footer.startswith(version):
         return None
     try:
-        stop = end_of(footer, len(version), INT32)
+        stop = skip(footer, len(version), Type.INT32)
         if not footer.startswith(schema, stop):
             return None
-        stop = end_of(footer, stop + len(schema), LIST)
-    except (IndexError, ValueError):
+        stop = skip(footer, stop + len(schema), Type.LIST)
+    except (IndexError, ValueError, RecursionError):
         return None
     return footer[:stop]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FileFacts:
+    """What footers that are joined have in common.
+
+    head: see `footer_head`. physical_types: of the leaf columns, by pyarrow's names. arrow_schema: what the footer has
+    under that key. created_by: the writer, by which decoders know mistakes of old ones.
+    """
+
+    head: bytes
+    physical_types: Sequence[str]
+    arrow_schema: bytes | None
+    created_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,37 +84,35 @@ class JoinedFooter:
     blanks: Int64s
 
     @classmethod
-    def of(cls, metadata: Any, head: bytes, leaves: Sequence[int], codecs: Sequence[str]) -> Self | None:
-        """For row groups of which these leaf columns, stored with these codecs, are read; None for a codec not known.
-
-        metadata: of one of the files (pyarrow.parquet.FileMetaData). head: its `footer_head`.
-        """
+    def of(cls, facts: FileFacts, leaves: Sequence[int], codecs: Sequence[str]) -> Self | None:
+        """For row groups of which these leaf columns are read, stored with these codecs; None for one not known."""
         if not set(codecs) <= _CODECS.keys():
             return None
         of_leaf = dict(zip(leaves, codecs, strict=True))
-        written, starts = bytearray(field(1, LIST) + list_of(metadata.num_columns, STRUCT)), []
-        for leaf in range(metadata.num_columns):
-            physical_type = _PHYSICAL_TYPES.index(metadata.schema.column(leaf).physical_type)
-            written += field(2, INT64) + number(0) + field(1, STRUCT)  # of a chunk: nothing here, metadata
-            written += field(1, INT32) + number(physical_type)
-            written += field(1, LIST) + list_of(1, INT32) + number(0)  # encodings: the pages tell
-            written += field(1, LIST) + list_of(1, BINARY) + binary(b"")  # path: the schema tells
-            written += field(1, INT32) + number(_CODECS[of_leaf.get(leaf, "UNCOMPRESSED")])
+        written, starts = bytearray(), []
+        written += write_field(1, Type.LIST) + write_list(len(facts.physical_types), Type.STRUCT)
+        for leaf, physical_type in enumerate(facts.physical_types):
+            codec = _CODECS[of_leaf.get(leaf, "UNCOMPRESSED")]
+            # Of the chunk itself nothing but its metadata; encodings are in the pages, the path is in the schema.
+            written += _integer(2, Type.INT64, 0) + write_field(1, Type.STRUCT)
+            written += _integer(1, Type.INT32, _PHYSICAL_TYPES.index(physical_type))
+            written += write_field(1, Type.LIST) + write_list(1, Type.INT32) + write_integer(0)
+            written += write_field(1, Type.LIST) + write_list(1, Type.BINARY) + write_binary(b"")
+            written += _integer(1, Type.INT32, codec)
             for step in (1, 1, 1, 2):  # values, bytes, stored bytes, start
-                written += field(step, INT64)
+                written += write_field(step, Type.INT64)
                 if leaf in of_leaf:
                     starts.append(len(written))
-                written += _BLANK if leaf in of_leaf else number(0)
-            written += END + END
+                written += _BLANK if leaf in of_leaf else write_integer(0)
+            written += END_OF_STRUCT + END_OF_STRUCT
         for _ in range(2):  # bytes, rows
-            written += field(1, INT64)
+            written += write_field(1, Type.INT64)
             starts.append(len(written))
             written += _BLANK
-        group = np.frombuffer(bytes(written + END), dtype=np.uint8)
         return cls(
-            head=head,
-            tail=_tail(metadata),
-            group=group,
+            head=facts.head,
+            tail=_tail(facts),
+            group=np.frombuffer(bytes(written + END_OF_STRUCT), dtype=np.uint8),
             blanks=np.asarray(starts, dtype=np.int64)[:, None] + np.arange(len(_BLANK)),
         )
 
@@ -117,19 +128,24 @@ class JoinedFooter:
         groups = np.repeat(self.group[None], len(rows), axis=0)
         # The highest bit of each byte is in the template.
         groups[:, self.blanks] |= ((numbers[:, :, None] >> _SHIFTS) & 0x7F).astype(np.uint8)
-        num_rows = field(1, INT64) + number(int(rows.sum()))
-        return b"".join((self.head, num_rows, field(1, LIST), list_of(len(rows), STRUCT), groups.tobytes(), self.tail))
+        before = (
+            _integer(1, Type.INT64, int(rows.sum())) + write_field(1, Type.LIST) + write_list(len(rows), Type.STRUCT)
+        )
+        return self.head + before + groups.tobytes() + self.tail
 
 
-def _tail(metadata: Any) -> bytes:
-    """What the footer says of the file itself: keys (the Arrow schema is one), and who wrote it, for known mistakes."""
-    written, step = b"", 1
-    if pairs := metadata.metadata:
-        written += field(1, LIST) + list_of(len(pairs), STRUCT)
-        for key, value in pairs.items():
-            written += field(1, BINARY) + binary(key) + field(1, BINARY) + binary(value) + END
-    else:
-        step = 2
-    if metadata.created_by:
-        written += field(step, BINARY) + binary(metadata.created_by.encode())
-    return written + END
+def _integer(step: int, kind: Type, value: int) -> bytes:
+    return write_field(step, kind) + write_integer(value)
+
+
+def _tail(facts: FileFacts) -> bytes:
+    """What the footer says of the file itself."""
+    written, step = b"", 2
+    if facts.arrow_schema is not None:
+        key = write_field(1, Type.BINARY) + write_binary(ARROW_SCHEMA)
+        value = write_field(1, Type.BINARY) + write_binary(facts.arrow_schema)
+        written += write_field(1, Type.LIST) + write_list(1, Type.STRUCT) + key + value + END_OF_STRUCT
+        step = 1
+    if facts.created_by:
+        written += write_field(step, Type.BINARY) + write_binary(facts.created_by.encode())
+    return written + END_OF_STRUCT

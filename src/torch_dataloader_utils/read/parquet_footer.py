@@ -19,33 +19,35 @@ from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureEr
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
 from torch_dataloader_utils.read.column_chunks import ColumnChunks, column_chunks
 from torch_dataloader_utils.read.footers import FooterCache
-from torch_dataloader_utils.read.joined_footer import footer_head
+from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, footer_head
 from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 
 # Length of the footer (uint32) and the magic "PAR1" or "PARE".
 _TRAILER_BYTES = 8
+
+# What is kept of a row group's chunks: 600 bytes for one column, 950 for ten.
+_CHUNKS_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumns:
     """The columns of a file.
 
-    head: the first bytes of the footer, which say what the columns are; None of a large footer, or if it is not plain
-    where they end. metadata: of the first file that had them, which stays alive. schema: the file's Arrow schema.
-    repeated: names that several columns have. Of each top-level column, leaves: the numbers of its leaf columns;
-    row_bits: the bits of a decoded row (of an offset, where its values have no fixed width).
+    facts: what other files with these columns have too; None of a large footer, or if it is not plain where the columns
+    end. schema: the file's Arrow schema. repeated: names that several columns have. Of each top-level column, leaves:
+    the numbers of its leaf columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed
+    width).
     """
 
-    head: bytes | None
-    metadata: Any
+    facts: FileFacts | None
     schema: Any
     repeated: frozenset[str]
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
 
     @classmethod
-    def of(cls, metadata: Any, head: bytes | None) -> Self:
-        """Those that a parsed footer describes."""
+    def of(cls, metadata: Any, footer: bytes) -> Self:
+        """Those that a parsed footer describes; `footer`: the bytes of it."""
         schema = metadata.schema.to_arrow_schema()
         leaves: dict[str, list[int]] = {name: [] for name in schema.names}
         for index in range(metadata.num_columns):
@@ -54,8 +56,7 @@ class FileColumns:
                 if name in leaves:
                     leaves[name].append(index)
         return cls(
-            head=head,
-            metadata=metadata,
+            facts=_facts(metadata, footer),
             schema=schema,
             repeated=repeated_names(schema.names),
             leaves={name: tuple(indices) for name, indices in leaves.items()},
@@ -69,32 +70,72 @@ class FileColumns:
     def are_of(self, metadata: Any, footer: bytes) -> bool:
         """Whether another file has the same columns, in the same words and from the same writer."""
         return (
-            self.head is not None
-            and footer.startswith(self.head)
-            and self.metadata.created_by == metadata.created_by
-            and self.metadata.metadata == metadata.metadata
+            self.facts is not None
+            and footer.startswith(self.facts.head)
+            and self.facts.created_by == _created_by(metadata)
+            and self._is_schema_of(metadata)
         )
 
+    def _is_schema_of(self, metadata: Any) -> bool:
+        if self.facts is not None and self.facts.arrow_schema == _arrow_schema(metadata):
+            return True
+        # What pandas says of the rows (its index goes to 41) is in there too.
+        schema = metadata.schema.to_arrow_schema()
+        return bool(schema.with_metadata(self.schema.metadata).equals(self.schema, check_metadata=True))
 
-class LastColumns:
-    """The columns of the small footer parsed last; the next file most often has the same.
 
-    Of small files they cost as much to find out as the footer to parse. For all threads, without a lock: one
-    reference is read, and replaced.
+def _facts(metadata: Any, footer: bytes) -> FileFacts | None:
+    head = footer_head(footer) if len(footer) <= TAIL_BYTES else None
+    created_by = _created_by(metadata)
+    if head is None or created_by is None:
+        return None
+    return FileFacts(
+        head=head,
+        physical_types=[metadata.schema.column(index).physical_type for index in range(metadata.num_columns)],
+        arrow_schema=_arrow_schema(metadata),
+        created_by=created_by,
+    )
+
+
+def _arrow_schema(metadata: Any) -> bytes | None:
+    found: bytes | None = (metadata.metadata or {}).get(ARROW_SCHEMA)
+    return found
+
+
+def _created_by(metadata: Any) -> str | None:
+    try:
+        writer: str = metadata.created_by
+    except UnicodeDecodeError:
+        return None
+    return writer
+
+
+class KnownColumns:
+    """The columns of small footers of late, so that files with the same ones share them.
+
+    Of small files they cost as much to find out as the footer to parse, and files are decoded together only if they
+    share them. For all threads, without a lock: entries are read, set where there is none, and deleted, each at once.
     """
 
+    _MOST = 16
+
     def __init__(self) -> None:
-        self._last: FileColumns | None = None
+        self._known: dict[Any, FileColumns] = {}
 
     def of(self, metadata: Any, footer: bytes) -> FileColumns:
         """The columns that a parsed footer describes."""
-        last = self._last
-        if last is not None and last.are_of(metadata, footer):
-            return last
-        head = footer_head(footer) if len(footer) <= TAIL_BYTES else None
-        columns = FileColumns.of(metadata, head)
-        if head is not None:
-            self._last = columns
+        for known in list(self._known.values()):
+            if known.are_of(metadata, footer):
+                return known
+        columns = FileColumns.of(metadata, footer)
+        facts = columns.facts
+        if facts is None:
+            return columns
+        # Two threads with the same columns get those of the one that is first.
+        same = columns.schema.remove_metadata().to_string(), facts.head, facts.created_by
+        columns = self._known.setdefault(same, columns)
+        while len(self._known) > self._MOST:
+            self._known.pop(next(iter(self._known)), None)
         return columns
 
 
@@ -130,7 +171,7 @@ class Footer:
 
 _footers: FooterCache[Footer] = FooterCache()
 
-_last_columns = LastColumns()
+_known_columns = KnownColumns()
 
 
 def parquet_footer(source: TaskSource) -> Footer:
@@ -151,7 +192,13 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
-    return Footer(metadata=metadata, columns=_last_columns.of(metadata, footer)), metadata.serialized_size
+    return Footer(metadata=metadata, columns=_known_columns.of(metadata, footer)), _weight(metadata)
+
+
+def _weight(metadata: Any) -> int:
+    """What a footer counts in the cache: its encoded bytes, and what its `chunks` will take."""
+    num_bytes: int = metadata.serialized_size + metadata.num_row_groups * _CHUNKS_BYTES
+    return num_bytes
 
 
 def _read_metadata(source: TaskSource) -> tuple[Any, bytes]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.checks import repeated_names
+from torch_dataloader_utils.read.conform import has_dictionary
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_filter import filter_columns
 
@@ -30,9 +31,8 @@ class Projection:
 
     @property
     def has_categories(self) -> bool:
-        """Whether a column is dictionary-encoded."""
-        fields = (*self.stored, *self.partitions)
-        return any(pa.types.is_dictionary(field.type) for field in fields)
+        """Whether a column, or what is in it, is dictionary-encoded."""
+        return any(has_dictionary(field.type) for field in (*self.stored, *self.partitions))
 
     def fields(self, names: Sequence[str]) -> Any:
         """The schema of these stored columns."""

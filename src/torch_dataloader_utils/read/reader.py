@@ -26,7 +26,7 @@ from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, parquet_columns
-from torch_dataloader_utils.read.parquet_together import RowGroups
+from torch_dataloader_utils.read.parquet_together import JoinedRowGroups
 from torch_dataloader_utils.read.projection import Projection, project, project_counting
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
@@ -96,7 +96,7 @@ class Reader:
         """See `RowGroupReader`: Parquet files with the same columns, and no categories, which are each file's own."""
         if not all(self._is_stored(task) for task in tasks) or self.projection.has_categories:
             return None
-        groups = RowGroups.of([self._source(task) for task in tasks], self.projection.stored)
+        groups = JoinedRowGroups.of([self._source(task) for task in tasks], self.projection.stored)
         if groups is None:
             return None
         parts = list(self._conformed(tasks[0], groups.decode()))

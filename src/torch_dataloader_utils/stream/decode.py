@@ -36,8 +36,8 @@ class DecodeOptions:
 
     threads: row groups decoded at once. budget_bytes: blocks held ahead of the trainer, all lanes of a worker together;
         a row group that is needed now is decoded even if it alone exceeds the budget. worker_threads: instead of
-        threads, in a worker process. small_bytes: row groups of no more are decoded several by one thread, and one
-        thread at a time (see `Turns`); 0 for none, where threads wait for a store.
+        threads, in a worker process. small_bytes: row groups of no more are decoded several by one job, see
+        `SmallGroups`; 0 for none, where threads wait for a store.
     """
 
     threads: int
@@ -49,6 +49,10 @@ class DecodeOptions:
 # Small row groups are many within the budget. More than these a thread (those of one job, and of one that the trainer
 # has) would only make the first batch wait.
 _GROUPS_A_THREAD = 2 * MOST_TOGETHER
+
+
+# A column of one value takes a few bytes encoded, whatever its rows.
+_MOST_SMALL_ROWS = 1 << 16
 
 
 class Decoder:
@@ -73,7 +77,8 @@ class Decoder:
         groups, formats = work.inventory.groups, work.inventory.files.formats
         # What text takes in memory, its stored bytes do not say.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
-        self._is_small = (groups.projected_bytes <= options.small_bytes) & ~is_text
+        is_short = groups.physical_rows <= _MOST_SMALL_ROWS
+        self._is_small = (groups.projected_bytes <= options.small_bytes) & is_short & ~is_text
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
         self._small = SmallGroups(self._pool, self._decode, self._decode_joined)
         self._is_closed = False
@@ -130,7 +135,7 @@ class Decoder:
         return self.counters.count_decode(partial(read_joined, self._reader, self._shaper, tasks), len(wanted))
 
     def _task(self, wanted: Wanted) -> tuple[RowGroupTask, int | None]:
-        """What to read; running jobs end with the row group that they have once the decoder is closed."""
+        """What to read; nothing more once the decoder is closed."""
         if self._is_closed:
             raise CancelledError
         group, stop_row = wanted

@@ -95,7 +95,7 @@ class SmallGroups:
         self._takes_one_call = False
 
     def start(self, wanted: Sequence[Wanted]) -> Together:
-        """Start decoding these, one after the other in one thread; errors come where the rows are taken."""
+        """Start decoding these in one thread; errors come where the rows are taken."""
         together = Together(
             groups=tuple(group for group, _ in wanted), alone=tuple(Future() for _ in wanted), joined=Future()
         )

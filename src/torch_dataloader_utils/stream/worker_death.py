@@ -95,8 +95,8 @@ class NotingReader:
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
         """See RowGroupReader."""
-        beside = f" and {len(tasks) - 1} others" if len(tasks) > 1 else ""
-        with self.notes.reading(self.worker, f"{tasks[0].where}{beside}"):
+        more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+        with self.notes.reading(self.worker, f"{tasks[0].where}{more}"):
             return self.reader.read_together(tasks)
 
 

@@ -41,7 +41,7 @@ class PackingReader:
         yield pack_documents(documents, tokens, pieces, self.packing, planned)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> None:
-        """Not: samples end with their row group."""
+        """None: samples end with their row group."""
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Samples of one row group, by reading it; `task.live_rows` is not looked at."""
