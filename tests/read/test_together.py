@@ -21,7 +21,7 @@ from tests.read.files import make_spec, parquet_tasks, write_arrow, write_parque
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import LocalStore
-from torch_dataloader_utils.errors import DataError, FileChangedError, RowCountError, SchemaError
+from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
 from torch_dataloader_utils.read.compact_protocol import (
     Type,
@@ -355,6 +355,33 @@ def test_files_of_other_writers_or_of_nobody_that_can_be_told(tmp_path: Path, wr
     assert [reader.read(task).num_rows for task in tasks] == [40] * 3
     assert not _decoded_by_one_call(reader, tasks[:2])
     assert _decoded_by_one_call(reader, tasks[1:]) == (writer[:1] != b"\xff")
+
+
+def test_a_codec_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
+    """Of which pyarrow's metadata ends the process if it is asked for it."""
+    tasks = [task for name in "ab" for task in write_parquet(tmp_path / f"{name}.parquet", ROWS)]
+    tasks[1] = _edited(tasks[1], b"\x18\x01x\x15\x02", b"\x18\x01x\x15\x52")
+    reader = make_reader(make_spec(ROWS.schema))
+    assert not _decoded_by_one_call(reader, tasks)
+    with pytest.raises(CorruptFileError, match="codec"):
+        reader.read(tasks[1])
+
+
+def test_pages_with_more_values_than_their_chunk(tmp_path: Path) -> None:
+    """One damaged number in the header of a page; levels of columns with nulls are padded, so that there are more."""
+    table = pa.table({"x": pa.array([None if row % 3 == 0 else row for row in range(20)])})
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    tasks = [task for name in "abc" for task in write_parquet(tmp_path / f"{name}.parquet", table, **options)]
+    reader = make_reader(make_spec(table.schema))
+    alone = [reader.read(task) for task in tasks]
+    path = Path(tasks[0].path)
+    content = path.read_bytes()
+    assert content.count(b"\x15\x28") >= 1
+    path.write_bytes(content.replace(b"\x15\x28", b"\x15\x2c", 1))  # 20 and 22, in zigzag
+    tasks[0] = parquet_tasks(path)[0]
+    assert reader.read(tasks[0]).equals(alone[0])
+    with pytest.raises(CorruptFileError, match="other rows"):
+        reader.read_together(tasks)
 
 
 def _edited(task: RowGroupTask, old: bytes, new: bytes) -> RowGroupTask:

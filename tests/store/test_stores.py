@@ -59,7 +59,10 @@ def test_ranges_are_read_into_buffers(place):
     store = open_store(path)
     identity = store.stat(path).identity
     memory = bytearray(30)
-    spans, buffers = [(7, 10), (0, 0), (1000, 20)], [memoryview(memory)[:10], memoryview(bytearray()), memoryview(memory)[10:]]
+    spans, buffers = (
+        [(7, 10), (0, 0), (1000, 20)],
+        [memoryview(memory)[:10], memoryview(bytearray()), memoryview(memory)[10:]],
+    )
     store.read_into(path, spans, buffers, identity)
     assert bytes(memory) == DATA[7:17] + DATA[1000:1020]
     with pytest.raises((StoreError, FileChangedError)):

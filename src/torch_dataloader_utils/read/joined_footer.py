@@ -10,6 +10,7 @@ Source: parquet-format, "parquet.thrift".
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +30,7 @@ _PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYT
 
 # By number. Not those that pyarrow calls LZ4: they are two.
 _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6}
+_CODEC_BYTES = frozenset(b"".join(map(write_integer, _CODECS.values())))
 
 # A number of seven bits a byte, one of them the sign; the last byte is the one whose highest bit is not set.
 _BLANK = b"\x80\x80\x80\x80\x80\x00"
@@ -60,14 +62,38 @@ def footer_head(footer: bytes) -> bytes | None:
 class FileFacts:
     """What footers that are joined have in common.
 
-    head: see `footer_head`. physical_types: of the leaf columns, by pyarrow's names. arrow_schema: what the footer has
-    under that key. created_by: the writer, by which decoders know mistakes of old ones.
+    head: see `footer_head`. paths, physical_types: of the leaf columns, by pyarrow's names. arrow_schema: what the
+    footer has under that key. created_by: the writer, by which decoders know mistakes of old ones.
     """
 
     head: bytes
+    paths: Sequence[str]
     physical_types: Sequence[str]
     arrow_schema: bytes | None
     created_by: str
+
+
+def has_known_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> bool:
+    """Whether every chunk of a footer is stored with a codec that joined footers may have; False if in doubt.
+
+    pyarrow ends the process where it is asked for a codec that it does not know, so that it must not be asked before.
+    The codec of a chunk comes after its path, a name with dots is not found.
+    """
+    marks = [_path_mark(path) for path in facts.paths]
+    place = len(facts.head)
+    for mark in marks * num_row_groups:
+        place = footer.find(mark, place) + len(mark)
+        if place < len(mark) or footer[place] not in _CODEC_BYTES:
+            return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _path_mark(path: str) -> bytes:
+    """What comes before the codec of a chunk."""
+    parts = path.split(".")
+    written = b"".join(write_binary(part.encode()) for part in parts)
+    return write_field(1, Type.LIST) + write_list(len(parts), Type.BINARY) + written + write_field(1, Type.INT32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureEr
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
 from torch_dataloader_utils.read.column_chunks import ColumnChunks, column_chunks
 from torch_dataloader_utils.read.footers import FooterCache
-from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, footer_head
+from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, footer_head, has_known_codecs
 from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 
 # Length of the footer (uint32) and the magic "PAR1" or "PARE".
@@ -91,6 +91,7 @@ def _facts(metadata: Any, footer: bytes) -> FileFacts | None:
         return None
     return FileFacts(
         head=head,
+        paths=[metadata.schema.column(index).path for index in range(metadata.num_columns)],
         physical_types=[metadata.schema.column(index).physical_type for index in range(metadata.num_columns)],
         arrow_schema=_arrow_schema(metadata),
         created_by=created_by,
@@ -141,10 +142,14 @@ class KnownColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Footer:
-    """A parsed footer."""
+    """A parsed footer.
+
+    facts: what its row groups can be joined by with those of other files; None if they cannot.
+    """
 
     metadata: Any
     columns: FileColumns
+    facts: FileFacts | None
     _chunks: dict[int, tuple[Sequence[int], ColumnChunks]] = field(default_factory=dict, init=False, repr=False)
 
     def chunks(self, task: RowGroupTask, leaves: Sequence[int]) -> ColumnChunks:
@@ -192,7 +197,11 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
-    return Footer(metadata=metadata, columns=_known_columns.of(metadata, footer)), _weight(metadata)
+    columns = _known_columns.of(metadata, footer)
+    facts = columns.facts
+    if facts is not None and not has_known_codecs(footer, facts, metadata.num_row_groups):
+        facts = None
+    return Footer(metadata=metadata, columns=columns, facts=facts), _weight(metadata)
 
 
 def _weight(metadata: Any) -> int:

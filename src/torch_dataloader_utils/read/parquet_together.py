@@ -51,16 +51,16 @@ class JoinedRowGroups:
             DataError, StoreError: a file, or its footer, is not as planned.
         """
         footers = list(map(parquet_footer, sources))
-        columns = footers[0].columns
+        columns, facts = footers[0].columns, footers[0].facts
         names = [name for name in schema.names if name in columns.leaves]
-        if columns.facts is None or not names or any(footer.columns is not columns for footer in footers):
+        if facts is None or not names or any(footer.facts is not facts for footer in footers):
             return None
         check_unique(sources[0].task, columns.repeated, names)
         leaves = columns.leaves_of(names)
         chunks = [footer.chunks(source.task, leaves) for footer, source in zip(footers, sources, strict=True)]
         codecs, most_bytes = chunks[0].codecs, sources[0].max_row_group_bytes
         numbers = np.stack([each.numbers for each in chunks])
-        footer = _joined_footer(columns.facts, leaves, codecs)
+        footer = _joined_footer(facts, leaves, codecs)
         row_bits = sum(columns.row_bits[name] for name in names)
         if (
             footer is None

@@ -51,7 +51,7 @@ class DecodeOptions:
 _GROUPS_A_THREAD = 2 * MOST_TOGETHER
 
 
-# A column of one value takes a few bytes encoded, whatever its rows.
+# Of one job. A column of one value takes a few bytes encoded, whatever its rows.
 _MOST_SMALL_ROWS = 1 << 16
 
 
@@ -77,7 +77,8 @@ class Decoder:
         groups, formats = work.inventory.groups, work.inventory.files.formats
         # What text takes in memory, its stored bytes do not say.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
-        is_short = groups.physical_rows <= _MOST_SMALL_ROWS
+        self._rows = groups.physical_rows
+        is_short = self._rows <= _MOST_SMALL_ROWS
         self._is_small = (groups.projected_bytes <= options.small_bytes) & is_short & ~is_text
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
         self._small = SmallGroups(self._pool, self._decode, self._decode_joined)
@@ -90,7 +91,8 @@ class Decoder:
 
     def fit_one_job(self, groups: Sequence[int]) -> bool:
         """Whether a job over these row groups is not too long, and the budget has room for it and another one."""
-        return sum(map(self.group_bytes, groups)) <= min(self._budget_bytes // 2, MOST_BYTES_TOGETHER)
+        num_bytes, rows = sum(map(self.group_bytes, groups)), int(self._rows[np.asarray(groups)].sum())
+        return num_bytes <= min(self._budget_bytes // 2, MOST_BYTES_TOGETHER) and rows <= _MOST_SMALL_ROWS
 
     def group_bytes(self, group: int) -> int:
         """What a row group counts against the budget: its projected bytes."""
