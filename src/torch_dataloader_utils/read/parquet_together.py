@@ -116,11 +116,10 @@ class JoinedRowGroups:
         memory = memoryview(file).cast("B")
         memory[-len(end) :] = end
         buffers = [memory[start:stop] for start, stop in zip(places.tolist(), stops.tolist(), strict=True)]
-        numbers = range(len(buffers))
-        for _, run in groupby(numbers, key=lambda number: self.sources[number].key):
-            of_file = list(run)
-            spans = [self.chunks[number].span for number in of_file]
-            self.sources[of_file[0]].read_into(spans, [buffers[number] for number in of_file])
+        of_groups = zip(self.sources, self.chunks, buffers, strict=True)
+        for _, run in groupby(of_groups, key=lambda group: group[0].key):
+            sources, chunks, targets = zip(*run, strict=True)
+            sources[0].read_into([each.span for each in chunks], targets)
         return file
 
 
