@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.read.files import make_spec, parquet_tasks
 from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.read import parquet
+from torch_dataloader_utils.read import parquet, parquet_together
 from torch_dataloader_utils.read.reader import make_reader
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,7 @@ def test_every_file_has_one_of_the_three_answers(verdicts: dict[str, dict[str, A
             assert "row group" in message
 
 
+@pytest.mark.skipif(not parquet_together.IS_SUPPORTED, reason=f"not with pyarrow {pa.__version__}")
 def test_most_files_can_be_read_by_one_call(verdicts: dict[str, dict[str, Any]]) -> None:
     together = [name for name, answer in verdicts.items() if answer.get("together")]
     assert len(together) > len(verdicts) / 2

@@ -36,6 +36,8 @@ from torch_dataloader_utils.read.joined_footer import JoinedFooter, footer_head
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.record_batches import side_by_side
 
+pytestmark = pytest.mark.skipif(not parquet_together.IS_SUPPORTED, reason=f"not with pyarrow {pa.__version__}")
+
 ROWS = pa.table({"x": pa.array(range(40)), "y": pa.array([f"text {i}" for i in range(40)])})
 WRITER_OPTIONS = st.fixed_dictionaries(
     {

@@ -28,6 +28,10 @@ from torch_dataloader_utils.read.source import TaskSource
 _MOST_SPAN_BYTES = 64 << 10
 
 
+IS_SUPPORTED = int(pa.__version__.partition(".")[0]) >= 26
+"""pyarrow 24 stops at the sum of what footers count, so that rows beyond one of them would shift those after it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JoinedRowGroups:
     """Row groups that one call decodes.
@@ -45,11 +49,15 @@ class JoinedRowGroups:
 
     @classmethod
     def of(cls, sources: Sequence[TaskSource], schema: Any) -> Self | None:
-        """Row groups of files that all have the same columns, `schema` as far as they have it; None of others.
+        """Row groups of files that all have the same columns, `schema` as far as they have it.
+
+        None of others, and where this pyarrow is too old.
 
         Raises:
             DataError, StoreError: a file, or its footer, is not as planned.
         """
+        if not IS_SUPPORTED:
+            return None
         footers = list(map(parquet_footer, sources))
         columns, facts = footers[0].columns, footers[0].facts
         names = [name for name in schema.names if name in columns.leaves]
