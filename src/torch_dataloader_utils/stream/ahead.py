@@ -42,7 +42,10 @@ class DecodeAhead:
 
     def prefetch(self) -> None:
         """Begin the next row groups, as far as the budget goes."""
-        while self._waiting and self._decoder.has_room(*(groups := self._next_groups())):
+        while self._waiting:
+            groups = self._next_groups()
+            if self._decoder.room_for(groups) < len(groups):
+                return
             self._begin(groups)
 
     def rows(self, group: int) -> Future[GroupRows]:
@@ -52,9 +55,7 @@ class DecodeAhead:
         """
         while group not in self._begun:
             groups = self._next_groups()
-            while len(groups) > 1 and not self._decoder.has_room(*groups):
-                groups.pop()
-            self._begin(groups)
+            self._begin(groups[: max(1, self._decoder.room_for(groups))])
         return self._begun[group]
 
     def begun(self, group: int) -> Future[GroupRows] | None:
@@ -95,6 +96,4 @@ class DecodeAhead:
         """What one job decodes next: a row group, or several small ones: one at first, then twice as many each time."""
         following = self._waiting[-self._at_once :][::-1]
         small = list(itertools.takewhile(self._decoder.is_small, following))
-        while len(small) > 1 and not self._decoder.fit_one_job(small):
-            small.pop()
-        return small or following[:1]
+        return small[: self._decoder.most_of_one_job(small)] if small else following[:1]

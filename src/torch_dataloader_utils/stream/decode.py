@@ -77,26 +77,32 @@ class Decoder:
         groups, formats = work.inventory.groups, work.inventory.files.formats
         # What text takes in memory, its stored bytes do not say.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
-        self._rows = groups.physical_rows
+        self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         is_short = self._rows <= _MOST_SMALL_ROWS
-        self._is_small = (groups.projected_bytes <= options.small_bytes) & is_short & ~is_text
+        self._is_small = (self._bytes <= options.small_bytes) & is_short & ~is_text
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
         self._small = SmallGroups(self._pool, self._decode, self._decode_joined)
         self._is_closed = False
 
-    def has_room(self, *groups: int) -> bool:
-        """Whether the budget allows to decode these row groups ahead, beside what is held."""
-        has_bytes = self._held_bytes + sum(map(self.group_bytes, groups)) <= self._budget_bytes
-        return has_bytes and self._held_groups + len(groups) <= self._most_groups
+    def room_for(self, groups: Sequence[int]) -> int:
+        """How many of these row groups, from the first on, the budget allows to decode ahead, beside what is held."""
+        num_bytes = np.cumsum(self._bytes[np.asarray(groups)])
+        fit = np.count_nonzero(num_bytes <= self._budget_bytes - self._held_bytes)
+        return max(0, min(int(fit), self._most_groups - self._held_groups))
 
-    def fit_one_job(self, groups: Sequence[int]) -> bool:
-        """Whether a job over these row groups is not too long, and the budget has room for it and another one."""
-        num_bytes, rows = sum(map(self.group_bytes, groups)), int(self._rows[np.asarray(groups)].sum())
-        return num_bytes <= min(self._budget_bytes // 2, MOST_BYTES_TOGETHER) and rows <= _MOST_SMALL_ROWS
+    def most_of_one_job(self, groups: Sequence[int]) -> int:
+        """How many of these row groups, from the first on, make a job that is not too long; at least one.
+
+        The budget has room for that job and another one.
+        """
+        numbers = np.asarray(groups)
+        num_bytes, rows = np.cumsum(self._bytes[numbers]), np.cumsum(self._rows[numbers])
+        fit = (num_bytes <= min(self._budget_bytes // 2, MOST_BYTES_TOGETHER)) & (rows <= _MOST_SMALL_ROWS)
+        return max(1, int(np.count_nonzero(fit)))
 
     def group_bytes(self, group: int) -> int:
         """What a row group counts against the budget: its projected bytes."""
-        return int(self._work.inventory.groups.projected_bytes[group])
+        return int(self._bytes[group])
 
     def is_small(self, group: int) -> bool:
         """Whether a row group is decoded together with others."""
