@@ -405,13 +405,13 @@ def test_more_rows_than_the_footer_says_are_not_taken_for_those_of_the_next_file
     reader = make_reader(make_spec(ROWS.schema))
     groups = parquet_together.JoinedRowGroups.of([reader._source(task) for task in tasks], ROWS.schema)
     assert groups is not None
-    numbers, chunks = groups.numbers.copy(), list(groups.chunks)
+    numbers, rows = groups.numbers.copy(), list(groups.rows)
     numbers[file, 2, [ROWS.column_names.index(name) for name in columns]] = 30
-    chunks[file] = chunks[file]._replace(rows=30)
+    rows[file] = 30
     sources = list(groups.sources)
     sources[file] = replace(sources[file], task=replace(tasks[file], physical_rows=30))
     with pytest.raises(DataError, match=r"other rows|some columns"):
-        list(replace(groups, sources=sources, numbers=numbers, chunks=chunks).decode())
+        list(replace(groups, sources=sources, numbers=numbers, rows=rows).decode())
 
 
 def test_a_chunk_comes_with_what_decoders_read_after_it(tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ class Store(Protocol):
         """
         ...
 
-    def read_into(self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str) -> None:
+    def read_into(
+        self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
+    ) -> None:
         """The bytes of each span, written into its buffer, which is as long.
 
         They are those of the file with this identity, which is checked as in `ranges`.

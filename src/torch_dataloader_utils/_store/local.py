@@ -50,24 +50,23 @@ class LocalStore:
         with translated(path, "read"), _opened(self.local_path(path)) as file:
             now = file_stat(os.fstat(file))
             start = max(0, now.size - length)
-            data = _pread(file, (start, now.size - start))
-        if len(data) != now.size - start:
-            raise short_read(path, f"the last {now.size - start} bytes gave {len(data)}")
-        return Tail(data=data, size=now.size, identity=now.identity)
+            buffer = _new_buffer(now.size - start)
+            have = _pread_into(file, buffer, start)
+        if have != len(buffer):
+            raise short_read(path, f"the last {len(buffer)} bytes gave {have}")
+        return Tail(data=buffer.toreadonly(), size=now.size, identity=now.identity)
 
     def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
         """The bytes of each span; the identity is checked on the open file, after the reads."""
         plan = coalesce(spans, self.limits)
-        with translated(path, "read", identity), _opened(self.local_path(path)) as file:
-            data = [_pread(file, span) for span in plan.reads]
-            now = file_stat(os.fstat(file))
-        check_identity(path, identity, now)
-        for span, buffer in zip(plan.reads, data, strict=True):
-            if len(buffer) != span[1]:
-                raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {len(buffer)} of {span[1]} bytes")
-        return plan.slices(data)
+        with translated(path, "read", identity):
+            buffers = [_new_buffer(length) for _, length in plan.reads]
+        self.read_into(path, plan.reads, buffers, identity)
+        return plan.slices([buffer.toreadonly() for buffer in buffers])
 
-    def read_into(self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str) -> None:
+    def read_into(
+        self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
+    ) -> None:
         """The bytes of each span, read into its buffer: no memory is taken, which for small files is most of a read."""
         with translated(path, "read", identity), _opened(self.local_path(path)) as file:
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
@@ -133,12 +132,9 @@ def file_stat(status: os.stat_result) -> FileStat:
     return FileStat(size=status.st_size, identity=f"{status.st_size}-{status.st_mtime_ns}")
 
 
-def _pread(descriptor: int, span: Span) -> memoryview:
-    """The bytes of a span, fewer if the file ends in it."""
-    start, length = span
-    # Arrow's allocator: the C library's gives back to the system what small files were read into, each time anew.
-    memory = memoryview(pa.allocate_buffer(length)).cast("B")
-    return memory[: _pread_into(descriptor, memory, start)].toreadonly()
+def _new_buffer(length: int) -> memoryview:
+    """Memory of Arrow's allocator: the C library's is given back to the system after each small file."""
+    return memoryview(pa.allocate_buffer(length)).cast("B")
 
 
 def _pread_into(descriptor: int, buffer: memoryview, start: int) -> int:

@@ -91,7 +91,9 @@ class FsspecStore:
             check_identity(path, identity, stat_of(self._request(path, "look up", identity, _look_up)))
         return plan.slices(reads.data)
 
-    def read_into(self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str) -> None:
+    def read_into(
+        self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
+    ) -> None:
         """The bytes of each span, copied into its buffer."""
         for buffer, data in zip(buffers, self.ranges(path, spans, identity), strict=True):
             buffer[:] = data

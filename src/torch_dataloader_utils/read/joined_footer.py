@@ -77,7 +77,7 @@ def has_known_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> bo
     """Whether every chunk of a footer is stored with a codec that joined footers may have; False if in doubt.
 
     pyarrow ends the process where it is asked for a codec that it does not know, so that it must not be asked before.
-    The codec of a chunk comes after its path, a name with dots is not found.
+    The codec of a chunk comes after its path; one whose name has dots is not found.
     """
     marks = [_path_mark(path) for path in facts.paths]
     place = len(facts.head)

@@ -59,7 +59,7 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
     with source.open(lambda: _spans(source, footer, columns)) as file:
         reader = open_parquet(source, file, footer.metadata)
         stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=stop_row is not None)
-        yield from decode_columns(reader, source.task, footer.columns, columns, stored)
+        yield from decode_columns(reader, task, footer.columns, columns, stored)
 
 
 class StoredRows(NamedTuple):

@@ -69,15 +69,10 @@ class FileColumns:
 
     def are_of(self, metadata: Any, footer: bytes) -> bool:
         """Whether another file has the same columns, in the same words and from the same writer."""
-        return (
-            self.facts is not None
-            and footer.startswith(self.facts.head)
-            and self.facts.created_by == _created_by(metadata)
-            and self._is_schema_of(metadata)
-        )
-
-    def _is_schema_of(self, metadata: Any) -> bool:
-        if self.facts is not None and self.facts.arrow_schema == _arrow_schema(metadata):
+        facts = self.facts
+        if facts is None or not footer.startswith(facts.head) or facts.created_by != _created_by(metadata):
+            return False
+        if facts.arrow_schema == _arrow_schema(metadata):
             return True
         # What pandas says of the rows (its index goes to 41) is in there too.
         schema = metadata.schema.to_arrow_schema()

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
-from torch_dataloader_utils.read.column_chunks import ColumnChunks
 from torch_dataloader_utils.read.joined_footer import NUMBERS_END, FileFacts, JoinedFooter
 from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
 from torch_dataloader_utils.read.parquet_footer import FileColumns, parquet_footer
@@ -36,14 +36,16 @@ IS_SUPPORTED = int(pa.__version__.partition(".")[0]) >= 26
 class JoinedRowGroups:
     """Row groups that one call decodes.
 
-    sources: of each (at least one). file_columns: of every file. columns: those of them that are decoded. chunks: of
-    the leaves of these. numbers: theirs, shape [groups, 3, leaves]. footer: makes the one for all.
+    sources, rows, spans: of each (at least one), its file, how many rows it has, where its chunks lie. file_columns: of
+    every file. columns: those of them that are decoded. numbers: of the chunks of their leaves, shape [groups, 3,
+    leaves]; see `ColumnChunks`. footer: makes the one for all.
     """
 
     sources: Sequence[TaskSource]
+    rows: Sequence[int]
+    spans: Sequence[Span]
     file_columns: FileColumns
     columns: Sequence[str]
-    chunks: Sequence[ColumnChunks]
     numbers: Int64s
     footer: JoinedFooter
 
@@ -78,12 +80,15 @@ class JoinedRowGroups:
             or not 0 <= numbers.min() <= numbers.max() < NUMBERS_END
         ):
             return None
-        return cls(sources=sources, file_columns=columns, columns=names, chunks=chunks, numbers=numbers, footer=footer)
-
-    @property
-    def rows(self) -> list[int]:
-        """How many each has."""
-        return [chunks.rows for chunks in self.chunks]
+        return cls(
+            sources=sources,
+            rows=[each.rows for each in chunks],
+            spans=[each.span for each in chunks],
+            file_columns=columns,
+            columns=names,
+            numbers=numbers,
+            footer=footer,
+        )
 
     def decode(self) -> Iterator[Any]:
         """All rows, one row group after the other, a few columns at a time.
@@ -104,7 +109,7 @@ class JoinedRowGroups:
 
     def _file(self) -> Any:
         """The chunks and the footer, as a file in memory."""
-        firsts, lengths = np.array([chunks.span for chunks in self.chunks]).T
+        firsts, lengths = np.array(self.spans).T
         stops = np.cumsum(lengths)
         places = stops - lengths
         rows = np.array(self.rows)
@@ -124,10 +129,10 @@ class JoinedRowGroups:
         memory = memoryview(file).cast("B")
         memory[-len(end) :] = end
         buffers = [memory[start:stop] for start, stop in zip(places.tolist(), stops.tolist(), strict=True)]
-        of_groups = zip(self.sources, self.chunks, buffers, strict=True)
+        of_groups = zip(self.sources, self.spans, buffers, strict=True)
         for _, run in groupby(of_groups, key=lambda group: group[0].key):
-            sources, chunks, targets = zip(*run, strict=True)
-            sources[0].read_into([each.span for each in chunks], targets)
+            sources, spans, targets = zip(*run, strict=True)
+            sources[0].read_into(spans, targets)
         return file
 
 

@@ -20,7 +20,8 @@ class Projection:
     """stored: the pyarrow Schema that is decoded: delivered and filtered columns that lie in the files, each once.
 
     delivered: names of the output, in its order. filtered: names in the row filter. partitions: the fields,
-    among these, whose values come with the task. row_filter: the expression, or None.
+    among these, whose values come with the task. row_filter: the expression, or None. has_categories: whether a column,
+    or what is in it, is dictionary-encoded.
     """
 
     stored: Any
@@ -28,11 +29,7 @@ class Projection:
     filtered: tuple[str, ...]
     partitions: tuple[Any, ...]
     row_filter: Any
-
-    @property
-    def has_categories(self) -> bool:
-        """Whether a column, or what is in it, is dictionary-encoded."""
-        return any(has_dictionary(field.type) for field in (*self.stored, *self.partitions))
+    has_categories: bool
 
     def fields(self, names: Sequence[str]) -> Any:
         """The schema of these stored columns."""
@@ -74,6 +71,7 @@ def _project(schema: Any, names: tuple[str, ...], filtered: tuple[str, ...], spe
         filtered=filtered,
         partitions=tuple(field for name, field in fields.items() if name in spec.partition_columns),
         row_filter=spec.row_filter,
+        has_categories=any(has_dictionary(field.type) for field in fields.values()),
     )
 
 
