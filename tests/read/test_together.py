@@ -19,11 +19,8 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.read.files import make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
-from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._store import LocalStore
-from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
-from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
-from torch_dataloader_utils.read.compact_protocol import (
+from torch_dataloader_utils._core import footer_pattern
+from torch_dataloader_utils._core.compact_protocol import (
     Type,
     skip,
     write_binary,
@@ -31,8 +28,13 @@ from torch_dataloader_utils.read.compact_protocol import (
     write_integer,
     write_list,
 )
+from torch_dataloader_utils._core.footer_parts import footer_head
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._store import LocalStore
+from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
+from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
 from torch_dataloader_utils.read.deletes import RowDeletes
-from torch_dataloader_utils.read.joined_footer import JoinedFooter, footer_head
+from torch_dataloader_utils.read.joined_footer import JoinedFooter
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.record_batches import side_by_side
 
@@ -69,14 +71,25 @@ def rows_together(reader: Reader, tasks: list[RowGroupTask]) -> pa.RecordBatch:
     options=WRITER_OPTIONS,
     order=st.randoms(use_true_random=False),
     bytes_at_once=BYTES_AT_ONCE,
+    worth_a_pattern=st.sampled_from([1, 64]),
 )
 def test_the_rows_are_those_of_each_row_group_alone(
-    files: list[pa.Table], columns: list[str], group_rows: int, options: dict[str, Any], order: Any, bytes_at_once: int
+    files: list[pa.Table],
+    columns: list[str],
+    group_rows: int,
+    options: dict[str, Any],
+    order: Any,
+    bytes_at_once: int,
+    worth_a_pattern: int,
 ) -> None:
     """Also one that the files lack, and one whose values come with the task."""
     schema = SCHEMA.append(pa.field("lost", pa.int32())).append(pa.field("day", pa.string()))
     spec = make_spec(schema, columns=(*columns, "lost", "day"), partition_columns=frozenset({"day"}))
-    with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once),
+        patch.object(footer_pattern, "_WORTH_IT", worth_a_pattern),
+    ):
         tasks = []
         for number_of_file, table in enumerate(files):
             path = Path(folder, f"{number_of_file}.parquet")
@@ -275,7 +288,7 @@ def test_the_joined_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None
     metadata = pq.read_metadata(tasks[0].path)
     columns = parquet_footer.parquet_footer(make_reader(make_spec(ROWS.schema))._source(tasks[0])).columns
     assert columns.facts is not None
-    footer = JoinedFooter.of(columns.facts, [1], ["SNAPPY"])
+    footer = JoinedFooter.of(columns.facts, [1], [0, 1])
     assert footer is not None
     large = (1 << 41) - 1
     numbers = {name: np.array([[7], [large]]) for name in ("starts", "lengths", "num_values")}
@@ -289,9 +302,10 @@ def test_the_joined_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None
         assert chunk.compression == "SNAPPY"
         assert {chunk.data_page_offset, chunk.total_compressed_size, chunk.num_values} == {expected}
         assert seen.row_group(group).column(0).num_values == 0
-    assert JoinedFooter.of(columns.facts, [1], ["LZ4"]) is None
+    assert JoinedFooter.of(columns.facts, [1], [0, 7]) is None
+    assert JoinedFooter.of(columns.facts, [0], [0, 7]) is not None
     nobody = replace(columns.facts, arrow_schema=None, created_by="")
-    anonymous = JoinedFooter.of(nobody, [1], ["SNAPPY"])
+    anonymous = JoinedFooter.of(nobody, [1], [0, 1])
     assert anonymous is not None
     seen = _parsed(anonymous.write(rows=np.array([0, 300]), **numbers))
     assert (seen.metadata, seen.created_by, seen.num_rows) == (None, "", 300)
@@ -417,9 +431,9 @@ def test_more_rows_than_the_footer_says_are_not_taken_for_those_of_the_next_file
 def test_a_chunk_comes_with_what_decoders_read_after_it(tmp_path: Path) -> None:
     """Of files by old writers, whose chunks are longer than their footers say."""
     (task,) = write_parquet(tmp_path / "a.parquet", ROWS)
-    footer = parquet_footer.parquet_footer(make_reader(make_spec(ROWS.schema))._source(task))
-    chunks = footer.chunks(task, (0,))
-    assert chunks.span == (4, int(chunks.numbers[1, 0]) + 100)
+    groups = parquet_together.JoinedRowGroups.of([make_reader(make_spec(ROWS.schema))._source(task)], ROWS.schema)
+    assert groups is not None
+    assert groups.spans == [[4, int(groups.numbers[0, 1].sum()) + 100]]
 
 
 def test_values_of_the_compact_protocol_end_where_they_do() -> None:

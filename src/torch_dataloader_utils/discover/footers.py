@@ -2,15 +2,19 @@
 
 import logging
 import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.known_footers import KnownFooters
 from torch_dataloader_utils._core.parquet_limits import footer_excess
-from torch_dataloader_utils._store import Buffer, FileEntry, Store, Tail, redact
+from torch_dataloader_utils._store import Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
@@ -24,6 +28,17 @@ TAIL_BYTES = 64 << 10
 """Holds the footer of most files: 26 KB for 50 columns and 4 row groups, 592 KB for 500 and 10."""
 
 
+class _ProjectedColumns(NamedTuple):
+    """What files with the same columns have in common; leaves: those of num_leaves that a projection needs."""
+
+    schema: pa.Schema
+    leaves: list[int]
+    num_leaves: int
+
+
+_known_footers: KnownFooters[_ProjectedColumns] = KnownFooters()
+
+
 def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """The row groups that the footer lists, with the filter judged by their statistics.
 
@@ -35,29 +50,44 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
     """
     tail = read_footer(store, item.entry)
     path = item.entry.path
+    has_filter = request.row_filter is not None
+    matched = None if has_filter else _known_footers.match(_footer(tail), request.columns)
     with decoding(path, "Parquet footer"):
+        if matched is not None and matched.known is not None:
+            return _matched_scan(path, tail, matched.numbers, matched.known)
         fragment = None
-        if request.row_filter is None:
-            # What is inside of a ParquetFile, which would look at every column: half of the time of small files.
-            reader = pq.ParquetReader()
-            reader.open(pa.BufferReader(tail.data))
-            metadata, schema = reader.metadata, reader.schema_arrow
-        else:
+        if has_filter:
             # One parse serves statistics too.
             file = pa.BufferReader(tail.data)
             fragment = _PARQUET.make_fragment(file, partition_expression=guarantee(item.partition))
             metadata, schema = fragment.metadata, fragment.physical_schema
+        else:
+            # What is inside of a ParquetFile, which would look at every column: half of the time of small files.
+            reader = pq.ParquetReader()
+            reader.open(pa.BufferReader(tail.data))
+            metadata, schema = reader.metadata, reader.schema_arrow
         check_counts(path, metadata)
         if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
             raise UnsupportedFeatureError(
                 f"{redact(path)}: its column chunks lie in other files. Name the data files themselves."
             )
-        rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
+        leaves = projected_leaves(metadata, schema, request.columns)
+        rows = group_rows(metadata, leaves)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         if fragment is not None:
             verdict = judge_groups(fragment, item.partition, request.row_filter, request.filter_columns)
+    if matched is not None:
+        columns = _ProjectedColumns(schema=schema, leaves=leaves, num_leaves=metadata.num_columns)
+        _known_footers.learn(matched, columns)
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
+
+
+def _matched_scan(path: str, tail: Tail, numbers: FooterNumbers, columns: _ProjectedColumns) -> FileScan:
+    """The scan of a file whose footer is not parsed."""
+    rows = _as_array(_matched_rows(group, columns) for group in numbers.groups)
+    check_total(path, int(rows[:, 0].sum()), numbers.rows)
+    return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=columns.schema)
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:
@@ -122,20 +152,26 @@ def group_rows(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
     The bytes of a group run from the start of its first column chunk to the end of its last one, as written.
     """
     last = metadata.num_columns - 1
-    rows = np.zeros((metadata.num_row_groups, 4), dtype=np.int64)
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        start = stop = 0
-        if last >= 0:
-            chunks = (group.column(0), group.column(last))
-            start = min(map(_chunk_start, chunks))
-            stop = max(_chunk_start(chunk) + chunk.total_compressed_size for chunk in chunks)
+    rows = []
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        ends = [_span(group.column(leaf)) for leaf in ((0, last) if last >= 0 else ())]
         if len(leaves) == metadata.num_columns:
             projected_bytes = group.total_byte_size
         else:
             projected_bytes = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
-        rows[index] = (group.num_rows, projected_bytes, start, stop - start)
-    return rows
+        rows.append((group.num_rows, projected_bytes, *_around(ends)))
+    return _as_array(rows)
+
+
+def _matched_rows(group: RowGroupNumbers, columns: _ProjectedColumns) -> tuple[int, int, int, int]:
+    """The same of one row group whose footer was not parsed."""
+    last = columns.num_leaves - 1
+    ends = [group.chunk(leaf).span for leaf in ((0, last) if last >= 0 else ())]
+    if len(columns.leaves) == columns.num_leaves:
+        projected_bytes = group.num_bytes
+    else:
+        projected_bytes = sum(group.chunk(leaf).num_bytes for leaf in columns.leaves)
+    return (group.rows, projected_bytes, *_around(ends))
 
 
 def check_total(path: str, group_rows: int, file_rows: int) -> None:
@@ -154,8 +190,20 @@ def _footer_bytes(data: Buffer) -> int:
     return int(length)
 
 
-def _chunk_start(chunk: pq.ColumnChunkMetaData) -> int:
-    # Some writers give a dictionary offset of 0 for "none".
-    data_start: int = chunk.data_page_offset
-    dictionary_start = chunk.dictionary_page_offset
-    return dictionary_start if dictionary_start and 0 < dictionary_start < data_start else data_start
+def _footer(tail: Tail) -> bytes:
+    """The footer itself, without its length and the magic."""
+    return bytes(memoryview(tail.data)[-_footer_bytes(tail.data) - 8 : -8])
+
+
+def _span(chunk: pq.ColumnChunkMetaData) -> Span:
+    return chunk_start(chunk.data_page_offset, chunk.dictionary_page_offset), chunk.total_compressed_size
+
+
+def _around(spans: Sequence[Span]) -> Span:
+    """From where the first of them begins to where the last one ends."""
+    start = min((start for start, _ in spans), default=0)
+    return start, max(map(sum, spans), default=0) - start
+
+
+def _as_array(rows: Iterable[tuple[int, ...]]) -> Int64s:
+    return np.array(list(rows), dtype=np.int64).reshape(-1, 4)

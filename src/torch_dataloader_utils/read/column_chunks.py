@@ -1,53 +1,103 @@
-"""Where the column chunks of a Parquet row group lie, as its footer says, and checked against the file's size.
+"""Where the column chunks of Parquet row groups lie, as their footers say, checked against the sizes of their files.
 
 Source: parquet-format, "Column chunks"; pyarrow.parquet.ColumnChunkMetaData.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from torch_dataloader_utils._core.compact_protocol import write_integer
+from torch_dataloader_utils._core.footer_pattern import RowGroupNumbers, all_numbers, chunk_start
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.read.joined_footer import NUMBERS_END
 
 # Writers of old leave the header of the dictionary page out of a chunk's length, so that decoders read so much more of
 # their files (PARQUET-816).
 _PADDING_BYTES = 100
 
+_PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+
+
+class EncodedNumbers(NamedTuple):
+    """What a footer says of a row group, as small as it is there; see `RowGroupNumbers`."""
+
+    types: tuple[int, ...]
+    codecs: tuple[int, ...]
+    written: bytes
+
+    @classmethod
+    def of(cls, group: RowGroupNumbers) -> Self:
+        """What a pattern found."""
+        return cls(group.types, group.codecs, b"".join(group.written))
+
+    @classmethod
+    def parsed(cls, group: Any, codecs: tuple[int, ...]) -> Self | None:
+        """What a parsed footer says of a row group (pyarrow.parquet.RowGroupMetaData), whose codecs are known.
+
+        None if a number is below 0.
+        """
+        chunks = list(map(group.column, range(group.num_columns)))
+        numbers = [
+            number
+            for chunk in chunks
+            for number in (
+                chunk.num_values,
+                chunk.total_uncompressed_size,
+                chunk.total_compressed_size,
+                chunk.data_page_offset,
+                chunk.dictionary_page_offset or 0,
+            )
+        ]
+        numbers += (group.total_byte_size, group.num_rows)
+        if min(numbers) < 0:
+            return None
+        types = tuple(_PHYSICAL_TYPES.index(chunk.physical_type) for chunk in chunks)
+        return cls(types, codecs, b"".join(map(write_integer, numbers)))
+
 
 class ColumnChunks(NamedTuple):
-    """Chunks of one row group, one for each of some leaf columns (at least one).
+    """Chunks of some leaf columns (at least one) of some row groups (at least one).
 
-    rows, num_bytes: of the row group, decompressed. numbers: start, length and number of values of each chunk, int64
-    [3, leaves]. span: where all of them lie, with what decoders may read beside. codecs: of each, by pyarrow's names.
+    rows, num_bytes: of each row group, the latter decompressed, int64 [groups]. numbers: start, length and number of
+    values of each chunk, int64 [groups, 3, leaves]. spans: where all chunks of a row group lie, with what decoders may
+    read beside, as (offset, length), int64 [groups, 2].
     """
 
-    rows: int
-    num_bytes: int
+    rows: Int64s
+    num_bytes: Int64s
     numbers: Int64s
-    span: Span
-    codecs: tuple[str, ...]
+    spans: Int64s
+
+    @classmethod
+    def of(cls, groups: Sequence[EncodedNumbers], leaves: Sequence[int], file_sizes: Sequence[int]) -> Self | None:
+        """Those of row groups of files that are so large; None if one is not in its file, or a number is no such."""
+        chunks, totals = all_numbers([group.written for group in groups])
+        chunks = chunks[:, leaves]
+        if not 0 <= min(chunks.min(), totals.min()) <= max(chunks.max(), totals.max()) < NUMBERS_END:
+            return None
+        num_values, _, lengths, data_starts, dictionary_starts = np.moveaxis(chunks, 2, 0)
+        has_dictionary = (dictionary_starts > 0) & (dictionary_starts < data_starts)
+        starts = np.where(has_dictionary, dictionary_starts, data_starts)
+        stops, sizes = (starts + lengths).max(axis=1), np.asarray(file_sizes)
+        if (stops > sizes).any():
+            return None
+        first = starts.min(axis=1)
+        return cls(
+            rows=totals[:, 1],
+            num_bytes=totals[:, 0],
+            numbers=np.stack([starts, lengths, num_values], axis=1),
+            spans=np.stack([first, np.minimum(stops + _PADDING_BYTES, sizes) - first], axis=1),
+        )
 
 
-def column_chunks(task: RowGroupTask, group: Any, leaves: Sequence[int]) -> ColumnChunks:
-    """Those of a row group's metadata (pyarrow.parquet.RowGroupMetaData).
-
-    Raises:
-        CorruptFileError: one of them is not in the file.
-    """
-    chunks = list(map(group.column, leaves))
-    spans = [chunk_span(task, chunk) for chunk in chunks]
-    first = min(start for start, _ in spans)
-    stop = min(max(map(sum, spans)) + _PADDING_BYTES, task.file_size)
-    return ColumnChunks(
-        rows=group.num_rows,
-        num_bytes=group.total_byte_size,
-        numbers=np.array([(*span, chunk.num_values) for span, chunk in zip(spans, chunks, strict=True)]).T,
-        span=(first, stop - first),
-        codecs=tuple(chunk.compression for chunk in chunks),
-    )
+def physical_types(schema: Any) -> tuple[int, ...]:
+    """Those of all leaf columns of a pyarrow.parquet.ParquetSchema, by the format's numbers."""
+    names = [schema.column(index).physical_type for index in range(len(schema))]
+    return tuple(map(_PHYSICAL_TYPES.index, names))
 
 
 def chunk_span(task: RowGroupTask, chunk: Any) -> Span:
@@ -56,11 +106,7 @@ def chunk_span(task: RowGroupTask, chunk: Any) -> Span:
     Raises:
         CorruptFileError: they are not in the file.
     """
-    start = chunk.data_page_offset
-    # Some writers say 0 for "no dictionary page".
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-        start = chunk.dictionary_page_offset
-    length = chunk.total_compressed_size
+    start, length = chunk_start(chunk.data_page_offset, chunk.dictionary_page_offset), chunk.total_compressed_size
     if start < 0 or length < 0 or start + length > task.file_size:
         raise CorruptFileError(
             f"{task.where}: column {chunk.path_in_schema} is said to lie at bytes {start} to {start + length} of "

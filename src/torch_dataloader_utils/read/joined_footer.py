@@ -15,22 +15,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.read.compact_protocol import (
+from torch_dataloader_utils._core.compact_protocol import (
     END_OF_STRUCT,
     Type,
-    skip,
+    read_integer,
     write_binary,
     write_field,
     write_integer,
     write_list,
 )
+from torch_dataloader_utils._core.inventory import Int64s
 
-_PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-
-# By number. Not those that pyarrow calls LZ4: they are two.
-_CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6}
-_CODEC_BYTES = frozenset(b"".join(map(write_integer, _CODECS.values())))
+_UNCOMPRESSED = 0
+# And Snappy, gzip, Brotli, ZSTD. Not those that pyarrow calls LZ4: they are two.
+_CODECS = frozenset({_UNCOMPRESSED, 1, 2, 4, 6})
+_CODEC_BYTES = frozenset(b"".join(map(write_integer, _CODECS)))
 
 # A number of seven bits a byte, one of them the sign; the last byte is the one whose highest bit is not set.
 _BLANK = b"\x80\x80\x80\x80\x80\x00"
@@ -43,49 +42,36 @@ NUMBERS_END = 1 << (7 * len(_BLANK) - 1)
 """Numbers from 0 up to this fit in."""
 
 
-def footer_head(footer: bytes) -> bytes | None:
-    """Version and schema of a footer, the first two fields, as they are written; None if others come first."""
-    version, schema = write_field(1, Type.INT32), write_field(1, Type.LIST)
-    if not footer.startswith(version):
-        return None
-    try:
-        stop = skip(footer, len(version), Type.INT32)
-        if not footer.startswith(schema, stop):
-            return None
-        stop = skip(footer, stop + len(schema), Type.LIST)
-    except (IndexError, ValueError, RecursionError):
-        return None
-    return footer[:stop]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileFacts:
     """What footers that are joined have in common.
 
-    head: see `footer_head`. paths, physical_types: of the leaf columns, by pyarrow's names. arrow_schema: what the
-    footer has under that key. created_by: the writer, by which decoders know mistakes of old ones.
+    head: see `footer_head`. paths, types: of the leaf columns, the physical types by the format's numbers.
+    arrow_schema: what the footer has under that key. created_by: the writer, by which decoders know mistakes of old
+    ones.
     """
 
     head: bytes
     paths: Sequence[str]
-    physical_types: Sequence[str]
+    types: tuple[int, ...]
     arrow_schema: bytes | None
     created_by: str
 
 
-def has_known_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> bool:
-    """Whether every chunk of a footer is stored with a codec that joined footers may have; False if in doubt.
+def chunk_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> list[tuple[int, ...]] | None:
+    """The codecs of a footer's chunks, by row group; None if one of them is not known here, or in doubt.
 
-    pyarrow ends the process where it is asked for a codec that it does not know, so that it must not be asked before.
+    pyarrow ends the process where it is asked for a codec that it does not know, so that it must not be asked.
     The codec of a chunk comes after its path; one whose name has dots is not found.
     """
     marks = [_path_mark(path) for path in facts.paths]
-    place = len(facts.head)
+    place, found = len(facts.head), []
     for mark in marks * num_row_groups:
         place = footer.find(mark, place) + len(mark)
         if place < len(mark) or footer[place] not in _CODEC_BYTES:
-            return False
-    return True
+            return None
+        found.append(read_integer(footer, place))
+    return list(zip(*[iter(found)] * len(marks), strict=True))
 
 
 @lru_cache(maxsize=1024)
@@ -110,26 +96,28 @@ class JoinedFooter:
     blanks: Int64s
 
     @classmethod
-    def of(cls, facts: FileFacts, leaves: Sequence[int], codecs: Sequence[str]) -> Self | None:
-        """For row groups of which these leaf columns are read, stored with these codecs; None for one not known."""
-        if not set(codecs) <= _CODECS.keys():
+    def of(cls, facts: FileFacts, leaves: Sequence[int], codecs: Sequence[int]) -> Self | None:
+        """For row groups of which these leaf columns are read, stored with these codecs.
+
+        None if a codec is not known. codecs: of every leaf column.
+        """
+        if not {codecs[leaf] for leaf in leaves} <= _CODECS:
             return None
-        of_leaf = dict(zip(leaves, codecs, strict=True))
         written, starts = bytearray(), []
-        written += write_field(1, Type.LIST) + write_list(len(facts.physical_types), Type.STRUCT)
-        for leaf, physical_type in enumerate(facts.physical_types):
-            codec = _CODECS[of_leaf.get(leaf, "UNCOMPRESSED")]
+        written += write_field(1, Type.LIST) + write_list(len(facts.types), Type.STRUCT)
+        for leaf, (physical_type, codec) in enumerate(zip(facts.types, codecs, strict=True)):
+            is_read = leaf in leaves
             # Of the chunk itself nothing but its metadata; encodings are in the pages, the path is in the schema.
             written += _integer(2, Type.INT64, 0) + write_field(1, Type.STRUCT)
-            written += _integer(1, Type.INT32, _PHYSICAL_TYPES.index(physical_type))
+            written += _integer(1, Type.INT32, physical_type)
             written += write_field(1, Type.LIST) + write_list(1, Type.INT32) + write_integer(0)
             written += write_field(1, Type.LIST) + write_list(1, Type.BINARY) + write_binary(b"")
-            written += _integer(1, Type.INT32, codec)
+            written += _integer(1, Type.INT32, codec if is_read else _UNCOMPRESSED)
             for step in (1, 1, 1, 2):  # values, bytes, stored bytes, start
                 written += write_field(step, Type.INT64)
-                if leaf in of_leaf:
+                if is_read:
                     starts.append(len(written))
-                written += _BLANK if leaf in of_leaf else write_integer(0)
+                written += _BLANK if is_read else write_integer(0)
             written += END_OF_STRUCT + END_OF_STRUCT
         for _ in range(2):  # bytes, rows
             written += write_field(1, Type.INT64)

@@ -4,29 +4,33 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.footer_parts import footer_head
+from torch_dataloader_utils._core.footer_pattern import FooterNumbers
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.known_footers import KnownFooters
 from torch_dataloader_utils._core.parquet_limits import footer_excess
 from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
-from torch_dataloader_utils.read.column_chunks import ColumnChunks, column_chunks
+from torch_dataloader_utils.read.column_chunks import EncodedNumbers, physical_types
 from torch_dataloader_utils.read.footers import FooterCache
-from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, footer_head, has_known_codecs
+from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, chunk_codecs
 from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 
-# Length of the footer (uint32) and the magic "PAR1" or "PARE".
+# Length of the footer (uint32) and the magic, which is another one if the footer is encrypted.
 _TRAILER_BYTES = 8
+_MAGIC = b"PAR1"
 
-# What is kept of a row group's chunks: 600 bytes for one column, 950 for ten.
-_CHUNKS_BYTES = 1 << 10
+# What is kept of a row group's numbers, for ten columns or so.
+_NUMBERS_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +91,7 @@ def _facts(metadata: Any, footer: bytes) -> FileFacts | None:
     return FileFacts(
         head=head,
         paths=[metadata.schema.column(index).path for index in range(metadata.num_columns)],
-        physical_types=[metadata.schema.column(index).physical_type for index in range(metadata.num_columns)],
+        types=physical_types(metadata.schema),
         arrow_schema=_arrow_schema(metadata),
         created_by=created_by,
     )
@@ -135,28 +139,31 @@ class KnownColumns:
         return columns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Footer:
-    """A parsed footer.
+    """The footer of a file: its columns, and what it says of row groups.
 
-    facts: what its row groups can be joined by with those of other files; None if they cannot.
+    encoded: its bytes, trailer included. It is parsed once something is wanted that a pattern does not give; of two
+    threads at once, both may do so.
     """
 
-    metadata: Any
-    columns: FileColumns
-    facts: FileFacts | None
-    _chunks: dict[int, tuple[Sequence[int], ColumnChunks]] = field(default_factory=dict, init=False, repr=False)
+    def __init__(
+        self, encoded: bytes, columns: FileColumns, *, metadata: Any = None, numbers: FooterNumbers | None = None
+    ) -> None:
+        """Either parsed or matched."""
+        self.columns = columns
+        self.num_row_groups: int = metadata.num_row_groups if numbers is None else len(numbers.groups)
+        self._encoded = encoded
+        self._metadata = metadata
+        self._numbers: list[EncodedNumbers | None] | None = None
+        if numbers is not None:
+            self._numbers = list(map(EncodedNumbers.of, numbers.groups))
 
-    def chunks(self, task: RowGroupTask, leaves: Sequence[int]) -> ColumnChunks:
-        """The chunks of a task's row group; kept, as finding them takes longer than the rest of a small row group.
-
-        Raises:
-            CorruptFileError: the file does not have this row group, or is not long enough for it.
-        """
-        known = self._chunks.get(task.ordinal)
-        if known is None or known[0] != leaves:
-            known = self._chunks[task.ordinal] = leaves, column_chunks(task, self.row_group(task), leaves)
-        return known[1]
+    @property
+    def metadata(self) -> Any:
+        """The pyarrow.parquet.FileMetaData."""
+        if self._metadata is None:
+            self._metadata = _parsed(self._encoded)
+        return self._metadata
 
     def row_group(self, task: RowGroupTask) -> Any:
         """The metadata of a task's row group.
@@ -164,14 +171,38 @@ class Footer:
         Raises:
             CorruptFileError: the file does not have it.
         """
-        if task.ordinal >= self.metadata.num_row_groups:
-            raise no_such_group(task, self.metadata.num_row_groups)
+        self._check_has(task)
         return self.metadata.row_group(task.ordinal)
+
+    def numbers(self, task: RowGroupTask) -> EncodedNumbers | None:
+        """What it says of a task's row group; None if that cannot be joined with those of other files.
+
+        Kept, as asking a parsed footer takes longer than the rest of a small row group. Raises as `row_group`.
+        """
+        self._check_has(task)
+        if self._numbers is None:
+            self._numbers = self._parsed_numbers() or []
+        return self._numbers[task.ordinal] if self._numbers else None
+
+    def _parsed_numbers(self) -> list[EncodedNumbers | None] | None:
+        facts = self.columns.facts
+        codecs = None if facts is None else chunk_codecs(self._encoded, facts, self.num_row_groups)
+        if codecs is None:
+            return None
+        groups = map(self.metadata.row_group, range(self.num_row_groups))
+        return list(map(EncodedNumbers.parsed, groups, codecs))
+
+    def _check_has(self, task: RowGroupTask) -> None:
+        if task.ordinal >= self.num_row_groups:
+            raise no_such_group(task, self.num_row_groups)
 
 
 _footers: FooterCache[Footer] = FooterCache()
 
 _known_columns = KnownColumns()
+
+# Those of footers that need not be parsed for it.
+_known_footers: KnownFooters[FileColumns] = KnownFooters()
 
 
 def parquet_footer(source: TaskSource) -> Footer:
@@ -185,32 +216,34 @@ def parquet_schema(source: TaskSource) -> Any:
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:
-    metadata, footer = _read_metadata(source)
+    kept = source.store.kept_tail(*source.key)
+    encoded = _fetched(source) if kept is None else bytes(kept[-_footer_bytes(kept) :])
+    footer = _footer(source, encoded)
+    if kept is None:
+        source.store.keep_tail(*source.key, encoded)
+    return footer, len(encoded) + footer.num_row_groups * _NUMBERS_BYTES
+
+
+def _footer(source: TaskSource, encoded: bytes) -> Footer:
+    matched = _known_footers.match(encoded[:-_TRAILER_BYTES]) if encoded.endswith(_MAGIC) else None
+    if matched is not None and matched.known is not None:
+        return Footer(encoded, matched.known, numbers=matched.numbers)
+    metadata = _parsed(encoded)
     counts = {"num_columns": metadata.num_columns, "num_row_groups": metadata.num_row_groups}
     _check_excess(source, footer_excess(**counts))
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
         )
-    columns = _known_columns.of(metadata, footer)
-    facts = columns.facts
-    if facts is not None and not has_known_codecs(footer, facts, metadata.num_row_groups):
-        facts = None
-    return Footer(metadata=metadata, columns=columns, facts=facts), _weight(metadata)
+    columns = _known_columns.of(metadata, encoded)
+    if matched is not None:
+        _known_footers.learn(matched, columns)
+    return Footer(encoded, columns, metadata=metadata)
 
 
-def _weight(metadata: Any) -> int:
-    """What a footer counts in the cache: its encoded bytes, and what its `chunks` will take."""
-    num_bytes: int = metadata.serialized_size + metadata.num_row_groups * _CHUNKS_BYTES
-    return num_bytes
-
-
-def _read_metadata(source: TaskSource) -> tuple[Any, bytes]:
-    """The parsed footer, and the bytes of it."""
-    size, (path, identity) = source.task.file_size, source.key
-    kept = source.store.kept_tail(path, identity)
-    if kept is not None:
-        return _parsed(kept), bytes(kept[-_footer_bytes(kept) :])
+def _fetched(source: TaskSource) -> bytes:
+    """The end of the file, from where the footer begins."""
+    size = source.task.file_size
     tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
         raise CorruptFileError(
@@ -220,10 +253,7 @@ def _read_metadata(source: TaskSource) -> tuple[Any, bytes]:
     _check_excess(source, footer_excess(footer_bytes=footer_bytes))
     if footer_bytes > len(tail) and footer_bytes <= size:
         tail = source.span(source.tail_span(footer_bytes))
-    metadata = _parsed(tail)
-    footer = bytes(tail[-footer_bytes:])
-    source.store.keep_tail(path, identity, footer)
-    return metadata, footer
+    return bytes(tail[-footer_bytes:])
 
 
 def _footer_bytes(tail: Buffer) -> int:

@@ -19,7 +19,8 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
-from torch_dataloader_utils.read.joined_footer import NUMBERS_END, FileFacts, JoinedFooter
+from torch_dataloader_utils.read.column_chunks import ColumnChunks
+from torch_dataloader_utils.read.joined_footer import FileFacts, JoinedFooter
 from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
 from torch_dataloader_utils.read.parquet_footer import FileColumns, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
@@ -61,32 +62,34 @@ class JoinedRowGroups:
         if not IS_SUPPORTED:
             return None
         footers = list(map(parquet_footer, sources))
-        columns, facts = footers[0].columns, footers[0].facts
+        columns, facts = footers[0].columns, footers[0].columns.facts
         names = [name for name in schema.names if name in columns.leaves]
-        if facts is None or not names or any(footer.facts is not facts for footer in footers):
+        if facts is None or not names or any(footer.columns is not columns for footer in footers):
             return None
         check_unique(sources[0].task, columns.repeated, names)
-        leaves = columns.leaves_of(names)
-        chunks = [footer.chunks(source.task, leaves) for footer, source in zip(footers, sources, strict=True)]
-        codecs, most_bytes = chunks[0].codecs, sources[0].max_row_group_bytes
-        numbers = np.stack([each.numbers for each in chunks])
-        footer = _joined_footer(facts, leaves, codecs)
+        groups = [footer.numbers(source.task) for footer, source in zip(footers, sources, strict=True)]
+        known = [group for group in groups if group is not None and group.types == facts.types]
+        if len(known) < len(groups) or any(group.codecs != known[0].codecs for group in known):
+            return None
+        leaves, most_bytes = columns.leaves_of(names), sources[0].max_row_group_bytes
+        footer = _joined_footer(facts, leaves, known[0].codecs)
+        chunks = ColumnChunks.of(known, leaves, [source.task.file_size for source in sources])
         row_bits = sum(columns.row_bits[name] for name in names)
         if (
             footer is None
-            or sum(each.rows for each in chunks) * row_bits // 8 > most_bytes
-            or any(each.codecs != codecs or not 0 <= each.rows < NUMBERS_END for each in chunks)
-            or any(each.span[1] > _MOST_SPAN_BYTES or each.num_bytes > most_bytes for each in chunks)
-            or not 0 <= numbers.min() <= numbers.max() < NUMBERS_END
+            or chunks is None
+            or chunks.rows.sum() * row_bits // 8 > most_bytes
+            or chunks.num_bytes.max() > most_bytes
+            or chunks.spans[:, 1].max() > _MOST_SPAN_BYTES
         ):
             return None
         return cls(
             sources=sources,
-            rows=[each.rows for each in chunks],
-            spans=[each.span for each in chunks],
+            rows=chunks.rows.tolist(),
+            spans=chunks.spans.tolist(),
             file_columns=columns,
             columns=names,
-            numbers=numbers,
+            numbers=chunks.numbers,
             footer=footer,
         )
 
@@ -137,5 +140,5 @@ class JoinedRowGroups:
 
 
 @lru_cache(maxsize=16)
-def _joined_footer(facts: FileFacts, leaves: Sequence[int], codecs: Sequence[str]) -> JoinedFooter | None:
+def _joined_footer(facts: FileFacts, leaves: Sequence[int], codecs: Sequence[int]) -> JoinedFooter | None:
     return JoinedFooter.of(facts, leaves, codecs)

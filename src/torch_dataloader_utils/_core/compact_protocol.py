@@ -1,11 +1,14 @@
-"""Thrift's compact protocol, as far as Parquet footers need it: where a value ends, how numbers and texts are written.
+"""Thrift's compact protocol, as far as Parquet footers need it: where a value ends, how numbers and texts are kept.
 
 A field is (step from the id before it << 4 | type), then its value; a list is (length << 4 | type of its items), then
 the items. Source: Apache Thrift, "Thrift Compact protocol encoding".
 """
 
 from enum import IntEnum
-from itertools import repeat
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
 
 
 class Type(IntEnum):
@@ -45,11 +48,11 @@ def skip(data: bytes, start: int, kind: int) -> int:
         case Type.INT8:
             return _within(data, start + 1)
         case Type.INT16 | Type.INT32 | Type.INT64:
-            return _read_varint(data, start)[1]
+            return read_varint(data, start)[1]
         case Type.DOUBLE:
             return _within(data, start + 8)
         case Type.BINARY:
-            length, start = _read_varint(data, start)
+            length, start = read_varint(data, start)
             return _within(data, start + length)
         case Type.LIST | Type.SET:
             return _skip_list(data, start)
@@ -65,24 +68,20 @@ def _skip_struct(data: bytes, start: int) -> int:
     while header := data[start]:
         start += 1
         if not header >> 4:  # the id itself, not a step
-            start = _read_varint(data, start)[1]
+            start = read_varint(data, start)[1]
         start = skip(data, start, header & 15)
     return start + 1
 
 
 def _skip_list(data: bytes, start: int) -> int:
-    header, start = data[start], start + 1
-    length = header >> 4
-    if length == _LONG_LIST:
-        length, start = _read_varint(data, start)
-    _within(data, start + length)  # no item is shorter than a byte
-    for kind in repeat(_of_items(header & 15), length):
+    length, kind, start = read_list(data, start)
+    for _ in range(length):
         start = skip(data, start, kind)
     return start
 
 
 def _skip_map(data: bytes, start: int) -> int:
-    length, start = _read_varint(data, start)
+    length, start = read_varint(data, start)
     if not length:
         return start
     kinds, start = data[start], start + 1
@@ -104,8 +103,27 @@ def _within(data: bytes, stop: int) -> int:
     return stop
 
 
-def _read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """An unsigned number, and where it ends."""
+def read_list(data: bytes, start: int) -> tuple[int, int, int]:
+    """How long the list is that begins at byte `start`, of which type its items are, where the first of them begins.
+
+    Raises:
+        IndexError: it goes on after the data. ValueError: it is longer than any number is.
+    """
+    header, start = data[start], start + 1
+    length = header >> 4
+    if length == _LONG_LIST:
+        length, start = read_varint(data, start)
+    _within(data, start + length)  # no item is shorter than a byte
+    return length, _of_items(header & 15), start
+
+
+def read_varint(data: bytes, start: int) -> tuple[int, int]:
+    """An unsigned number, and where it ends.
+
+    Raises:
+        IndexError: it goes on after the data.
+        ValueError: it is longer than any number is.
+    """
     number = 0
     for place in range(_MOST_VARINT_BYTES):
         byte = data[start + place]
@@ -113,6 +131,22 @@ def _read_varint(data: bytes, start: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, start + place + 1
     raise ValueError(f"a number of more than {_MOST_VARINT_BYTES} bytes")
+
+
+def read_integer(data: bytes, start: int = 0) -> int:
+    """The integer, of any width, that begins at byte `start`; raises as `read_varint`."""
+    number, _ = read_varint(data, start)
+    return number >> 1 ^ -(number & 1)
+
+
+def read_integers(data: bytes) -> Int64s:
+    """Integers that are written one after the other (at least one), none of more than 9 bytes."""
+    written = np.frombuffer(data, dtype=np.uint8)
+    ends = np.flatnonzero(written < 0x80) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    places = np.arange(len(written)) - np.repeat(starts, ends - starts)
+    numbers = np.add.reduceat((written & 0x7F).astype(np.int64) << 7 * places, starts)
+    return numbers >> 1 ^ -(numbers & 1)
 
 
 def write_field(step: int, kind: int) -> bytes:
