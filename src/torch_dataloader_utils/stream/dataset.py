@@ -18,6 +18,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
+from torch_dataloader_utils.stream.shared_passes import SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
@@ -78,8 +79,9 @@ class TableDataset(IterableDataset[Any]):
     """Batches of one rank, as an iterable data set of torch.
 
     In a plain DataLoader use batch_size=None; it may have any number of workers: the plan is made for as many as
-    there are. Epochs reach persistent workers through shared memory. The state protocol is that of torchdata's
-    StatefulDataLoader; `create_dataloader` gives a loader that has it itself.
+    there are. Epochs reach persistent workers through shared memory, and a state that was loaded serves the first pass
+    of each worker. The state protocol is that of torchdata's StatefulDataLoader; `create_dataloader` gives a loader
+    that has it itself.
     """
 
     def __init__(
@@ -105,6 +107,9 @@ class TableDataset(IterableDataset[Any]):
         self.progress = Progress(planner.identity, topology, rank)
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
+        self._shared_passes = SharedPasses()
+        # Which of the states that the trainer's copy was given is loaded here.
+        self._seen_load = 0
 
     @property
     def epoch(self) -> int:
@@ -121,11 +126,22 @@ class TableDataset(IterableDataset[Any]):
         """
         epoch = check_integer("epoch", epoch, least=0)
         self._shared_epoch.value = epoch
+        self._shared_passes.forget()
         self._seen_epoch = epoch
         self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as a JSON-able dict under 1 kB, the same on every rank: see the page on resuming."""
+        """The position as a JSON-able dict under 1 kB, the same on every rank: see the page on resuming.
+
+        Raises:
+            ConfigError: workers of a DataLoader read this data set, and only they know how far they are.
+        """
+        if get_worker_info() is None and self._shared_passes.has_begun:
+            raise ConfigError(
+                "Workers of a DataLoader read this data set, and how far they are is not known here. Take states from "
+                "the loader that create_dataloader gives, or from torchdata's StatefulDataLoader; after a pass, "
+                "set_epoch() to the next epoch first."
+            )
         return self.progress.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,6 +155,7 @@ class TableDataset(IterableDataset[Any]):
         self.progress.load_state_dict(state)
         if get_worker_info() is not None:
             return
+        self._seen_load = self._shared_passes.count_load()
         self._shared_epoch.value = self.progress.epoch
         self._seen_epoch = self.progress.epoch
         position = self.progress.next_position(self.topology)
@@ -221,19 +238,32 @@ class TableDataset(IterableDataset[Any]):
     def _batches(self) -> Generator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        self._follow_shared_epoch()
+        self._follow_trainer(None if info is None else worker)
         run = self.progress.begin(replace(self.topology, num_workers=num_workers), None if info is None else worker)
         plan = self.planner.plan(run.position)
         index = worker if plan.rank_steps is None else run.position.segment.steps_of(self.rank) % num_workers
         work = plan.worker_inputs(self.rank)[index]
         yield from counted(WorkerStream(work, self.pipeline, self.decode), run, self.progress, index)
 
-    def _follow_shared_epoch(self) -> None:
-        """Take over an epoch that was set in the trainer's process since this copy of the data set last looked."""
-        shared = self._shared_epoch.value
-        if shared != self._seen_epoch:
-            self._seen_epoch = shared
-            self.progress.set_epoch(shared)
+    def _follow_trainer(self, worker: int | None) -> None:
+        """Take over what was set in the trainer's process since this copy of the data set last looked.
+
+        Raises:
+            ConfigError: a state was loaded there, which does not reach a worker that runs.
+        """
+        passes, epoch = self._shared_passes, self._shared_epoch.value
+        if passes.loads != self._seen_load:
+            raise ConfigError(
+                "A state was loaded into a data set that persistent workers of a DataLoader read already: it does not "
+                "reach them. Load it before the first pass, make a new DataLoader, or use create_dataloader."
+            )
+        has_begun = passes.has_begun if worker is None else not passes.begin(worker)
+        if has_begun and not self.progress.is_of_worker:
+            # Each new worker gets a copy from before the pass in which the loaded state was used up.
+            self.progress.forget_loaded()
+        if epoch != self._seen_epoch:
+            self._seen_epoch = epoch
+            self.progress.set_epoch(epoch)
 
 
 def counted(stream: WorkerStream, run: Pass, progress: Progress, worker: int) -> Iterator[Any]:

@@ -70,7 +70,8 @@ class Progress:
     epoch; a pass without `set_epoch` still repeats the old one, as everywhere in PyTorch, with a warning if shuffled.
 
     Inside a DataLoader worker each worker counts for itself: worker p stands at the rank's step that its next batch
-    is, p, p + W, p + 2W, ...; the steps alone then say which worker's lane it is and how far it came.
+    is, p, p + W, p + 2W, ...; the steps alone then say which worker's lane it is and how far it came, and behind the
+    last step that it has nothing left.
     """
 
     def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
@@ -92,11 +93,20 @@ class Progress:
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch."""
         if self._loaded is not None and self._loaded.epoch != epoch:
-            self._loaded = None
-            self._loaded_worker = None
+            self.forget_loaded()
         self._epoch = epoch
         self._pass = None
         self._finished_epoch = None
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether the loaded state is one that a DataLoader worker saved of itself."""
+        return self._loaded_worker is not None
+
+    def forget_loaded(self) -> None:
+        """Begin the next pass at the start of the epoch."""
+        self._loaded = None
+        self._loaded_worker = None
 
     def next_position(self, topology: Topology) -> Position:
         """Where a pass under `topology` would begin now."""
@@ -117,8 +127,7 @@ class Progress:
                 UserWarning,
                 stacklevel=3,
             )
-        self._loaded = None
-        self._loaded_worker = None
+        self.forget_loaded()
         self._finished_epoch = None
         self._worker = worker
         self._pass = Pass(position, self._rank, 1 if worker is None else topology.num_workers)
@@ -138,8 +147,12 @@ class Progress:
 
     @property
     def position(self) -> Position:
-        """What the state says: the present place, or the start of the next epoch once the last batch is out."""
-        if self._finished_epoch is not None:
+        """What the state says: the present place, or the start of the next epoch once the last batch is out.
+
+        One worker of several cannot say the latter: others may still have batches of this epoch. Its own place, behind
+        its last step, says that it has none.
+        """
+        if self._finished_epoch is not None and self._worker is None:
             start = Segment(topology=self._topology)
             return Position(epoch=self._finished_epoch + 1, segment=start)
         if self._pass is not None:
