@@ -16,7 +16,7 @@ from torch_dataloader_utils.discover.iceberg.paths import PathRules
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.errors import ConfigTypeError, StoreError
+from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.row_filter import check_filters
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
@@ -123,22 +123,21 @@ def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergSca
     share: its index is this rank, and its count the ranks that call this.
 
     Raises:
-        StoreError: rank 0 could not open the table; it says why.
+        NoDataError, ConfigError, DataError, StoreError: a rank could not open the table, or found no such snapshot; all
+            ranks raise it.
     """
     if share.count == 1:
         return source.open(), source.scan
-    failed, none = -2, -1
-    opened, found = None, 0
-    try:
-        if share.index == 0:
-            opened = source.open()
-            snapshot = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name).snapshot
-            found = none if snapshot is None else snapshot.snapshot_id
-    except BaseException:
-        share.exchange(np.array([failed]))  # the others wait for this
-        raise
+    none = -1
+
+    def look() -> tuple[OpenTable | None, int]:
+        if share.index != 0:
+            return None, 0
+        opened = source.open()
+        snapshot = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name).snapshot
+        return opened, none if snapshot is None else snapshot.snapshot_id
+
+    first, found = share.together(look)
     agreed = int(share.exchange(np.array([found]))[0])
-    if agreed == failed:
-        raise StoreError(f"rank 0 could not open {source.place.table}; see its error.")
     choice = source.scan.snapshot if agreed == none else replace(source.scan.snapshot, agreed_id=agreed)
-    return opened or source.open(), replace(source.scan, snapshot=choice)
+    return share.together(lambda: first or source.open()), replace(source.scan, snapshot=choice)

@@ -160,6 +160,12 @@ class TableOptions:
         return tuple(function for function in (self.transform, self.collate_fn) if function is not None)
 
     @property
+    def reads_before_plan(self) -> bool:
+        """Whether rows may be read before there is a plan, to count or to check them; ranks do that together."""
+        counts = self.filters is not None and self.count_rows is not False
+        return counts or self.on_error == "skip" or self.pack is not None or self.max_tokens_per_batch is not None
+
+    @property
     def worker_processes(self) -> int:
         """Processes of the loader: as asked, or none (threads) unless Python functions are to run beside training."""
         if self.num_workers is not None:

@@ -9,7 +9,7 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, StoreError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.iceberg_source import TableSource, open_alike
 
 
@@ -158,12 +158,3 @@ def test_ranks_of_a_process_group_read_the_snapshot_that_rank_0_found(tmp_path: 
     later = TableSource.of(table.metadata, None, None, None, {})
     opened, scan = open_alike(later, Share(index=1, count=2, exchange=lambda counts: counts + told[0]))
     assert scan_table(opened, scan).num_rows == 6
-
-
-def test_when_rank_0_fails_the_others_are_told(tmp_path: Path) -> None:
-    told: list[int] = []
-    source = TableSource.of(str(tmp_path / "nowhere"), None, None, None, {})
-    with pytest.raises(NoDataError):
-        open_alike(source, Share(index=0, count=2, exchange=lambda counts: told.append(int(counts[0]))))
-    with pytest.raises(StoreError, match="rank 0 could not open"):
-        open_alike(source, Share(index=1, count=2, exchange=lambda counts: counts + told[0]))

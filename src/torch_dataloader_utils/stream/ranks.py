@@ -169,6 +169,33 @@ def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return total
 
 
+def all_or_none(work: Callable[[], T]) -> T:
+    """What `work` gives on this rank, if it fails on none; every rank of the default process group must call it.
+
+    An error is raised on all ranks, so that none waits for one that failed: as it is where it happened, elsewhere as
+    one of its class that names the rank.
+    """
+    try:
+        value = work()
+    except BaseException as error:
+        is_ours = isinstance(error, LoaderError)
+        _failures(error if is_ours else InternalError(f"{type(error).__name__}; see its traceback."))
+        raise
+    failures = _failures(None)
+    if failures:
+        raise failures[0]
+    return value
+
+
+def _failures(failure: BaseException | None) -> list[LoaderError]:
+    """What failed on all ranks, as errors that name them; `failure`: on this one."""
+    if not add_over_ranks(np.array([failure is not None], dtype=np.int64))[0]:
+        return []
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, None if failure is None else (type(failure), str(failure)))
+    return [each[0](f"rank {rank} failed: {each[1]}") for rank, each in enumerate(told) if each is not None]
+
+
 def from_rank_zero(make: Callable[[], T]) -> T:
     """What `make` gives on rank 0 of the default process group, on every rank; every rank must call it.
 
