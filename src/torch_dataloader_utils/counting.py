@@ -21,18 +21,23 @@ def count_live_rows(
 
     share: of those groups, which this process counts.
     on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
+
+    Raises:
+        DataError, StoreError: see Reader.read; all processes of the share raise it.
     """
     unknown = np.flatnonzero(inventory.groups.live_rows == UNKNOWN)
     if len(unknown) == 0:
         return inventory
     mine = unknown[share.of(len(unknown))]
     counted = np.zeros(len(inventory.groups), dtype=np.int64)
-    counted[mine] = map_watched(
-        lambda group: reader.count_rows(inventory.task(group)),
-        mine.tolist(),
-        threads=share.threads,
-        name="tdu-count",
-        on_progress=on_progress,
+    counted[mine] = share.together(
+        lambda: map_watched(
+            lambda group: reader.count_rows(inventory.task(group)),
+            mine.tolist(),
+            threads=share.threads,
+            name="tdu-count",
+            on_progress=on_progress,
+        )
     )
     found = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
     found[unknown] = share.exchange(counted)[unknown]

@@ -106,12 +106,12 @@ def _find(source: TableSource, given: Inventory | None, options: TableOptions) -
             source.place.allowed_roots.check_inventory(given)
         return given, source.access()
     with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
+        share = counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
         if options.broadcast_inventory:
             found = from_rank_zero(lambda: scan_table(source.open(), source.scan, on_progress))
-            return found, source.access()
-        share = counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
+            return found, share.together(source.access)
         opened, scan = open_alike(source, share)
-        return scan_table(opened, scan, on_progress), opened.files.access
+        return share.together(lambda: scan_table(opened, scan, on_progress)), opened.files.access
 
 
 class IcebergDataset(WiredDataset):

@@ -15,9 +15,12 @@ from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlac
 from torch_dataloader_utils.discover.iceberg.paths import PathRules
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
-from torch_dataloader_utils.discover.iceberg.snapshots import SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.errors import ConfigTypeError, StoreError
+from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
+from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.row_filter import check_filters
+
+# Stands for no snapshot among ids, as in tables of format version 1.
+_NO_SNAPSHOT = -1
 
 # Which keyword arguments say what to read of a table, and which choose its snapshot.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
@@ -116,29 +119,28 @@ def _catalog_secret(catalog_config: Any) -> Secret | None:
 
 
 def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergScanOptions]:
-    """The table, and the scan of the same snapshot on all ranks of a process group.
+    """The table, and the scan of the same snapshot under the same schema on all ranks of a process group.
 
-    Rank 0 looks first and tells the others which snapshot it found; those who look later find that one too.
+    Rank 0 looks first and tells the others which of both it found; those who look later find these too.
 
     share: its index is this rank, and its count the ranks that call this.
 
     Raises:
-        StoreError: rank 0 could not open the table; it says why.
+        NoDataError, ConfigError, DataError, StoreError: a rank could not open the table, or found no such snapshot; all
+            ranks raise it.
     """
     if share.count == 1:
         return source.open(), source.scan
-    failed, none = -2, -1
-    opened, found = None, 0
-    try:
-        if share.index == 0:
-            opened = source.open()
-            snapshot = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name).snapshot
-            found = none if snapshot is None else snapshot.snapshot_id
-    except BaseException:
-        share.exchange(np.array([failed]))  # the others wait for this
-        raise
-    agreed = int(share.exchange(np.array([found]))[0])
-    if agreed == failed:
-        raise StoreError(f"rank 0 could not open {source.place.table}; see its error.")
-    choice = source.scan.snapshot if agreed == none else replace(source.scan.snapshot, agreed_id=agreed)
-    return opened or source.open(), replace(source.scan, snapshot=choice)
+    first, found = share.together(lambda: _look(source) if share.index == 0 else (None, (0, 0)))
+    snapshot_id, schema_id = share.exchange(np.array(found)).tolist()
+    agreed = AgreedState(snapshot_id=None if snapshot_id == _NO_SNAPSHOT else snapshot_id, schema_id=schema_id)
+    choice = replace(source.scan.snapshot, agreed=agreed)
+    return share.together(lambda: first or source.open()), replace(source.scan, snapshot=choice)
+
+
+def _look(source: TableSource) -> tuple[OpenTable, tuple[int, int]]:
+    """The table, and the ids of the snapshot and the schema that the scan means now."""
+    opened = source.open()
+    target = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name)
+    snapshot_id = _NO_SNAPSHOT if target.snapshot is None else target.snapshot.snapshot_id
+    return opened, (snapshot_id, target.schema.schema_id)

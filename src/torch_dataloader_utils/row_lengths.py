@@ -68,7 +68,7 @@ def read_token_counts(
 
     Raises:
         ConfigError: row counts are not known, so that rows have no numbers.
-        DataError, StoreError: see Reader.read.
+        DataError, StoreError: see Reader.read; all processes of the share raise it.
     """
     space = RowSpace.of(inventory.groups)
     if not space.exact:
@@ -76,7 +76,7 @@ def read_token_counts(
             "max_tokens_per_batch needs exact row counts, and those of this data set are not known: leave count_rows "
             'at its default, or pass count_rows="auto".'
         )
-    read = _whole(read_lengths(inventory, reader, share, on_progress))
+    read = share.together(lambda: _whole(read_lengths(inventory, reader, share, on_progress)))
     if share.count == 1:
         return _narrow(share.exchange(read))
     is_mine = np.zeros(inventory.num_groups, dtype=bool)

@@ -99,6 +99,9 @@ class TableOptions:
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
+        for name in ("transform", "collate_fn"):
+            if (function := getattr(self, name)) is not None and not callable(function):
+                raise ConfigTypeError(f"{name} is a {type(function).__name__}: pass a function of a batch, or None.")
         check_not_negative("progress_interval_sec", self.progress_interval_sec, what="number of seconds")
         # Not by its class, which only a torch that was built with distributed has.
         if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):
@@ -158,6 +161,12 @@ class TableOptions:
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
         """The user's functions that every batch goes through."""
         return tuple(function for function in (self.transform, self.collate_fn) if function is not None)
+
+    @property
+    def reads_before_plan(self) -> bool:
+        """Whether rows may be read before there is a plan, to count or to check them; ranks do that together."""
+        counts = self.filters is not None and self.count_rows is not False
+        return counts or self.on_error == "skip" or self.pack is not None or self.max_tokens_per_batch is not None
 
     @property
     def worker_processes(self) -> int:

@@ -25,7 +25,13 @@ from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_lengths import check_rows_fit, read_token_counts
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.ranks import add_over_ranks, counting_part, from_rank_zero, resolve_ranks
+from torch_dataloader_utils.stream.ranks import (
+    add_over_ranks,
+    all_or_none,
+    counting_part,
+    from_rank_zero,
+    resolve_ranks,
+)
 from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
@@ -74,7 +80,7 @@ def find_inventory(
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
-            inventory = from_rank_zero(scan) if options.broadcast_inventory else scan()
+            inventory = from_rank_zero(scan) if options.broadcast_inventory else _scanning(options).together(scan)
     return under_filter(inventory, options.filters)
 
 
@@ -93,7 +99,14 @@ def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
     threads = options.threads
     if count == 1:
         return Share(threads=threads)
-    return Share(index=index, count=count, exchange=add_over_ranks, threads=threads)
+    return Share(index=index, count=count, exchange=add_over_ranks, together=all_or_none, threads=threads)
+
+
+def _scanning(options: TableOptions) -> Share:
+    """The ranks that are to hear of an error of this one's scan: those that would go on to read together."""
+    if not options.reads_before_plan or (options.num_ranks == 1 and options.mesh is None):
+        return Share()
+    return counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
 
 
 def wire_rows(

@@ -42,15 +42,18 @@ def leave_out_bad_groups(
     on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
 
     Raises:
-        NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped.
+        NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped; all processes
+            of the share raise them.
     """
     mine = share.of(inventory.num_groups)
-    verdicts = map_watched(
-        lambda group: _verify(inventory, reader, group),
-        mine,
-        threads=share.threads,
-        name="tdu-verify",
-        on_progress=on_progress,
+    verdicts = share.together(
+        lambda: map_watched(
+            lambda group: _verify(inventory, reader, group),
+            mine,
+            threads=share.threads,
+            name="tdu-verify",
+            on_progress=on_progress,
+        )
     )
     found = np.zeros((2, inventory.num_groups), dtype=np.int64)
     found[:, mine] = np.array(verdicts, dtype=np.int64).reshape(-1, 2).T

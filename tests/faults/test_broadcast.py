@@ -1,13 +1,12 @@
 """Rank 0 scans for all: one listing a job, and an error on every rank if it fails."""
 
-import multiprocessing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from tests.faults.ranks import RANKS, run_ranks
 from tests.faults.s3_server import S3Server
 from tests.faults.tables import upload
 from tests.iceberg.tables import TableWriter, field_of
@@ -15,8 +14,6 @@ from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.iceberg_source import TableSource
-
-RANKS = 2
 
 
 def _rank(rank: int, meeting: str, path: str, access: StoreAccess, answer: Any) -> None:
@@ -29,20 +26,6 @@ def _rank(rank: int, meeting: str, path: str, access: StoreAccess, answer: Any) 
     except LoaderError as error:
         answer.send(f"{type(error).__name__}: {error}")
     dist.destroy_process_group()
-
-
-def run_ranks(job: Callable[..., None], meeting: Path, *args: Any) -> list[Any]:
-    """What each rank answers: `job(rank, meeting, *args, answer)` in a process of its own."""
-    fork = multiprocessing.get_context("fork")
-    pipes = [fork.Pipe() for _ in range(RANKS)]
-    children = [fork.Process(target=job, args=(rank, str(meeting), *args, pipes[rank][1])) for rank in range(RANKS)]
-    for child in children:
-        child.start()
-    answers = [ours.recv() if ours.poll(60) else None for ours, _ in pipes]
-    for child in children:
-        child.join(20)
-        child.kill()
-    return answers
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

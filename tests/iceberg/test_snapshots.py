@@ -1,15 +1,19 @@
 import datetime
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.iceberg.reading import pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, StoreError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.iceberg_source import TableSource, open_alike
 
 
@@ -142,28 +146,53 @@ def test_a_table_directory_means_its_newest_metadata(tmp_path: Path) -> None:
     assert table.snapshot_id == 1004
 
 
-def test_ranks_of_a_process_group_read_the_snapshot_that_rank_0_found(tmp_path: Path) -> None:
-    table = history(tmp_path)
-    source = TableSource.of(table.metadata, None, None, None, {})
-    told: list[int] = []
+def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: object) -> list[Inventory]:
+    """What two ranks scan, where somebody commits after rank 0 looked and before rank 1 does."""
+    told: list[np.ndarray] = []
 
     def tell(counts: np.ndarray) -> np.ndarray:
-        told.append(int(counts[0]))
+        told.append(counts)
         return counts
 
-    opened, scan = open_alike(source, Share(index=0, count=2, exchange=tell))
-    assert told == [table.snapshot_id]
-    assert scan_table(opened, scan).num_rows == 6
-    table.append([{"b": 7}])  # before rank 1 looks
-    later = TableSource.of(table.metadata, None, None, None, {})
-    opened, scan = open_alike(later, Share(index=1, count=2, exchange=lambda counts: counts + told[0]))
-    assert scan_table(opened, scan).num_rows == 6
+    def scan(share: Share) -> Inventory:
+        return scan_table(*open_alike(TableSource.of(table.metadata, None, None, None, options), share))
+
+    first = scan(Share(index=0, count=2, exchange=tell))
+    commit()
+    return [first, scan(Share(index=1, count=2, exchange=lambda counts: counts + told[0]))]
 
 
-def test_when_rank_0_fails_the_others_are_told(tmp_path: Path) -> None:
-    told: list[int] = []
-    source = TableSource.of(str(tmp_path / "nowhere"), None, None, None, {})
-    with pytest.raises(NoDataError):
-        open_alike(source, Share(index=0, count=2, exchange=lambda counts: told.append(int(counts[0]))))
-    with pytest.raises(StoreError, match="rank 0 could not open"):
-        open_alike(source, Share(index=1, count=2, exchange=lambda counts: counts + told[0]))
+def test_ranks_of_a_process_group_read_the_snapshot_that_rank_0_found(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    seen = seen_by_ranks(table, lambda: table.append([{"b": 7}]))
+    assert [each.num_rows for each in seen] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({}, "b"), ({"branch": "audit"}, "b"), ({"snapshot_id": 1002}, "a"), ({"tag": "v1"}, "a")]
+)
+def test_they_read_it_under_the_schema_that_rank_0_found(tmp_path: Path, options: dict[str, object], name: str) -> None:
+    table = history(tmp_path)
+    seen = seen_by_ranks(table, lambda: table.evolve(field_of(1, "c", "long"), field_of(2, "d", "long")), **options)
+    assert [pa.ipc.read_schema(pa.BufferReader(each.schema)).names for each in seen] == [[name], [name]]
+
+
+def test_a_schema_that_was_removed_meanwhile_is_an_error_that_names_it(tmp_path: Path) -> None:
+    table = history(tmp_path)
+
+    def replace_schemas() -> None:
+        table.evolve(field_of(1, "c", "long"))
+        metadata = json.loads(Path(table.metadata).read_text())
+        metadata["schemas"] = metadata["schemas"][-1:]
+        Path(table.metadata).write_text(json.dumps(metadata))
+
+    with pytest.raises(ConfigError, match=r"has no schema 1, which rank 0 found; it has \[2\]"):
+        seen_by_ranks(table, replace_schemas)
+
+
+def test_a_table_that_was_empty_when_rank_0_looked_is_empty_for_all(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    table.write_metadata()
+    seen = seen_by_ranks(table, lambda: table.append([{"a": 1}]), allow_empty=True)
+    assert [each.num_rows for each in seen] == [0, 0]

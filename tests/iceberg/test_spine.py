@@ -1,12 +1,25 @@
 """What holds for every data set holds for tables with deletes: equal steps, shuffles, resume, threads and processes."""
 
+import json
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import CheckpointMismatchError, IcebergDataset, save_inventory, scan_iceberg
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    DataFileInfo,
+    IcebergDataFileInfo,
+    IcebergDataset,
+    RoundRobinSplitStrategy,
+    Shard,
+    save_inventory,
+    scan_iceberg,
+)
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 
@@ -99,3 +112,26 @@ def test_an_inexact_plan_of_equality_deletes_still_reads_every_live_row(table: T
     loader, dataset = IcebergDataset.create_dataloader(table.metadata, count_rows=False, **options)
     assert not dataset.plan().is_exact
     assert sorted(value for batch in loader for value in batch["id"].tolist()) == live_ids()
+
+
+def test_split_strategies_are_given_partition_values_and_the_snapshot(tmp_path: Path) -> None:
+    given: list[IcebergDataFileInfo] = []
+
+    class ByRegion(RoundRobinSplitStrategy):
+        def generate(self, files: Sequence[DataFileInfo], *arguments: Any, **named: Any) -> list[Shard]:
+            given.extend(file for file in files if isinstance(file, IcebergDataFileInfo))
+            return super().generate(files, *arguments, **named)
+
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "region", "string"), field_of(2, "day", "date"))
+    table.append([{"region": "north", "day": date(1970, 1, 3)}])
+    table.partition_by((1, "identity"), (2, "day"))
+    table.append([{"region": "south", "day": date(1970, 1, 4)}], partition=("south", 3))
+    loader, _ = IcebergDataset.create_dataloader(
+        table.metadata, split_strategy=ByRegion(), num_workers=0, output_format="arrow"
+    )
+    assert loader.plan.rank_steps == (1,)
+    partitions = {json.dumps(file.partition) for file in given}
+    assert partitions == {"{}", '{"p10": "south", "p11": 3}'}
+    assert {file.snapshot_id for file in given} == {table.snapshot_id}
+    assert {file.record_count for file in set(given)} == {1}

@@ -69,6 +69,14 @@ def test_half_a_launcher_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_ranks("auto", 0)
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_what_is_no_number_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(each, "first" if each == name else "2")
+    with pytest.raises(ConfigError, match=f"{name}='first' in the environment.*pass num_ranks and rank"):
+        resolve_ranks("auto", 0)
+
+
 @pytest.mark.parametrize("group", [(8, rank) for rank in range(8)], indirect=True)
 def test_data_parallel_dimensions_count_and_others_share(group: tuple[int, int]) -> None:
     rank = group[1]

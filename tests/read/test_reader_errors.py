@@ -242,6 +242,20 @@ def test_an_encrypted_file_is_unsupported(tmp_path: Path) -> None:
         READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
 
 
+def test_a_file_that_was_cut_is_corrupt_however_much_footer_its_last_bytes_claim(tmp_path: Path) -> None:
+    # As a table's data file is read, whose manifest says so much that its footer was not looked at.
+    path = tmp_path / "a.parquet"
+    write_parquet(path, TABLE, 40)
+    content = path.read_bytes()
+    for size in range(1, len(content), 97):
+        path.write_bytes(content[:size])
+        with pytest.raises(CorruptFileError, match="no Parquet file"):
+            READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+    path.write_bytes(content[:-8] + (70 << 20).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(CorruptFileError, match=rf"claims 73,400,328 bytes of a file of {len(content):,}"):
+        READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+
+
 def test_a_row_group_past_the_footer_is_corrupt(tmp_path: Path) -> None:
     for name, write in WRITERS.items():
         if name in ("parquet", "orc", "arrow"):

@@ -172,6 +172,8 @@ def test_what_is_printed_holds_no_secret(trips):
         ("drop_last", "no", "drop_last='no': pass True or False"),
         ("drop_last", [], r"drop_last=\[\]: pass True or False"),
         ("progress_interval_sec", "10", "progress_interval_sec='10': pass a finite number of seconds"),
+        ("transform", 3, "transform is a int: pass a function of a batch, or None"),  # failed at the first batch
+        ("collate_fn", "default", "collate_fn is a str: pass a function of a batch"),
         ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
     ],
 )

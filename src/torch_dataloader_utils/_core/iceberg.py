@@ -44,12 +44,14 @@ class TableFields:
     names: field ids of files that carry none: (path of names, id), where list elements are called "element", map
         entries "key" and "value".
     defaults: (field id, value) of the fields that have an initial default.
+    snapshot_id: the snapshot that is read, None for a table without one.
     """
 
     schema: bytes
     keys: bytes
     names: tuple[tuple[tuple[str, ...], int], ...] = ()
     defaults: tuple[tuple[int, Any], ...] = ()
+    snapshot_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,11 @@ class IcebergFile:
     partition_values: (field id, value) of its identity partition columns, for columns that the file does not hold.
     positions: physical rows that position deletes or a deletion vector delete; ascending, each once.
     equality_deletes: those that apply to this file (sequence number and partition fit), sorted by path.
+    partition: (name of a partition field, value as stored) for all fields of the file's spec.
     """
 
     table: TableFields
     partition_values: tuple[tuple[int, Any], ...] = ()
     positions: Int64s = field(default_factory=_no_rows)
     equality_deletes: tuple[EqualityDeleteFile, ...] = ()
+    partition: tuple[tuple[str, Any], ...] = ()

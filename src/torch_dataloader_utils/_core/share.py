@@ -2,11 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from torch_dataloader_utils._core.inventory import Int64s
 
+T = TypeVar("T")
+
 Exchange = Callable[[Int64s], Int64s]
 """Adds up what all processes found: arrays of one shape, zero where another one looked."""
+
+
+class Together(Protocol):
+    """Does this process's part of work that all share: what it gives, or an error in all of them if one fails."""
+
+    def __call__(self, work: Callable[[], T]) -> T: ...
 
 
 def alone(counts: Int64s) -> Int64s:
@@ -14,11 +23,17 @@ def alone(counts: Int64s) -> Int64s:
     return counts
 
 
+def by_itself(work: Callable[[], T]) -> T:
+    """The same for work: an error is nobody else's."""
+    return work()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One process's share of the work: every count-th number from `index` on. By default, all of it.
 
     exchange: with a count above 1 all processes must call it, once for each piece of work.
+    together: likewise. What may fail before an exchange goes through it, or those who did not fail would wait there.
     threads: how many numbers this process works on at once.
 
         index=1, count=3, of 8      1  4  7
@@ -27,6 +42,7 @@ class Share:
     index: int = 0
     count: int = 1
     exchange: Exchange = alone
+    together: Together = by_itself
     threads: int = 1
 
     def of(self, total: int) -> range:

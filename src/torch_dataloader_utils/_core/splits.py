@@ -27,9 +27,13 @@ class DataFileInfo:
 
 @dataclass(frozen=True, slots=True)
 class IcebergDataFileInfo(DataFileInfo):
-    """One data file of an Iceberg table, with its partition values and the snapshot it was planned from."""
+    """One data file of an Iceberg table, with its partition values and the snapshot it was planned from.
 
-    partition: dict[str, Any] | None = None
+    partition: of each field of the file's partition spec, by its name, the value as the table stores it: after the
+    transform, dates as days since 1970 and times as microseconds. Empty where the file is not partitioned.
+    """
+
+    partition: dict[str, Any] | None = field(default=None, hash=False)
     snapshot_id: int | None = None
 
 

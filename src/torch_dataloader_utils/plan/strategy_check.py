@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, Split, SplitStrategy
+from torch_dataloader_utils._core.splits import (
+    DataFileInfo,
+    IcebergDataFileInfo,
+    RowGroups,
+    Shard,
+    Split,
+    SplitStrategy,
+)
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.strategies import file_starts
@@ -118,7 +126,7 @@ class StrategyCall:
 
 
 def describe_files(inventory: Inventory) -> list[DataFileInfo]:
-    """The files of an inventory as strategies see them, with their row groups."""
+    """The files of an inventory as strategies see them, with their row groups; a table's with their partitions."""
     groups, num_files = inventory.groups, inventory.num_files
     bounds = np.searchsorted(groups.file, np.arange(num_files + 1), side="left").tolist()
     files = []
@@ -129,5 +137,18 @@ def describe_files(inventory: Inventory) -> list[DataFileInfo]:
         row_groups = RowGroups(rows=rows, bytes=groups.projected_bytes[mine]) if known else None
         count = int(rows.sum()) if known else None
         size = int(inventory.files.sizes[file])
-        files.append(DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups))
+        info = DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups)
+        extra = inventory.files.extras[file] if inventory.files.extras else None
+        files.append(_of_table(info, extra) if isinstance(extra, IcebergFile) else info)
     return files
+
+
+def _of_table(info: DataFileInfo, extra: IcebergFile) -> IcebergDataFileInfo:
+    return IcebergDataFileInfo(
+        path=info.path,
+        file_size=info.file_size,
+        record_count=info.record_count,
+        row_groups=info.row_groups,
+        partition=dict(extra.partition),
+        snapshot_id=extra.table.snapshot_id,
+    )

@@ -28,6 +28,7 @@ from torch_dataloader_utils.read.source import TAIL_BYTES, TaskSource
 # Length of the footer (uint32) and the magic, which is another one if the footer is encrypted.
 _TRAILER_BYTES = 8
 _MAGIC = b"PAR1"
+_ENCRYPTED_MAGIC = b"PARE"
 
 # What is kept of a row group's numbers, for ten columns or so.
 _NUMBERS_BYTES = 512
@@ -242,18 +243,29 @@ def _footer(source: TaskSource, encoded: bytes) -> Footer:
 
 
 def _fetched(source: TaskSource) -> bytes:
-    """The end of the file, from where the footer begins."""
+    """The end of the file, from where the footer begins; an encrypted one too, which pyarrow refuses.
+
+    Raises:
+        CorruptFileError: no footer ends the file (it was cut, or is no Parquet file), or one larger than the file.
+        UnsupportedFeatureError: a footer of too many bytes.
+    """
     size = source.task.file_size
     tail = source.span(source.tail_span())
     if len(tail) < _TRAILER_BYTES:
-        raise CorruptFileError(
-            f"{source.task.where}: {size} bytes are no Parquet file. Write it again or leave it out."
-        )
+        raise _no_footer(source, f"{size:,} bytes are no Parquet file")
+    if bytes(tail[-len(_MAGIC) :]) not in (_MAGIC, _ENCRYPTED_MAGIC):
+        raise _no_footer(source, "the file was cut, or is no Parquet file (it does not end with PAR1)")
     footer_bytes = _footer_bytes(tail)
+    if footer_bytes > size:
+        raise _no_footer(source, f"the footer claims {footer_bytes:,} bytes of a file of {size:,}")
     _check_excess(source, footer_excess(footer_bytes=footer_bytes))
-    if footer_bytes > len(tail) and footer_bytes <= size:
+    if footer_bytes > len(tail):
         tail = source.span(source.tail_span(footer_bytes))
     return bytes(tail[-footer_bytes:])
+
+
+def _no_footer(source: TaskSource, what: str) -> CorruptFileError:
+    return CorruptFileError(f"{source.task.where}: {what}. Write it again or leave it out.")
 
 
 def _footer_bytes(tail: Buffer) -> int:

@@ -130,14 +130,28 @@ def _surrounding_ranks() -> tuple[int, int]:
     ray_context = _ray_context()
     if ray_context is not None:
         return ray_context
-    num_ranks, rank = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    num_ranks, rank = _from_environment("WORLD_SIZE"), _from_environment("RANK")
     # A launcher that sets one of them only (Lightning's own does) cannot be asked before torch.distributed is up.
-    if rank is None and num_ranks is not None and int(num_ranks) > 1:
+    if rank is None and num_ranks is not None and num_ranks > 1:
         raise ConfigError(
             f'num_ranks="auto" found WORLD_SIZE={num_ranks} but no RANK, and torch.distributed is not up yet. Build '
             "the loader after it is (with Lightning: in train_dataloader of a DataModule), or pass num_ranks and rank."
         )
-    return int(num_ranks or 1), int(rank or 0)
+    return 1 if num_ranks is None else num_ranks, rank or 0
+
+
+def _from_environment(name: str) -> int | None:
+    """The number that a launcher left there; None where it left nothing."""
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'num_ranks="auto" found {name}={text!r} in the environment, which is no whole number. Set it as launchers '
+            "do, or pass num_ranks and rank."
+        ) from error
 
 
 def _ray_context() -> tuple[int, int] | None:
@@ -167,6 +181,33 @@ def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     dist.all_reduce(tensor)
     total: npt.NDArray[np.int64] = tensor.cpu().numpy()
     return total
+
+
+def all_or_none(work: Callable[[], T]) -> T:
+    """What `work` gives on this rank, if it fails on none; every rank of the default process group must call it.
+
+    An error is raised on all ranks, so that none waits for one that failed: as it is where it happened, elsewhere as
+    one of its class that names the rank.
+    """
+    try:
+        value = work()
+    except BaseException as error:
+        is_ours = isinstance(error, LoaderError)
+        _failures(error if is_ours else InternalError(f"{type(error).__name__}; see its traceback."))
+        raise
+    failures = _failures(None)
+    if failures:
+        raise failures[0]
+    return value
+
+
+def _failures(failure: BaseException | None) -> list[LoaderError]:
+    """What failed on all ranks, as errors that name them; `failure`: on this one."""
+    if not add_over_ranks(np.array([failure is not None], dtype=np.int64))[0]:
+        return []
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, None if failure is None else (type(failure), str(failure)))
+    return [each[0](f"rank {rank} failed: {each[1]}") for rank, each in enumerate(told) if each is not None]
 
 
 def from_rank_zero(make: Callable[[], T]) -> T:

@@ -44,7 +44,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
 
     Raises:
         ConfigError: it counts samples of another packing, or the column does not hold tokens.
-        DataError, StoreError: see Reader.read.
+        DataError, StoreError: see Reader.read; all processes of the share raise it.
     """
     packing = reader.packing
     metadata = _read_schema(inventory).metadata or {}
@@ -58,7 +58,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
             return inventory
     stored = stored_inventory(inventory, packing)
     schema = packed_schema(_read_schema(stored), stored.schema, packing)
-    samples = _count(stored, reader, share)
+    samples = share.exchange(share.together(lambda: _count(stored, reader, share)))
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
         stored.groups,
@@ -92,7 +92,7 @@ def _read_schema(inventory: Inventory) -> pa.Schema:
 
 
 def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
-    """Samples of every row group, int64 [groups]."""
+    """Samples of every row group of this process's share, 0 elsewhere; int64 [groups]."""
     groups = inventory.groups
     formats = inventory.files.formats[groups.file]
     countable = np.array([footer_counts(int(each), reader.packing) for each in range(int(formats.max(initial=0)) + 1)])
@@ -107,7 +107,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
     unread = np.flatnonzero(~by_footer)[share.index :: share.count]
     unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
     counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
-    return share.exchange(counted)
+    return counted
 
 
 def _from_footer(

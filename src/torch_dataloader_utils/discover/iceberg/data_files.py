@@ -50,11 +50,15 @@ class DataScanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file to scan: its path to open, its manifest entry, and the identity columns' values by field id."""
+    """One file to scan: its path to open, its manifest entry, and the identity columns' values by field id.
+
+    partition: (name, value as stored) of all fields of its partition spec.
+    """
 
     path: str
     entry: ManifestEntry
     partition_values: Mapping[int, Any]
+    partition: tuple[tuple[str, Any], ...]
 
 
 def format_of(entry: ManifestEntry) -> FileFormat:

@@ -87,6 +87,10 @@ def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[Dat
         spec_id: {part.field_id: part.source_id for part in spec.fields if str(part.transform) == "identity"}
         for spec_id, spec in table.metadata.specs().items()
     }
+    # By spec: old tables give the same field ids to the parts of several specs.
+    names = {
+        spec_id: {part.field_id: part.name for part in spec.fields} for spec_id, spec in table.metadata.specs().items()
+    }
     found: dict[str, DataFile] = {}
     for entry in entries:
         path = table.files.rules.resolve(entry.path)
@@ -94,5 +98,7 @@ def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[Dat
             raise corrupt(table.name, f"data file {redact(path)} is in the snapshot twice")
         sources = identity.get(entry.spec_id, {})
         values = {sources[part]: value for part, value in entry.partition if part in sources}
-        found[path] = DataFile(path=path, entry=entry, partition_values=values)
+        known = names.get(entry.spec_id, {})
+        named = tuple((known[part], value) for part, value in entry.partition if part in known)
+        found[path] = DataFile(path=path, entry=entry, partition_values=values, partition=named)
     return tuple(found[path] for path in sorted(found))

@@ -228,6 +228,7 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
         keys=key_schema(table.metadata, target.schema, key_ids).serialize().to_pybytes(),
         names=name_ids(table.metadata),
         defaults=initial_defaults((*table.metadata.schemas, target.schema)),
+        snapshot_id=None if target.snapshot is None else target.snapshot.snapshot_id,
     )
 
 
@@ -241,6 +242,7 @@ def _extras(
             partition_values=tuple(sorted(file.partition_values.items())),
             positions=deleted,
             equality_deletes=equality.of(file.entry),
+            partition=file.partition,
         )
         for file, deleted in zip(data, positions, strict=True)
     )

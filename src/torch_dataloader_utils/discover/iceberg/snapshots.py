@@ -14,12 +14,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedState:
+    """What another rank found for a choice: ids of the snapshot (None: the table had none) and of its schema."""
+
+    snapshot_id: int | None
+    schema_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChoice:
     """What the user asked for; at most one of snapshot_id, as_of_timestamp, branch and tag.
 
     as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
-    from_snapshot_id: only what was appended after that snapshot. agreed_id: the snapshot that another rank found for
-    this choice; the table may have moved on since.
+    from_snapshot_id: only what was appended after that snapshot. agreed: what another rank found for this choice; the
+    table may have moved on since.
 
     Raises:
         ConfigError: more than one. ConfigTypeError: an id that is no whole number, a branch or tag that is no text.
@@ -30,7 +38,7 @@ class SnapshotChoice:
     branch: str | None = None
     tag: str | None = None
     from_snapshot_id: int | None = None
-    agreed_id: int | None = None
+    agreed: AgreedState | None = None
 
     def __post_init__(self) -> None:
         chosen = [
@@ -58,15 +66,14 @@ def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str
     """The snapshot that `choice` means.
 
     A snapshot chosen by id, time or tag is read under the schema it was written with; the present state of the table
-    and of a branch under the table's present schema, as other engines do.
+    and of a branch under the table's present schema, as other engines do. An agreed state names both.
 
     Raises:
-        ConfigError: no such snapshot, branch or tag, or an increment that does not lead up to it.
+        ConfigError: no such snapshot, schema, branch or tag, or an increment that does not lead up to it.
         NoDataError: the table had no snapshot at that time.
     """
     snapshot = _snapshot(metadata, choice, name)
-    is_past = choice.snapshot_id is not None or choice.as_of_timestamp is not None or choice.tag is not None
-    schema = _schema_of(metadata, snapshot) if is_past and snapshot is not None else metadata.schema()
+    schema = _schema(metadata, choice, snapshot, name)
     if choice.from_snapshot_id is None:
         return ScanTarget(snapshot=snapshot, schema=schema)
     appends, skipped = _increment(metadata, snapshot, choice.from_snapshot_id, name)
@@ -78,9 +85,11 @@ def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str
 
 
 def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "Snapshot | None":
-    chosen_id = choice.snapshot_id if choice.agreed_id is None else choice.agreed_id
-    if chosen_id is not None:
-        return _by_id(metadata, chosen_id, name)
+    if choice.agreed is not None:
+        agreed_id = choice.agreed.snapshot_id
+        return None if agreed_id is None else _by_id(metadata, agreed_id, name)
+    if choice.snapshot_id is not None:
+        return _by_id(metadata, choice.snapshot_id, name)
     if choice.as_of_timestamp is not None:
         return _at_time(metadata, choice.as_of_timestamp, name)
     for kind in ("branch", "tag"):
@@ -124,10 +133,20 @@ def _at_time(metadata: "TableMetadata", time: Any, name: str) -> "Snapshot":
     return _by_id(metadata, reached[-1].snapshot_id, name)
 
 
-def _schema_of(metadata: "TableMetadata", snapshot: "Snapshot") -> "Schema":
+def _schema(metadata: "TableMetadata", choice: SnapshotChoice, snapshot: "Snapshot | None", name: str) -> "Schema":
     by_id = {schema.schema_id: schema for schema in metadata.schemas}
+    if choice.agreed is not None:
+        if choice.agreed.schema_id not in by_id:
+            raise ConfigError(
+                f"{name} has no schema {choice.agreed.schema_id}, which rank 0 found; it has {sorted(by_id)}. Somebody "
+                "removed it since: start again."
+            )
+        return by_id[choice.agreed.schema_id]
     present: Schema = metadata.schema()
-    return present if snapshot.schema_id is None else by_id.get(snapshot.schema_id, present)
+    is_past = choice.snapshot_id is not None or choice.as_of_timestamp is not None or choice.tag is not None
+    if not is_past or snapshot is None or snapshot.schema_id is None:
+        return present
+    return by_id.get(snapshot.schema_id, present)
 
 
 def _increment(
