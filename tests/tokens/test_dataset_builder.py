@@ -61,9 +61,24 @@ def test_a_size_without_weights_is_capped_and_proportional(corpora: list[str]) -
     assert len(everything) == sum(len(dataset) for dataset in everything.datasets)
 
 
-def test_a_single_corpus_is_not_blended(corpora: list[str]) -> None:
-    train, _, _ = _build([None, None, None], blend=(corpora[:1], [3.0]), split="1")
-    assert isinstance(train, GPTDataset)
+def test_a_single_corpus_is_blended_only_by_a_weight_in_one_blend_for_all_splits(corpora: list[str]) -> None:
+    one, weighted = (corpora[:1], None), (corpora[:1], [3.0])
+    assert isinstance(_build([None, None, None], blend=one, split="1")[0], GPTDataset)
+    train = _build([1000, None, None], blend=weighted, split="1")[0]
+    assert isinstance(train, BlendedDataset)
+    assert (len(train), train.weights, train.datasets[0].num_samples) == (1000, [1.0], 1005)
+    apart = _build([1000, None, None], blend_per_split=[weighted, None, None])[0]
+    assert (type(apart), apart.num_samples) == (GPTDataset, 1000)
+    with pytest.raises(ConfigError, match="train has weights: it needs a size too"):
+        _build([None, None, None], blend_per_split=[weighted, None, None])
+
+
+@pytest.mark.parametrize("weights", [[float("nan")], [-1.0], [0.0], [float("inf")]])
+def test_weights_of_a_single_corpus_are_held_to_those_of_several(corpora: list[str], weights: list[float]) -> None:
+    for prefixes, given in ((corpora[:1], weights), (corpora[:2], [1.0, *weights] if weights != [0.0] else [0.0] * 2)):
+        for blend in ({"blend": (prefixes, given), "split": "1"}, {"blend_per_split": [(prefixes, given), None, None]}):
+            with pytest.raises(ConfigError, match="Weights must be finite, not negative and not all 0"):
+                _build([5, None, None], **blend)
 
 
 def test_validation_corpora_stay_apart_on_request(corpora: list[str]) -> None:

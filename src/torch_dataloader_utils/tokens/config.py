@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
-from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
+from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
 
 # Prefixes, and their weights (None: their lengths).
 Blend = tuple[Sequence[str], Sequence[float] | None]
@@ -126,8 +126,11 @@ def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None,
                 f"{given!r} was given."
             )
         prefixes, weights = given
-        if weights is not None and len(weights) != len(prefixes):
+        if weights is None:
+            continue
+        if len(weights) != len(prefixes):
             raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
+        normalize_weights(weights)
 
 
 def _check_validation_sets(per_split: Sequence[Blend | None] | None) -> None:

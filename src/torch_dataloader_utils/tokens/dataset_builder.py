@@ -32,6 +32,9 @@ class BlendedMegatronDatasetBuilder:
         None     given    one pass each                    min(size, sum of lengths), in proportion to lengths
         None     None     one pass each                    every sample once
 
+    A single corpus is a data set of the given size, or of one pass. With weights in `blend` it is a blend all the same,
+    built as the table says, and in `blend_per_split` it is not: both as Megatron-Core has it.
+
     With `multiple_validation_sets` the validation corpora are not blended: each is a data set of the given size, or of
     one pass.
 
@@ -67,12 +70,12 @@ class BlendedMegatronDatasetBuilder:
             return [self._build_split(split) for split in Split]
 
     def _check_weighted_blends(self) -> None:
-        """Raises ConfigError for a split that is blended by weights and has no size."""
+        """Raises ConfigError for a split whose corpora have weights and that has no size."""
         for split in Split:
             blend, bookends = self._select_blend(split)
-            is_weighted = blend is not None and bookends is not None and blend[1] is not None and len(blend[0]) > 1
+            is_weighted = blend is not None and bookends is not None and blend[1] is not None
             if is_weighted and self.sizes[split.value] is None:
-                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
+                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too, or None as weights.")
 
     def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
         """What a split is made of, and which part of each corpus it takes."""
@@ -87,7 +90,7 @@ class BlendedMegatronDatasetBuilder:
             return None
         prefixes, weights = blend
         size = self.sizes[split.value]
-        if len(prefixes) == 1:
+        if len(prefixes) == 1 and (weights is None or self.config.blend_per_split is not None):
             return self._build_corpus(prefixes[0], bookends, size, split)
         if split is Split.valid and self.config.multiple_validation_sets:
             return self._build_corpora(prefixes, bookends, [size] * len(prefixes), split)
