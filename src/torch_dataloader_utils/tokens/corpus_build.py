@@ -1,5 +1,6 @@
 """Corpora from columns: a plan of parts, parts built by any executor, parts joined in order."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,9 @@ from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, o
 from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
+from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT_PART_BYTES = 256 << 20
 
@@ -73,8 +77,9 @@ def build_corpus(
         output_prefix: path or URL of the corpus, without an ending. A remote one is uploaded part by part, and is
             there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
-        tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its name (or its
-            `fingerprint`) tells whether old parts can be used: remove the parts after changing its body.
+        tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
+            or the name of a function of a module, tells whether old parts can be used: remove the parts after
+            changing its body. Anything else (a lambda, a partial, an object) begins afresh after a failure.
         eod: id put at the end of each document.
         vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the vocabulary's.
@@ -117,6 +122,13 @@ def build_corpus(
     existing = () if overwrites else _find_existing(outputs, store)
     parts = plan_parts(sources, column, part_bytes, file_format, access)
     _check_parts(parts, outputs)
+    if len(parts) > 1 and tokenizer is not None and name_tokenizer(tokenizer) is None:
+        _log.warning(
+            "Another run cannot tell the tokenizer %r from others: it would build all %d parts again. To go on after "
+            "a failure give it a name: define a function in a module, or set its attribute fingerprint to a text.",
+            tokenizer,
+            len(parts),
+        )
     job = _Job.of(parts, options, store)
     _check_resumes(existing, job)
     return _build(job, outputs, executor, on_progress)
