@@ -74,8 +74,8 @@ def build_corpus(
         sources: Parquet and ORC files, patterns or directories, local or remote, each of one format and one schema; or
             a data set, such as IcebergDataset(table, catalog), whose rows of all ranks are taken: deletes and its
             `filters` apply.
-        output_prefix: path or URL of the corpus, without an ending. A remote one is uploaded part by part, and is
-            there once its .idx is.
+        output_prefix: path or URL of the corpus, without an ending; not in a directory of sources. A remote one is
+            uploaded part by part, and is there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
         tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
             or the name of a function of a module, tells whether old parts can be used: remove the parts after
@@ -98,8 +98,9 @@ def build_corpus(
 
     Raises:
         NoDataError: no file, or no row in any.
-        ConfigError: corpora that exist, more outputs than parts, no such column, a data set that gives no stored
-            rows, an eod outside the vocabulary, or an argument of another type or out of range.
+        ConfigError: corpora that exist or would lie among their sources, more outputs than parts, no such column, a
+            data set that gives no stored rows, an eod outside the vocabulary, or an argument of another type or out of
+            range.
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
         FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
     """
@@ -120,7 +121,7 @@ def build_corpus(
     )
     outputs = _name_outputs(str(output_prefix), output_count)
     existing = () if overwrites else _find_existing(outputs, store)
-    parts = plan_parts(sources, column, part_bytes, file_format, access)
+    parts = plan_parts(sources, column, part_bytes, file_format, access, output_prefix=str(output_prefix))
     _check_parts(parts, outputs)
     if len(parts) > 1 and tokenizer is not None and name_tokenizer(tokenizer) is None:
         _log.warning(
