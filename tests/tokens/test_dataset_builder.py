@@ -88,6 +88,8 @@ def test_validation_corpora_stay_apart_on_request(corpora: list[str]) -> None:
     assert [len(dataset) for dataset in valid] == [len(dataset) for dataset in blended.datasets]
     _, valid, _ = _build([None, 50, None], blend_per_split=[None, (corpora, None), None], multiple_validation_sets=True)
     assert [dataset.num_samples for dataset in valid] == [50, 50, 50]
+    one = _build([None] * 3, blend_per_split=[None, (corpora[:1], None), None], multiple_validation_sets=True)[1]
+    assert isinstance(one, GPTDataset)
     with pytest.raises(ConfigError, match="without weights"):
         _build([None, 5, None], blend_per_split=[None, (corpora, [1.0] * 3), None], multiple_validation_sets=True)
     with pytest.raises(ConfigError, match="needs blend_per_split"):

@@ -40,6 +40,7 @@ class BlendedMegatronDatasetConfig:
         blend: one blend for all splits, divided by `split`.
         blend_per_split: a blend for train, valid and test each; excludes `blend` and `split`.
         multiple_validation_sets: the validation corpora of `blend_per_split` stay apart: a list of data sets, no blend.
+            A single corpus is a data set, not a list of one, as Megatron-Core has it.
         full_validation: validation is one whole pass, every sample once: its size must be None.
         split: weights of train, valid and test, as "969,30,1".
         num_dataset_builder_threads: corpora of a blend opened and indexed at once.

@@ -14,7 +14,7 @@ from torch_dataloader_utils.tokens.rank_turns import take_turns
 from torch_dataloader_utils.tokens.split import Bookends, Split, normalize_weights, split_range
 
 Sizes = Sequence[int | None]
-# A list where validation corpora are kept apart.
+# A list where several validation corpora are kept apart.
 TopLevelDataset = MegatronDataset | BlendedDataset | list[MegatronDataset]
 
 # A split of its own data: all of it.
@@ -35,8 +35,8 @@ class BlendedMegatronDatasetBuilder:
     A single corpus is a data set of the given size, or of one pass. With weights in `blend` it is a blend all the same,
     built as the table says, and in `blend_per_split` it is not: both as Megatron-Core has it.
 
-    With `multiple_validation_sets` the validation corpora are not blended: each is a data set of the given size, or of
-    one pass.
+    With `multiple_validation_sets` several validation corpora are not blended: the split is a list with a data set of
+    each, of the given size or of one pass.
 
     Args:
         cls: the data set class of one corpus, such as `GPTDataset`.
