@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests.tokens.corpora import write_lengths
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import (
     BlendedDataset,
     BlendedMegatronDatasetBuilder,
@@ -130,6 +130,9 @@ def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_
         _build([1, 1, 1])
     with pytest.raises(ConfigError, match="three numbers"):
         _build([1, 1], blend=(corpora, None), split="1")
+    for size, wanted in (("10", ConfigTypeError), (10.5, ConfigTypeError), (True, ConfigTypeError), (-1, ConfigError)):
+        with pytest.raises(wanted, match=f"The size for valid={size!r}: pass a whole number of at least 0"):
+            _build([1, size, 1], blend=(corpora, None), split="1")  # type: ignore[list-item]
     short = write_lengths(tmp_path / "short", [3])
     with pytest.raises(ConfigError, match="short has no whole sample for train"):
         _build([None] * 3, blend=([corpora[0], short], None), split="1")

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
@@ -54,7 +55,10 @@ class BlendedMegatronDatasetBuilder:
     ) -> None:
         _check_arguments(sizes, config)
         self.cls = cls
-        self.sizes = tuple(sizes)
+        self.sizes = tuple(
+            None if size is None else check_integer(f"The size for {split.name}", size, least=0)
+            for split, size in zip(Split, sizes, strict=True)
+        )
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self._check_weighted_blends()
@@ -134,7 +138,7 @@ class BlendedMegatronDatasetBuilder:
 def _check_arguments(sizes: Sizes, config: BlendedMegatronDatasetConfig) -> None:
     if config.blend is None and config.blend_per_split is None:
         raise ConfigError("There is nothing to build: give blend with split, or blend_per_split.")
-    if len(sizes) != len(Split) or any(size is not None and size < 0 for size in sizes):
+    if len(sizes) != len(Split):
         raise ConfigError(f"Sizes are three numbers of samples (or None); {list(sizes)} were given.")
     validation_size = sizes[Split.valid.value]
     if config.full_validation and validation_size is not None:
