@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tokens.corpora import EXAMPLE, write_corpus
-from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError, SchemaError
 from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, find_corpora, merge_corpora
 
 
@@ -80,6 +80,8 @@ def test_documents_come_from_list_buffers_with_end_tokens(tmp_path: Path) -> Non
         (np.int32, np.array([2**31], dtype=np.uint64), DataError),
         (np.int32, [1.5], SchemaError),
         (np.float32, ["a"], SchemaError),
+        (np.float32, [1.0, 1e300], DataError),
+        (np.float32, np.array([-4e38]), DataError),
     ],
 )
 def test_tokens_that_do_not_fit_are_refused_not_wrapped(
@@ -109,6 +111,46 @@ def test_wrong_lengths_and_open_documents_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="not ended"):
             builder.finalize(tmp_path / "c.idx")
     assert _names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("mode", [200, -129, 2.5, True, "1", None])
+def test_a_sequence_whose_mode_is_refused_is_not_added(tmp_path: Path, mode: Any) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=np.uint16, multimodal=True) as builder:
+        builder.add_document([1, 2, 3], [3], [-128])
+        with pytest.raises(ConfigError, match=f"^mode={mode!r}"):
+            builder.add_item([7, 8], mode=mode)
+        with pytest.raises(ConfigError, match=f"^mode={mode!r}"):
+            builder.add_document([7, 8], [1, 1], [1, mode])
+        builder.add_document(torch.tensor([4]), [1], np.array([127]))
+        builder.finalize(tmp_path / "c.idx")
+    corpus = IndexedDataset(str(tmp_path / "c"), multimodal=True)
+    assert [(tokens.tolist(), int(kept)) for tokens, kept in corpus] == [([1, 2, 3], -128), ([4], 127)]
+    assert corpus.document_indices.tolist() == [0, 1, 2]
+
+
+def test_lengths_and_offsets_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin") as builder:
+        for wrong in ([1.9, 2.9], [1.0, 2.0], [True, True]):
+            with pytest.raises(ConfigTypeError, match="lengths of documents are of type"):
+                builder.add_document([1, 2, 3], wrong)  # type: ignore[arg-type]
+            with pytest.raises(ConfigTypeError, match="offsets of documents are of type"):
+                builder.add_documents([1, 2, 3], wrong)
+        assert (builder.sequence_count, builder.token_count) == (0, 0)
+
+
+def test_tokens_that_are_not_finite_stay_what_they_are(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=np.float32) as builder:
+        builder.add_document(np.array([np.inf, -np.inf, 3e38]), [3])
+        builder.finalize(tmp_path / "c.idx")
+    assert IndexedDataset(str(tmp_path / "c"))[0].tolist() == [np.inf, -np.inf, float(np.float32(3e38))]
+
+
+def test_a_builder_is_finalized_once(tmp_path: Path) -> None:
+    builder = IndexedDatasetBuilder(tmp_path / "c.bin")
+    builder.finalize(tmp_path / "c.idx")
+    with pytest.raises(ConfigError, match=r"c\.bin was finalized or discarded before\. Make a new builder"):
+        builder.finalize(tmp_path / "c.idx")
+    assert _names(tmp_path) == {"c.bin", "c.idx"}
 
 
 def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_tokenizers_file_is_a_tokenizer(tmp_path: Path) -> None:
         (lambda texts: [[2**63], [1]], "beyond int64"),
         (lambda texts: [[2**70], [1]], "object"),
         (lambda texts: [1, 2], "shape \\(\\)"),
-        (lambda texts: {"input_ids": [[1], [2]]}, 'lambda texts: tokenizer\\(texts\\)\\["input_ids"\\]'),
+        (lambda texts: {"input_ids": [[1], [2]]}, 'a function that returns tokenizer\\(texts\\)\\["input_ids"\\]'),
         (lambda texts: ([1] for _ in texts), "a generator for the 2 texts"),
         (lambda texts: None, "a NoneType for the 2 texts"),
     ],

@@ -38,6 +38,32 @@ def folder(tmp_path: Path) -> Path:
     return data
 
 
+@pytest.mark.parametrize("output", ["corpus", "deeper/corpus", "../data/corpus", "../link/corpus"])
+def test_a_corpus_among_its_sources_is_refused_at_the_first_call(folder: Path, output: str) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    for sources in (folder, [folder / "0.parquet", f"file://{folder}/"]):
+        with pytest.raises(ConfigError, match=r"would lie inside its source .*Give an output_prefix outside, or"):
+            build_corpus(sources, folder / output, column="tokens")
+    assert {path.name for path in folder.iterdir()} == {"0.parquet", "1.parquet", "2.parquet"}
+
+
+def test_a_remote_corpus_among_its_sources_is_refused(folder: Path, remote: Any) -> None:
+    remote.put(str(folder), "/data", recursive=True)
+    with pytest.raises(ConfigError, match="would lie inside its source memory://data/:"):
+        build_corpus("memory://data/", "memory://data/corpus", column="tokens")
+
+
+@pytest.mark.parametrize(
+    ("sources", "output"), [("data", "data/_built"), ("data", "data2"), ("data", "data"), ("data/*.parquet", "data/c")]
+)
+def test_a_corpus_lies_where_no_call_takes_it_for_a_source(folder: Path, sources: str, output: str) -> None:
+    for overwrites in (False, True):
+        build_corpus(
+            str(folder.parent / sources), folder.parent / output, column="tokens", part_bytes=1, overwrites=overwrites
+        )
+    assert _documents(str(folder.parent / output)) == DOCUMENTS
+
+
 @pytest.fixture
 def remote() -> Any:
     filesystem = fsspec.filesystem("memory")
@@ -65,7 +91,7 @@ def test_an_iceberg_table_without_its_deleted_rows(tmp_path: Path) -> None:
 
 def test_parts_of_a_data_set_are_bound_to_its_fingerprint(folder: Path) -> None:
     dataset = StructuredDataset(str(folder))
-    parts = plan_parts(dataset, "tokens", 1, None, StoreAccess())
+    parts = plan_parts(dataset, "tokens", 1, None, StoreAccess(), output_prefix="out")
     fingerprint = dataset.plan().inventory.fingerprint()
     assert all(part.describe()["version"].startswith(f"{fingerprint} ") for part in parts)
 

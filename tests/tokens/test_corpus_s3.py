@@ -179,14 +179,14 @@ def test_expired_credentials_are_renewed_on_both_sides(s3: MotoS3, data: str) ->
 
 
 def test_a_source_that_is_replaced_after_the_plan_is_an_error(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
-    parts = plan_parts(data, "tokens", 1, None, s3_access)
+    parts = plan_parts(data, "tokens", 1, None, s3_access, output_prefix="out")
     s3.put("data/0.parquet", _table([[7]] * 10))
     with pytest.raises(FileChangedError, match=r"0\.parquet is not the file that was planned"):
         list(parts[0].read())
 
 
 def test_a_part_carries_little_and_no_secret_that_shows(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
-    parts = plan_parts(data, "tokens", 1, None, s3_access)
+    parts = plan_parts(data, "tokens", 1, None, s3_access, output_prefix="out")
     options = CorpusOptions(
         column="tokens", dtype="int32", tokenizer=None, eod=None, vocabulary_size=None, skips_nulls=False
     )

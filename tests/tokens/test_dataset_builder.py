@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests.tokens.corpora import write_lengths
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import (
     BlendedDataset,
     BlendedMegatronDatasetBuilder,
@@ -61,9 +61,24 @@ def test_a_size_without_weights_is_capped_and_proportional(corpora: list[str]) -
     assert len(everything) == sum(len(dataset) for dataset in everything.datasets)
 
 
-def test_a_single_corpus_is_not_blended(corpora: list[str]) -> None:
-    train, _, _ = _build([None, None, None], blend=(corpora[:1], [3.0]), split="1")
-    assert isinstance(train, GPTDataset)
+def test_a_single_corpus_is_blended_only_by_a_weight_in_one_blend_for_all_splits(corpora: list[str]) -> None:
+    one, weighted = (corpora[:1], None), (corpora[:1], [3.0])
+    assert isinstance(_build([None, None, None], blend=one, split="1")[0], GPTDataset)
+    train = _build([1000, None, None], blend=weighted, split="1")[0]
+    assert isinstance(train, BlendedDataset)
+    assert (len(train), train.weights, train.datasets[0].num_samples) == (1000, [1.0], 1005)
+    apart = _build([1000, None, None], blend_per_split=[weighted, None, None])[0]
+    assert (type(apart), apart.num_samples) == (GPTDataset, 1000)
+    with pytest.raises(ConfigError, match="train has weights: it needs a size too"):
+        _build([None, None, None], blend_per_split=[weighted, None, None])
+
+
+@pytest.mark.parametrize("weights", [[float("nan")], [-1.0], [0.0], [float("inf")]])
+def test_weights_of_a_single_corpus_are_held_to_those_of_several(corpora: list[str], weights: list[float]) -> None:
+    for prefixes, given in ((corpora[:1], weights), (corpora[:2], [1.0, *weights] if weights != [0.0] else [0.0] * 2)):
+        for blend in ({"blend": (prefixes, given), "split": "1"}, {"blend_per_split": [(prefixes, given), None, None]}):
+            with pytest.raises(ConfigError, match="Weights must be finite, not negative and not all 0"):
+                _build([5, None, None], **blend)
 
 
 def test_validation_corpora_stay_apart_on_request(corpora: list[str]) -> None:
@@ -73,6 +88,8 @@ def test_validation_corpora_stay_apart_on_request(corpora: list[str]) -> None:
     assert [len(dataset) for dataset in valid] == [len(dataset) for dataset in blended.datasets]
     _, valid, _ = _build([None, 50, None], blend_per_split=[None, (corpora, None), None], multiple_validation_sets=True)
     assert [dataset.num_samples for dataset in valid] == [50, 50, 50]
+    one = _build([None] * 3, blend_per_split=[None, (corpora[:1], None), None], multiple_validation_sets=True)[1]
+    assert isinstance(one, GPTDataset)
     with pytest.raises(ConfigError, match="without weights"):
         _build([None, 5, None], blend_per_split=[None, (corpora, [1.0] * 3), None], multiple_validation_sets=True)
     with pytest.raises(ConfigError, match="needs blend_per_split"):
@@ -113,6 +130,9 @@ def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_
         _build([1, 1, 1])
     with pytest.raises(ConfigError, match="three numbers"):
         _build([1, 1], blend=(corpora, None), split="1")
+    for size, wanted in (("10", ConfigTypeError), (10.5, ConfigTypeError), (True, ConfigTypeError), (-1, ConfigError)):
+        with pytest.raises(wanted, match=f"The size for valid={size!r}: pass a whole number of at least 0"):
+            _build([1, size, 1], blend=(corpora, None), split="1")  # type: ignore[list-item]
     short = write_lengths(tmp_path / "short", [3])
     with pytest.raises(ConfigError, match="short has no whole sample for train"):
         _build([None] * 3, blend=([corpora[0], short], None), split="1")

@@ -62,6 +62,12 @@ def test_wrong_requests_are_errors_and_never_other_tokens(dataset: IndexedDatase
     for index in (3, -4):
         with pytest.raises(IndexError):
             dataset[index]
+    for wrong in (1.0, "1", None):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            dataset[wrong]  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            dataset.get(wrong)  # type: ignore[arg-type]
+    assert dataset[np.int64(1)].tolist() == dataset[torch.tensor(1)].tolist() == dataset[1].tolist()
     for offset, length in ((0, 4), (3, 1), (-1, 1), (4, None), (2, -1)):
         with pytest.raises(ConfigError, match="sequence 0 has 3 tokens"):
             dataset.get(0, offset, length)

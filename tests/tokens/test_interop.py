@@ -165,6 +165,40 @@ def test_indices_and_samples_are_equal(
             _compare(left, right)
 
 
+# One pass is 134 samples: fewer, as many (the surplus begins a second pass), one more, and several passes.
+@pytest.mark.parametrize("size", [60, 133, 134, 135, 500])
+@pytest.mark.parametrize("weights", [None, [1.0], [0.3]])
+@pytest.mark.parametrize("is_per_split", [False, True])
+def test_one_corpus_is_blended_where_theirs_is(
+    tmp_path: Path, size: int, weights: list[float] | None, is_per_split: bool
+) -> None:
+    options: dict[str, Any] = {
+        "random_seed": 1234,
+        "sequence_length": 16,
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+    }
+
+    def blend(prefix: str) -> dict[str, Any]:
+        given = ([prefix], weights)
+        return {"blend_per_split": [given, None, None]} if is_per_split else {"blend": given, "split": "1,0,0"}
+
+    our_prefix, their_prefix = _write_both(tmp_path, 0)
+    our_config = GPTDatasetConfig(tokenizer=SpecialTokens(eod=EOD, pad=PAD), **blend(our_prefix), **options)
+    their_config = gpt.GPTDatasetConfig(tokenizer=_Tokenizer(), **blend(their_prefix), **options)
+    sizes = (size, 0, 0)
+    ours = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, our_config).build()[0]
+    theirs = blending.BlendedMegatronDatasetBuilder(gpt.GPTDataset, sizes, lambda: True, their_config).build()[0]
+    assert ours is not None
+    assert type(ours).__name__ == type(theirs).__name__
+    if isinstance(ours, BlendedDataset):
+        _compare(ours, theirs)
+    else:
+        assert len(ours) == len(theirs)
+        _compare_indices(ours, theirs)
+
+
 def test_validation_corpora_that_stay_apart_are_equal(tmp_path: Path) -> None:
     pairs = [_write_both(tmp_path, number) for number in range(2)]
     options: dict[str, Any] = {
@@ -188,8 +222,13 @@ def test_validation_corpora_that_stay_apart_are_equal(tmp_path: Path) -> None:
     theirs = blending.BlendedMegatronDatasetBuilder(gpt.GPTDataset, sizes, lambda: True, their_config).build()[1]
     assert isinstance(ours, list)
     for left, right in zip(ours, theirs, strict=True):
-        for name in ("document_index", "sample_index", "shuffle_index"):
-            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+        _compare_indices(left, right)
+
+
+def _compare_indices(left: Any, right: Any) -> None:
+    for name in ("document_index", "sample_index", "shuffle_index"):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+        assert getattr(left, name).dtype == getattr(right, name).dtype
 
 
 def _compare(ours: Any, theirs: Any) -> None:
@@ -198,9 +237,7 @@ def _compare(ours: Any, theirs: Any) -> None:
     np.testing.assert_array_equal(ours.dataset_index, theirs.dataset_index)
     np.testing.assert_array_equal(ours.dataset_sample_index, theirs.dataset_sample_index)
     for left, right in zip(ours.datasets, theirs.datasets, strict=True):
-        for name in ("document_index", "sample_index", "shuffle_index"):
-            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
-            assert getattr(left, name).dtype == getattr(right, name).dtype
+        _compare_indices(left, right)
         # Version 0.16.1 writes the padding of one sample into a mask that it shares with all later ones.
         right.masks_and_position_ids_are_cacheable = False
     for i in range(0, len(ours), 1 + len(ours) // 20):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.tokens.corpora import EXAMPLE, write_corpus
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
 from torch_dataloader_utils.tokens import CorpusFacts, describe_corpus, read_sequences, write_sequences
 
 
@@ -28,6 +28,11 @@ def test_what_is_no_sequences_file_is_refused(tmp_path: Path, content: str) -> N
     (tmp_path / "s.json").write_text(content)
     with pytest.raises(CorruptFileError):
         read_sequences(tmp_path / "s.json")
+
+
+def test_a_missing_sequences_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoDataError, match=r"no sequences file .*none\.json\. Check the path"):
+        read_sequences(tmp_path / "none.json")
 
 
 def test_a_newer_file_is_refused(tmp_path: Path) -> None:

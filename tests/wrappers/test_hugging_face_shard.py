@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.effort import EFFORT
 from tests.wrappers.streams import oracle_shard
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, RowCountError
 from torch_dataloader_utils.wrappers import streaming_shard
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets")
@@ -147,6 +147,17 @@ def test_contiguous_spans_of_a_declared_length(parquet_stream):
         list(range(26, 38)),
         list(range(38, 50)),
     ]
+
+
+def test_a_span_that_has_ended_stays_at_its_end_and_notices_more_rows_than_declared(parquet_stream):
+    options = {"batch_size": 4, "drop_last": True, "contiguous": True}
+    shard = streaming_shard(parquet_stream, 4, 3, length=50, **options)
+    assert ids(shard) == list(range(36, 48))
+    again = streaming_shard(parquet_stream, 4, 3, length=50, **options)
+    again.load_state_dict(shard.state_dict())
+    assert ids(again) == []
+    with pytest.raises(RowCountError, match="more than the 49 items"):
+        ids(streaming_shard(parquet_stream, 4, 3, length=49, **options))
 
 
 @pytest.mark.parametrize("kind", ["generator", "parquet"])

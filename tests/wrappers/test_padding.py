@@ -1,5 +1,7 @@
 """`pad_stack_1d` against a list oracle."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -43,3 +45,41 @@ def test_what_cannot_be_padded_is_refused(items, options, message):
 def test_a_mixture_of_dtypes_is_refused():
     with pytest.raises(ConfigTypeError, match=r"Item 1 is torch\.int64, item 0 is torch\.float32"):
         pad_stack_1d([torch.zeros(2), torch.zeros(2, dtype=torch.int64)], 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.uint8, -1),
+        (torch.uint8, 256),
+        (torch.int64, 0.5),
+        (torch.int64, float("nan")),
+        (torch.int64, float("inf")),
+        (torch.bool, 2),
+        (torch.float32, 1e300),
+        (torch.float16, 70_000),
+        (torch.bfloat16, 1e39),
+    ],
+)
+def test_a_pad_value_that_the_dtype_would_change_is_refused(dtype, value):
+    with pytest.raises(ConfigError, match=rf"{dtype}.*{re.escape(str(value))}|{value}.*{dtype}"):
+        pad_stack_1d([torch.ones(1, dtype=dtype), torch.ones(2, dtype=dtype)], value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.uint8, 255.0),
+        (torch.int64, True),
+        (torch.bool, 1),
+        (torch.float32, 0.1),
+        (torch.bfloat16, -100),
+        (torch.float16, float("-inf")),
+        (torch.float64, 1e300),
+        (torch.complex64, 0.1),
+    ],
+)
+def test_a_pad_value_may_be_rounded_by_a_float_type_only(dtype, value):
+    padded = pad_stack_1d([torch.ones(1, dtype=dtype), torch.ones(2, dtype=dtype)], value)
+    assert padded[0, 1] == torch.tensor(value, dtype=dtype)
+    assert padded.dtype == dtype

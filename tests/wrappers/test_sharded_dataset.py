@@ -91,6 +91,20 @@ def test_past_the_end_is_an_index_error_and_negative_counts_from_the_end(mode, i
             shard[index]
 
 
+def test_a_fraction_is_no_item():
+    shard = ShardedDataset([1, 2, 3], 2, 1, "chunked", False)
+    for wrong in (0.5, 0.0, "0"):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            shard[wrong]
+    assert shard[torch.tensor(0)] == 3
+
+
+@pytest.mark.parametrize("state", [None, [1], "state"])
+def test_something_else_than_a_state_is_refused(state):
+    with pytest.raises(CheckpointMismatchError, match=f"it is a {type(state).__name__}. Load what state_dict gave"):
+        ShardedDataset([1, 2, 3], 2, 1, "chunked", False).load_state_dict(state)
+
+
 def test_batched_reads_stay_batched():
     items = Items(10)
     loader = DataLoader(ShardedDataset(items, 2, 1, "sequential", False), batch_size=3)

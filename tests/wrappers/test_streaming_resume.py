@@ -136,7 +136,7 @@ def test_a_state_of_other_options_is_refused(options):
         streaming_shard(PlainStream(20), 4, 0).load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [{}, {"yielded": 3}, {"version": 2}])
+@pytest.mark.parametrize("state", [{}, {"yielded": 3}, {"version": 2}, None, [1]])
 def test_something_else_than_a_state_is_refused(state):
     with pytest.raises(CheckpointMismatchError, match="Not a streaming_shard state"):
         streaming_shard(PlainStream(20), 2, 0).load_state_dict(state)

@@ -203,6 +203,35 @@ def test_contiguous_without_a_length_is_refused_and_with_a_wrong_one_noticed():
         list(streaming_shard(PlainStream(4), 2, 0, contiguous=True, length=10))
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"batch_size": 2, "drop_last": True}])
+@pytest.mark.parametrize("declared", [0, 1, 6, 7, 8])
+def test_the_last_contiguous_shard_notices_a_length_that_is_too_short(options, declared):
+    def read(num_items):
+        shards = [
+            streaming_shard(PlainStream(num_items), 3, rank, contiguous=True, length=declared, **options)
+            for rank in range(3)
+        ]
+        return [list(shard) for shard in shards[:-1]], lambda: list(shards[-1])
+
+    for surplus in (1, 5):
+        _, read_last = read(declared + surplus)
+        with pytest.raises(RowCountError, match=f"more than the {declared} items that were declared"):
+            read_last()
+    others, read_last = read(declared)
+    assert [*others, read_last()] == [
+        list(streaming_shard(list(range(declared)), 3, rank, contiguous=True, **options)) for rank in range(3)
+    ]
+
+
+def test_the_length_of_a_contiguous_shard_is_checked_where_it_is_given():
+    for wrong, error in ((-2, ConfigError), (2.0, ConfigTypeError), ("2", ConfigTypeError), (True, ConfigTypeError)):
+        with pytest.raises(error, match=f"length={wrong!r}: pass a whole number of at least 0"):
+            streaming_shard(PlainStream(4), 2, 0, contiguous=True, length=wrong)
+    with pytest.raises(ConfigError, match=r"length=3, and the list has 4 items\. Leave length out"):
+        streaming_shard([1, 2, 3, 4], 2, 0, contiguous=True, length=3)
+    assert list(streaming_shard([1, 2, 3, 4], 2, 1, contiguous=True, length=4)) == [3, 4]
+
+
 def test_set_epoch_reaches_the_source():
     shard = streaming_shard(PlainStream(4), 2, 1)
     shard.set_epoch(2)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, DataError, SchemaError
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
@@ -59,6 +60,7 @@ class IndexedDatasetBuilder:
 
         Raises:
             DataError: a token does not fit the dtype, or the sequence is longer than 2^31 − 1 tokens.
+            ConfigError: a mode that is no whole number from −128 to 127. Nothing is added then, as with all errors.
         """
         tokens = self._convert(tensor)
         self._write(tokens, np.array([tokens.size]), [mode])
@@ -67,9 +69,9 @@ class IndexedDatasetBuilder:
         """Append one document: its tokens, and how many of them each of its sequences takes.
 
         Raises:
-            ConfigError: the lengths do not add up to the tokens, or modes do not match.
+            ConfigError: the lengths do not add up to the tokens or are no whole numbers, or modes do not match.
         """
-        tokens, counts = self._convert(tensor), np.asarray(lengths, dtype=np.int64)
+        tokens, counts = self._convert(tensor), _whole_numbers("lengths", lengths)
         if counts.sum() != tokens.size or (counts < 0).any():
             raise ConfigError(f"The lengths of a document add up to {counts.sum()}, it has {tokens.size} tokens.")
         self._write(tokens, counts, [0] * len(counts) if modes is None else modes)
@@ -83,9 +85,9 @@ class IndexedDatasetBuilder:
             values 1 2 3 4, offsets 0 3 4, eod 9      documents 1 2 3 9 | 4 9
 
         Raises:
-            ConfigError: offsets do not rise inside the values.
+            ConfigError: offsets do not rise inside the values, or are no whole numbers.
         """
-        tokens, bounds = self._convert(values), np.asarray(offsets, dtype=np.int64)
+        tokens, bounds = self._convert(values), _whole_numbers("offsets", offsets)
         counts = np.diff(bounds)
         if bounds.size < 1 or bounds[0] < 0 or bounds[-1] > tokens.size or (counts < 0).any():
             raise ConfigError(f"Document offsets must rise from 0 to {tokens.size} at most.")
@@ -128,8 +130,10 @@ class IndexedDatasetBuilder:
         An older corpus under the same name loses its .idx first, so that no reader ever pairs old with new.
 
         Raises:
-            ConfigError: sequences were added after the last document ended.
+            ConfigError: sequences were added after the last document ended, or the builder has ended before.
         """
+        if self._bin.file.closed:
+            raise ConfigError(f"{self._bin.path} was finalized or discarded before. Make a new builder.")
         if self._documents[-1] != len(self._lengths):
             raise ConfigError(f"{self._bin.path}: the last document was not ended. Call end_document().")
         index = PendingFile(_local_path(idx_path))
@@ -176,7 +180,11 @@ class IndexedDatasetBuilder:
             self._check_fit(given)
         elif given.dtype.kind != "f" or self.dtype.kind != "f":
             raise SchemaError(f"Tokens of type {given.dtype.name} cannot be written as {self.dtype.name}.")
-        return given.astype(self.dtype)
+        with np.errstate(over="ignore"):
+            converted = given.astype(self.dtype)
+        if given.dtype.kind == "f" and (lost := np.isinf(converted) & np.isfinite(given)).any():
+            raise DataError(f"The token {given[lost][0]} does not fit {self.dtype.name}. Pass dtype=np.float64.")
+        return converted
 
     def _check_fit(self, given: npt.NDArray[Any]) -> None:
         # numpy would wrap around, or round, silently: a vocabulary that outgrew the type must not become other tokens.
@@ -187,12 +195,28 @@ class IndexedDatasetBuilder:
     def _write(self, tokens: npt.NDArray[Any], counts: npt.NDArray[np.int64], modes: Sequence[int]) -> None:
         if len(modes) != len(counts):
             raise ConfigError(f"{len(counts)} sequences need as many modes, not {len(modes)}.")
+        kept_modes = _check_modes(modes) if self.multimodal else b""
         if counts.size and counts.max() > _MAX_SEQUENCE_TOKENS:
             raise DataError(f"A sequence of {counts.max()} tokens is longer than the format's 2^31 - 1. Cut it.")
         self._bin.file.write(np.ascontiguousarray(tokens).data)
         self._lengths.frombytes(counts.astype(np.int32).tobytes())
-        if self.multimodal:
-            self._modes.extend(modes)
+        self._modes.frombytes(kept_modes)
+
+
+def _whole_numbers(name: str, given: Any) -> npt.NDArray[np.int64]:
+    """As an array; ConfigTypeError for fractions and booleans, which numpy would convert."""
+    numbers = np.asarray(given)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise ConfigTypeError(f"The {name} of documents are of type {numbers.dtype.name}: pass whole numbers.")
+    return numbers.astype(np.int64)
+
+
+def _check_modes(modes: Sequence[int]) -> bytes:
+    """As they are kept: a signed byte each."""
+    for mode in modes:
+        if not -128 <= check_integer("mode", mode) <= 127:
+            raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")
+    return np.asarray(modes, dtype=np.int8).tobytes()
 
 
 def _local_path(path: str | Path) -> Path:

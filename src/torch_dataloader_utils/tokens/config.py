@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
-from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
+from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
 
 # Prefixes, and their weights (None: their lengths).
 Blend = tuple[Sequence[str], Sequence[float] | None]
@@ -40,6 +40,7 @@ class BlendedMegatronDatasetConfig:
         blend: one blend for all splits, divided by `split`.
         blend_per_split: a blend for train, valid and test each; excludes `blend` and `split`.
         multiple_validation_sets: the validation corpora of `blend_per_split` stay apart: a list of data sets, no blend.
+            A single corpus is a data set, not a list of one, as Megatron-Core has it.
         full_validation: validation is one whole pass, every sample once: its size must be None.
         split: weights of train, valid and test, as "969,30,1".
         num_dataset_builder_threads: corpora of a blend opened and indexed at once.
@@ -126,8 +127,11 @@ def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None,
                 f"{given!r} was given."
             )
         prefixes, weights = given
-        if weights is not None and len(weights) != len(prefixes):
+        if weights is None:
+            continue
+        if len(weights) != len(prefixes):
             raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
+        normalize_weights(weights)
 
 
 def _check_validation_sets(per_split: Sequence[Blend | None] | None) -> None:

@@ -1,5 +1,6 @@
 """Corpora from columns: a plan of parts, parts built by any executor, parts joined in order."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,9 @@ from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, o
 from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
+from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT_PART_BYTES = 256 << 20
 
@@ -70,11 +74,12 @@ def build_corpus(
         sources: Parquet and ORC files, patterns or directories, local or remote, each of one format and one schema; or
             a data set, such as IcebergDataset(table, catalog), whose rows of all ranks are taken: deletes and its
             `filters` apply.
-        output_prefix: path or URL of the corpus, without an ending. A remote one is uploaded part by part, and is
-            there once its .idx is.
+        output_prefix: path or URL of the corpus, without an ending; not in a directory of sources. A remote one is
+            uploaded part by part, and is there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
-        tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its name (or its
-            `fingerprint`) tells whether old parts can be used: remove the parts after changing its body.
+        tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
+            or the name of a function of a module, tells whether old parts can be used: remove the parts after
+            changing its body. Anything else (a lambda, a partial, an object) begins afresh after a failure.
         eod: id put at the end of each document.
         vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the vocabulary's.
@@ -93,8 +98,9 @@ def build_corpus(
 
     Raises:
         NoDataError: no file, or no row in any.
-        ConfigError: corpora that exist, more outputs than parts, no such column, a data set that gives no stored
-            rows, an eod outside the vocabulary, or an argument of another type or out of range.
+        ConfigError: corpora that exist or would lie among their sources, more outputs than parts, no such column, a
+            data set that gives no stored rows, an eod outside the vocabulary, or an argument of another type or out of
+            range.
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
         FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
     """
@@ -115,8 +121,15 @@ def build_corpus(
     )
     outputs = _name_outputs(str(output_prefix), output_count)
     existing = () if overwrites else _find_existing(outputs, store)
-    parts = plan_parts(sources, column, part_bytes, file_format, access)
+    parts = plan_parts(sources, column, part_bytes, file_format, access, output_prefix=str(output_prefix))
     _check_parts(parts, outputs)
+    if len(parts) > 1 and tokenizer is not None and name_tokenizer(tokenizer) is None:
+        _log.warning(
+            "Another run cannot tell the tokenizer %r from others: it would build all %d parts again. To go on after "
+            "a failure give it a name: define a function in a module, or set its attribute fingerprint to a text.",
+            tokenizer,
+            len(parts),
+        )
     job = _Job.of(parts, options, store)
     _check_resumes(existing, job)
     return _build(job, outputs, executor, on_progress)

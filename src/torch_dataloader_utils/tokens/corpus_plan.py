@@ -3,8 +3,9 @@
 import hashlib
 import itertools
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.tokens.documents import Tokenizer
 from torch_dataloader_utils.tokens.dtypes import integer_limits, wider_dtype
+from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
 
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 2
@@ -33,8 +35,14 @@ class CorpusOptions:
     eod: int | None
     vocabulary_size: int | None
     skips_nulls: bool
+    # Worked out once: in a worker process the module of a script's function may have another name.
+    tokenizer_key: str | int | None = field(init=False)
 
     def __post_init__(self) -> None:
+        key = None if self.tokenizer is None else name_tokenizer(self.tokenizer)
+        if self.tokenizer is not None and key is None:
+            key = f"of run {uuid.uuid4()}"
+        object.__setattr__(self, "tokenizer_key", key)
         hold_integers(self, "vocabulary_size", least=1)
         hold_integers(self, "eod", least=0)
         if self.eod is not None:
@@ -47,14 +55,11 @@ class CorpusOptions:
             raise ConfigError(f"eod={eod} does not fit {self.dtype}. {wider_dtype(eod)}")
 
     def describe(self) -> dict[str, Any]:
-        """The options as JSON values. A tokenizer is known by its `fingerprint`, else by its name."""
-        tokenizer = self.tokenizer
-        name = getattr(tokenizer, "__qualname__", type(tokenizer).__qualname__)
-        known = getattr(tokenizer, "fingerprint", f"{getattr(tokenizer, '__module__', '')}.{name}")
+        """The options as JSON values; those of a tokenizer that cannot be told from others differ in every run."""
         return {
             "column": self.column,
             "dtype": self.dtype,
-            "tokenizer": None if tokenizer is None else known,
+            "tokenizer": self.tokenizer_key,
             "eod": self.eod,
             "vocabulary_size": self.vocabulary_size,
             "skips_nulls": self.skips_nulls,

@@ -5,13 +5,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._store import StoreAccess, redact
+from torch_dataloader_utils._store import LocalStore, StoreAccess, redact
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.parallel import map_in_order, threads_for
@@ -35,7 +36,13 @@ _SCAN_THREADS = 16
 
 
 def plan_parts(
-    sources: Sources, column: str, part_bytes: int, file_format: FileFormat | None, access: StoreAccess
+    sources: Sources,
+    column: str,
+    part_bytes: int,
+    file_format: FileFormat | None,
+    access: StoreAccess,
+    *,
+    output_prefix: str,
 ) -> list[CorpusPart]:
     """Parts of about `part_bytes` unpacked bytes, in the order of documents; none crosses a file.
 
@@ -43,12 +50,39 @@ def plan_parts(
     pattern; a file that is named twice is read once.
 
     Raises:
-        NoDataError: a path that names no file. ConfigError: a data set that gives no stored rows, no such column, or
-        a file whose format nobody says. DataError, StoreError: see `scan_files`.
+        NoDataError: a path that names no file. ConfigError: a data set that gives no stored rows, no such column,
+        a file whose format nobody says, or a corpus that would lie among the files of a source directory. DataError,
+        StoreError: see `scan_files`.
     """
     if isinstance(sources, TableDataset):
         return _plan_data_set(sources, column, part_bytes)
-    return _plan_paths(sources, column, part_bytes, file_format, access)
+    named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    for source in named:
+        _check_outside(source, output_prefix)
+    return _plan_paths(named, column, part_bytes, file_format, access)
+
+
+def _check_outside(source: PathLike, output_prefix: str) -> None:
+    """ConfigError for a corpus that the next call, which goes on or builds anew, would find among its sources.
+
+    source data      data/corpus: refused      data/_built/corpus, data2/corpus: no data file of the source
+    """
+    if not isinstance(source, str | os.PathLike):
+        return  # refused where it is scanned
+    directory, output = _absolute(os.fspath(source)), _absolute(output_prefix)
+    if directory not in output.parents:
+        return
+    if not any(name.startswith((".", "_")) for name in output.relative_to(directory).parts):
+        raise ConfigError(
+            f"The corpus {redact(output_prefix)} would lie inside its source {redact(os.fspath(source))}: another call "
+            "would read it as data. Give an output_prefix outside, or name the sources by a pattern, such as "
+            "'*.parquet'."
+        )
+
+
+def _absolute(path: str) -> PurePath:
+    local = LocalStore().local_path(path)
+    return PurePosixPath(local) if "://" in local else Path(local).expanduser().resolve()
 
 
 def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[CorpusPart]:
@@ -67,13 +101,12 @@ def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[
 
 
 def _plan_paths(
-    sources: PathLike | Sequence[PathLike],
+    named: Sequence[PathLike],
     column: str,
     part_bytes: int,
     file_format: FileFormat | None,
     access: StoreAccess,
 ) -> list[CorpusPart]:
-    named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     if not named:
         raise NoDataError("There is no source to read: the list of paths is empty.")
     scan = partial(_scan, column=column, file_format=file_format, access=access)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
@@ -14,7 +15,7 @@ from torch_dataloader_utils.tokens.rank_turns import take_turns
 from torch_dataloader_utils.tokens.split import Bookends, Split, normalize_weights, split_range
 
 Sizes = Sequence[int | None]
-# A list where validation corpora are kept apart.
+# A list where several validation corpora are kept apart.
 TopLevelDataset = MegatronDataset | BlendedDataset | list[MegatronDataset]
 
 # A split of its own data: all of it.
@@ -32,8 +33,11 @@ class BlendedMegatronDatasetBuilder:
         None     given    one pass each                    min(size, sum of lengths), in proportion to lengths
         None     None     one pass each                    every sample once
 
-    With `multiple_validation_sets` the validation corpora are not blended: each is a data set of the given size, or of
-    one pass.
+    A single corpus is a data set of the given size, or of one pass. With weights in `blend` it is a blend all the same,
+    built as the table says, and in `blend_per_split` it is not: both as Megatron-Core has it.
+
+    With `multiple_validation_sets` several validation corpora are not blended: the split is a list with a data set of
+    each, of the given size or of one pass.
 
     Args:
         cls: the data set class of one corpus, such as `GPTDataset`.
@@ -51,7 +55,10 @@ class BlendedMegatronDatasetBuilder:
     ) -> None:
         _check_arguments(sizes, config)
         self.cls = cls
-        self.sizes = tuple(sizes)
+        self.sizes = tuple(
+            None if size is None else check_integer(f"The size for {split.name}", size, least=0)
+            for split, size in zip(Split, sizes, strict=True)
+        )
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self._check_weighted_blends()
@@ -67,12 +74,12 @@ class BlendedMegatronDatasetBuilder:
             return [self._build_split(split) for split in Split]
 
     def _check_weighted_blends(self) -> None:
-        """Raises ConfigError for a split that is blended by weights and has no size."""
+        """Raises ConfigError for a split whose corpora have weights and that has no size."""
         for split in Split:
             blend, bookends = self._select_blend(split)
-            is_weighted = blend is not None and bookends is not None and blend[1] is not None and len(blend[0]) > 1
+            is_weighted = blend is not None and bookends is not None and blend[1] is not None
             if is_weighted and self.sizes[split.value] is None:
-                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too.")
+                raise ConfigError(f"The blend for {split.name} has weights: it needs a size too, or None as weights.")
 
     def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
         """What a split is made of, and which part of each corpus it takes."""
@@ -87,7 +94,7 @@ class BlendedMegatronDatasetBuilder:
             return None
         prefixes, weights = blend
         size = self.sizes[split.value]
-        if len(prefixes) == 1:
+        if len(prefixes) == 1 and (weights is None or self.config.blend_per_split is not None):
             return self._build_corpus(prefixes[0], bookends, size, split)
         if split is Split.valid and self.config.multiple_validation_sets:
             return self._build_corpora(prefixes, bookends, [size] * len(prefixes), split)
@@ -131,7 +138,7 @@ class BlendedMegatronDatasetBuilder:
 def _check_arguments(sizes: Sizes, config: BlendedMegatronDatasetConfig) -> None:
     if config.blend is None and config.blend_per_split is None:
         raise ConfigError("There is nothing to build: give blend with split, or blend_per_split.")
-    if len(sizes) != len(Split) or any(size is not None and size < 0 for size in sizes):
+    if len(sizes) != len(Split):
         raise ConfigError(f"Sizes are three numbers of samples (or None); {list(sizes)} were given.")
     validation_size = sizes[Split.valid.value]
     if config.full_validation and validation_size is not None:

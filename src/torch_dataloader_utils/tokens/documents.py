@@ -66,7 +66,7 @@ def _tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> tuple[npt.N
     if isinstance(lists, Mapping):
         raise SchemaError(
             f"The tokenizer gave a mapping with {sorted(map(str, lists))} for the texts of {where}, not their token "
-            'lists. For one of Hugging Face pass tokenizer=lambda texts: tokenizer(texts)["input_ids"].'
+            'lists. For one of Hugging Face pass a function that returns tokenizer(texts)["input_ids"].'
         )
     if not hasattr(lists, "__len__") or len(lists) != len(texts):
         given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else f"a {type(lists).__name__}"

@@ -1,6 +1,7 @@
 """A token corpus on disk: sequences of tokens in `<prefix>.bin`, described by `<prefix>.idx`."""
 
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -222,7 +223,7 @@ class IndexedDataset(Dataset[Any]):
         """`length` tokens of sequence `index` from `offset` on; all the rest when `length` is None.
 
         Raises:
-            IndexError: no such sequence.
+            IndexError: no such sequence. TypeError: its number is no whole one.
             ConfigError: the part does not lie inside the sequence.
         """
         index = self._check_index(index)
@@ -249,10 +250,10 @@ class IndexedDataset(Dataset[Any]):
         return opened.read(spans)
 
     def _check_index(self, index: int) -> int:
-        count = len(self)
+        index, count = operator.index(index), len(self)
         if not -count <= index < count:
             raise IndexError(f"{redact(self.path_prefix)} has {count} sequences; {index} was asked for.")
-        return int(index) + count if index < 0 else int(index)
+        return index + count if index < 0 else index
 
     def _with_modes(self, tokens: _Item, where: int | slice) -> _Item | tuple[_Item, Any]:
         modes = self.sequence_modes

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
 from torch_dataloader_utils.discover.parallel import map_watched
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 
@@ -79,10 +79,12 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
     """The facts of every corpus in a sequences file, ours or one that Megatron-Core's tool wrote.
 
     Raises:
-        CorruptFileError: not JSON, or not of this shape; names the entry.
+        NoDataError: there is no such file. CorruptFileError: not JSON, or not of this shape; names the entry.
     """
     try:
         content = json.loads(Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise NoDataError(f"There is no sequences file {path}. Check the path, or call write_sequences.") from error
     except ValueError as error:
         raise CorruptFileError(f"{path} is not JSON: {error}. Write the sequences file again.") from error
     if not isinstance(content, dict):

@@ -177,6 +177,8 @@ class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
         for example in reader.read(iter(self.ex_iterable)):
             state.update(position=reader.position, yielded=reader.yielded, held=reader.held)
             yield example
+        # Behind its last item the reader looks for the end of the stream.
+        state.update(position=reader.position)
 
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
         state = self._checked_state()

@@ -22,7 +22,7 @@ def pad_stack_1d(
 
     Args:
         items: 1-D tensors of one dtype; an empty one is a row of padding.
-        pad_value: fills what an item leaves free.
+        pad_value: fills what an item leaves free; a float type rounds it, any other holds it exactly.
         padding_side: where the padding goes.
         pad_to_multiple_of: the row length is rounded up to a multiple of this.
 
@@ -60,8 +60,22 @@ def pad_stack_1d(
 
 def _filled(like: torch.Tensor, shape: tuple[int, int], value: float) -> torch.Tensor:
     try:
+        _check_kept(value, like.dtype)
         return like.new_full(shape, value)
     except TypeError as error:
         raise ConfigTypeError(f"pad_value is a {type(value).__name__}: pass a number.") from error
     except (RuntimeError, OverflowError) as error:
         raise ConfigError(f"A tensor {list(shape)} of {like.dtype} filled with {value} cannot be: {error}") from error
+
+
+def _check_kept(value: float, dtype: torch.dtype) -> None:
+    """ConfigError where torch would pad with another number: wrapped around, or cut to a whole one."""
+    # Floats may round, and torch itself refuses what is beyond them.
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    kept = torch.full((), value, dtype=dtype, device="cpu").item()
+    if kept != value:
+        raise ConfigError(
+            f"pad_value={value} does not fit {dtype}, which would make {kept} of it. Pass a value that it holds, or "
+            "convert the items."
+        )

@@ -10,6 +10,8 @@ from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, StridedLay
 
 ItemT = TypeVar("ItemT")
 
+_END: Any = object()
+
 
 def _nothing() -> None:
     return None
@@ -78,8 +80,13 @@ class ShardReader(Generic[ItemT]):
 
         Raises:
             CheckpointMismatchError: the stream is already past the next item of this shard.
-            RowCountError: a stream of declared length ended early.
+            RowCountError: a stream of declared length ended early, or (told by the last shard) went on after it.
         """
+        yield from self._read_runs(items)
+        if self.layout.total is not None and self.layout.index == self.layout.num_shards - 1:
+            self._check_end(items, self.layout.total)
+
+    def _read_runs(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
         total = self.layout.total
         if self.layout.tail is Tail.PAD and self._head is None:
             items = self._remember_head(items)
@@ -160,6 +167,15 @@ class ShardReader(Generic[ItemT]):
             raise RowCountError(
                 f"The data set ended after {self.position} items, {self.layout.total} were declared. Give the right "
                 "length, or shard without contiguous=True."
+            )
+
+    def _check_end(self, items: Iterator[ItemT], total: int) -> None:
+        if not self._skip_to(items, total):
+            self._check_total()
+        if next(items, _END) is not _END:
+            raise RowCountError(
+                f"The data set has more than the {total} items that were declared; no shard gives those beyond. Give "
+                "the right length, or shard without contiguous=True."
             )
 
     def _skip_to(self, items: Iterator[ItemT], target: int) -> bool:

@@ -1,5 +1,6 @@
 """One shard of a map-style data set."""
 
+import operator
 from collections.abc import Iterator, Sized
 from enum import StrEnum
 from typing import Any, TypeVar, assert_never
@@ -140,7 +141,7 @@ class ShardedDataset(Dataset[ItemT]):
         """One item of this shard; a negative index counts from its end.
 
         Raises:
-            IndexError: outside the shard.
+            IndexError: outside the shard. TypeError: no whole number, as lists raise it.
         """
         return self._dataset[self._position(index)]
 
@@ -188,7 +189,7 @@ class ShardedDataset(Dataset[ItemT]):
 
     def _position(self, index: int) -> int:
         """Where item `index` of this shard is in the data set."""
-        length = len(self)
+        index, length = operator.index(index), len(self)
         if not -length <= index < length:
             raise IndexError(f"item {index} of shard {self._current_shard} with {length} items")
         index %= length

@@ -1,7 +1,7 @@
 """One shard of a torch IterableDataset, a list, or a function that makes an iterable."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -152,6 +152,10 @@ class ShardedStream(IterableDataset[ItemT]):
             CheckpointMismatchError: a state of other options, another number of shards, or not a state of ours.
         """
         layout = describe_layout(self._layout)
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointMismatchError(
+                f"Not a streaming_shard state: it is a {type(state_dict).__name__}. Load what state_dict gave."
+            )
         if state_dict.keys() != _STATE_KEYS or state_dict["version"] != _STATE_VERSION:
             raise CheckpointMismatchError(
                 f"Not a streaming_shard state of version {_STATE_VERSION}: it has the keys {sorted(state_dict)}, "

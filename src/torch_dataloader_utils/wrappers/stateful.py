@@ -33,6 +33,8 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
 
     problem: begins the message, before both sides.
     """
+    if not isinstance(saved, Mapping):
+        raise CheckpointMismatchError(f"{problem}: it is a {type(saved).__name__}. Load what state_dict gave.")
     if saved.keys() == mine.keys() and all(saved[key] == mine[key] for key in fixed):
         return
     theirs, ours = ({key: state.get(key) for key in fixed} for state in (saved, mine))

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
@@ -69,7 +70,8 @@ def streaming_shard(
         even_batches: whether shards that come short repeat items from the start, so that all give equally many.
             Default: True with a batch size, False without.
         contiguous: one span of neighbouring items for each shard; needs the length.
-        length: items in the data set, if it cannot tell.
+        length: items in the data set, if it cannot tell. A pass that finds another number is a RowCountError, which for
+            more items the last shard tells alone.
         shard_files: whether a Hugging Face stream of at least `num_shards` files deals out whole files first and
             only the rest item by item (sample mode). False always deals items in turn.
         source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
@@ -80,7 +82,7 @@ def streaming_shard(
         an exact `__len__`; or a data set of the kind that was given.
 
     Raises:
-        ConfigError: options that exclude each other, or an index out of range.
+        ConfigError: options that exclude each other, an index out of range, or a length that is not the data set's.
         ConfigTypeError: a data set that cannot be iterated twice, or `contiguous` without a length.
     """
     layout = plan_shard(
@@ -112,19 +114,29 @@ def streaming_shard(
 
 def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int | None) -> ShardLayout:
     """The layout itself, or its contiguous counterpart, for which the length must be known."""
+    if length is not None:
+        length = check_integer("length", length, least=0)
     if not contiguous:
         return layout
-    if length is None:
-        try:
-            length = len(dataset)
-        except TypeError as error:
-            raise ConfigTypeError(
-                f"contiguous=True cuts spans, which needs the length, and {type(dataset).__name__} has none. Give "
-                "length=, or shard in turn."
-            ) from error
+    own_length = _length_of(dataset)
+    total = own_length if length is None else length
+    if total is None:
+        raise ConfigTypeError(
+            f"contiguous=True cuts spans, which needs the length, and {type(dataset).__name__} has none. Give length=, "
+            "or shard in turn."
+        )
+    if own_length not in (None, total):
+        raise ConfigError(f"length={total}, and the {type(dataset).__name__} has {own_length} items. Leave length out.")
     return ContiguousLayout(
-        num_shards=layout.num_shards, index=layout.index, run_items=layout.run_items, tail=layout.tail, total=length
+        num_shards=layout.num_shards, index=layout.index, run_items=layout.run_items, tail=layout.tail, total=total
     )
+
+
+def _length_of(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
 
 
 def _is_hugging_face(dataset: Any) -> bool:
