@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,22 @@ RankUnits = tuple[Units, ...]
 
 
 def strategy_name(strategy: SplitStrategy | None) -> str:
-    """How a strategy is named in states and messages; "" for none."""
-    return "" if strategy is None else type(strategy).__qualname__
+    """How a strategy is named in states and messages, with what is set otherwise than by default; "" for none.
+
+    Of dataclasses alone, whose settings are known, and of settings that are plain values.
+
+        RoundRobinSplitStrategy(shuffle=True)      "RoundRobinSplitStrategy(shuffle=True)"
+    """
+    if strategy is None:
+        return ""
+    settings: tuple[Field[Any], ...] = fields(strategy) if is_dataclass(strategy) else ()
+    changed = []
+    for each in settings:
+        value = getattr(strategy, each.name)
+        if isinstance(value, int | float | str | None) and value != each.default:
+            changed.append(f"{each.name}={value!r}")
+    name = type(strategy).__qualname__
+    return f"{name}({', '.join(changed)})" if changed else name
 
 
 def takes_ranks(strategy: SplitStrategy) -> bool:
@@ -52,14 +67,14 @@ class StrategyCall:
             ConfigTypeError: what `generate` gave is no list of shards of splits.
         """
         if not takes_ranks(self.strategy):
-            shards = self.strategy.generate(self.files, num_workers, epoch)
+            shards = self.strategy.generate(list(self.files), num_workers, epoch)
             mine = self._workers(shards, num_workers)
             self._check([mine])
             return (mine,) * num_ranks
         ranks = []
         for rank in range(num_ranks):
             shards = self.strategy.generate(
-                files=self.files, num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
+                files=list(self.files), num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
             )
             ranks.append(self._workers(shards, num_workers))
         self._check(ranks)
@@ -80,7 +95,13 @@ class StrategyCall:
                     raise ConfigError(f"{self._name} gave a split of {split.file.path}, which is not in the data set.")
                 begin, end = int(starts[position]), int(starts[position + 1])
                 if split.row_range is not None:
-                    begin, end = begin + split.row_range.offset, begin + split.row_range.offset + split.row_range.length
+                    offset, rows = split.row_range.offset, split.row_range.length
+                    if not 0 <= offset <= offset + rows <= end - begin:
+                        raise ConfigError(
+                            f"{self._name} gave rows [{offset}, {offset + rows}) of {redact(split.file.path)}, which "
+                            f"has {end - begin}. Ranges begin at 0 in each file; check its generate()."
+                        )
+                    begin, end = begin + offset, begin + offset + rows
                 bounds[shard.id].append((begin, end))
         pairs = [np.array([pair for pair in of_worker if pair[1] > pair[0]]).reshape(-1, 2) for of_worker in bounds]
         return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)

@@ -1,0 +1,73 @@
+"""Split strategies: what states know of their settings, and what they may do with the files they are given."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from torch_dataloader_utils import (
+    RoundRobinSplitStrategy,
+    SizeBalancedSplitStrategy,
+    StructuredDataset,
+    TargetSizeSplitStrategy,
+)
+from torch_dataloader_utils._core.splits import RowRange, Shard, Split
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+
+
+@pytest.fixture
+def files(tmp_path):
+    first = 0
+    for i, rows in enumerate([50, 33, 60]):
+        pq.write_table(pa.table({"row": range(first, first + rows)}), tmp_path / f"{i}.parquet")
+        first += rows
+    return tmp_path
+
+
+def load(files, strategy, **options):
+    loader, _ = StructuredDataset.create_dataloader(files, batch_size=10, split_strategy=strategy, **options)
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("saved", "present", "says"),
+    [
+        (
+            RoundRobinSplitStrategy(shuffle=True, seed=1),
+            RoundRobinSplitStrategy(shuffle=True, seed=6),
+            "seed=1.*seed=6",
+        ),
+        (TargetSizeSplitStrategy(target_rows=9), TargetSizeSplitStrategy(target_rows=30), "rows=9.*rows=30"),
+        (SizeBalancedSplitStrategy(shuffle=True), SizeBalancedSplitStrategy(), "shuffle=True"),
+    ],
+)
+def test_states_are_bound_to_the_settings(files, saved, present, says):
+    state = load(files, saved).state_dict()
+    load(files, type(saved)(**{name: getattr(saved, name) for name in saved.__slots__})).load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match=says):
+        load(files, present).load_state_dict(state)
+
+
+class Sorted:
+    def generate(self, files, num_workers, epoch=0, num_ranks=1, rank=0):
+        files.sort(key=lambda file: -file.record_count)
+        return [Shard(0, [Split(file) for file in files[rank::num_ranks]])]
+
+
+@pytest.mark.filterwarnings("ignore:Ranks take different numbers of steps")
+def test_a_strategy_may_sort_the_files_it_is_given(files):
+    loader = load(files, Sorted(), num_ranks=3, rank=0, rank_sharding="chunks", num_workers=0)
+    assert [row for batch in loader for row in batch["row"].tolist()] == list(range(83, 143))
+
+
+class Ranges:
+    def __init__(self, *ranges):
+        self.ranges = ranges
+
+    def generate(self, files, num_workers, epoch=0):
+        return [Shard(0, [Split(files[file], RowRange(offset, length)) for file, offset, length in self.ranges])]
+
+
+@pytest.mark.parametrize("ranges", [[(0, 0, 143)], [(0, 0, 60), (1, 10, 23), (2, 0, 60)], [(0, -1, 51)], [(0, 5, -2)]])
+def test_a_range_is_within_its_file(files, ranges):
+    with pytest.raises(ConfigError, match=r"0\.parquet, which has 50"):
+        len(load(files, Ranges(*ranges)))
