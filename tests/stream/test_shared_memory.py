@@ -52,7 +52,7 @@ def test_a_copy_of_an_epoch_is_shared_with_its_own_workers_alone(copied):
     other = copied(epoch)
     other.value = 8
     assert (epoch.value, other.value) == (3, 8)
-    assert other._cell.is_shared()
+    assert other._memory.values.is_shared()
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="of Linux alone")
@@ -61,6 +61,6 @@ def test_it_never_has_a_name(monkeypatch):
         raise AssertionError("named")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    made = (shared_bytes(1 << 20), SharedEpoch()._cell, Notes(2)._pids, Notes(2)._text)
+    made = (shared_bytes(1 << 20), SharedEpoch()._memory.values, Notes(2)._pids, Notes(2)._text)
     assert all(tensor.is_shared() for tensor in made)
     assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
