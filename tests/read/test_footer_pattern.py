@@ -34,9 +34,9 @@ from torch_dataloader_utils.read.reader import make_reader
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No footer has been seen, and the first one makes a pattern."""
     monkeypatch.setattr(footer_pattern, "_WORTH_IT", 1)
-    footer_pattern._kinds.clear()
+    footer_pattern._kinds._entries.clear()
     yield
-    footer_pattern._kinds.clear()
+    footer_pattern._kinds._entries.clear()
 
 
 def footer_of(path: Path) -> bytes:
@@ -82,7 +82,7 @@ def test_numbers_are_those_that_pyarrow_reads(
     files: list[pa.Table], group_rows: int, options: dict[str, Any], seen: st.DataObject
 ) -> None:
     """Whichever of the files made the patterns; those that look otherwise are not matched."""
-    footer_pattern._kinds.clear()
+    footer_pattern._kinds._entries.clear()
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{i}.parquet" for i in range(len(files))]
         for path, table in zip(paths, files, strict=True):
@@ -146,7 +146,7 @@ def test_so_many_patterns_and_kinds_are_kept(tmp_path: Path) -> None:
     for i in range(40):
         write_parquet(tmp_path / "b.parquet", pa.table({f"d{i}": [1]}))
         assert footer_kind(footer_of(tmp_path / "b.parquet")) is not None
-    assert len(footer_pattern._kinds) == 16
+    assert len(footer_pattern._kinds.values()) == 16
     assert footer_kind(b"") is None
 
 
@@ -170,7 +170,7 @@ def test_a_scan_says_the_same_by_pattern(
     monkeypatch.setattr(footer_pattern, "_WORTH_IT", 1 << 60)
     expected = scan_files(tmp_path, columns=columns)
     monkeypatch.setattr(footer_pattern, "_WORTH_IT", worth_it)
-    footer_pattern._kinds.clear()
+    footer_pattern._kinds._entries.clear()
     found = [scan_files(tmp_path, columns=columns) for _ in range(8)]
     assert kind_that_knows(footer_of(tmp_path / "01.parquet"))._patterns
     for inventory in (parsed, *found):

@@ -34,6 +34,7 @@ from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
 from torch_dataloader_utils.read.deletes import RowDeletes
+from torch_dataloader_utils.read.file_columns import KnownColumns
 from torch_dataloader_utils.read.joined_footer import JoinedFooter
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.record_batches import side_by_side
@@ -331,13 +332,13 @@ def test_files_of_the_same_columns_share_them_whatever_is_read_between(tmp_path:
 
 
 def test_many_kinds_of_columns_are_not_kept(tmp_path: Path) -> None:
-    known = parquet_footer.KnownColumns()
+    known = KnownColumns()
     for i in range(40):
         write_parquet(tmp_path / "a.parquet", pa.table({f"c{i}": [1]}))
         content = (tmp_path / "a.parquet").read_bytes()
         footer = content[-8 - int.from_bytes(content[-8:-4], "little") :]
         assert known.of(pq.read_metadata(tmp_path / "a.parquet"), footer).schema.names == [f"c{i}"]
-    assert len(known._known) == 16
+    assert len(known._known.values()) == 16
 
 
 def test_what_pandas_says_of_its_rows_keeps_no_files_apart(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch_dataloader_utils._core.compact_protocol import read_integer, read_integers, read_varint
+from torch_dataloader_utils._core.fifo_cache import FifoCache
 from torch_dataloader_utils._core.footer_parts import (
     MALFORMED,
     NUMBERS_OF_CHUNK,
@@ -147,21 +148,16 @@ class FooterKind:
             self._patterns.append(_Pattern(parts))
 
 
-_kinds: dict[bytes, FooterKind] = {}
+_kinds: FifoCache[bytes, FooterKind] = FifoCache(_MOST_KINDS)
 
 
 def footer_kind(footer: bytes) -> FooterKind | None:
     """The kind of a footer, one of those of late in this process or a new one; None if it has no head."""
-    for kind in list(_kinds.values()):
+    for kind in _kinds.values():
         if footer.startswith(kind.head):
             return kind
     head = footer_head(footer)
-    if head is None:
-        return None
-    kind = _kinds.setdefault(head, FooterKind(head))
-    while len(_kinds) > _MOST_KINDS:
-        _kinds.pop(next(iter(_kinds)), None)
-    return kind
+    return None if head is None else _kinds.keep(head, FooterKind(head))
 
 
 class _Pattern:

@@ -2,6 +2,7 @@
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from torch_dataloader_utils._core.fifo_cache import FifoCache
 from torch_dataloader_utils._core.footer_pattern import FooterKind, FooterNumbers, footer_kind
 
 T = TypeVar("T")
@@ -22,11 +23,11 @@ class MatchedFooter(NamedTuple, Generic[T]):
 class KnownFooters(Generic[T]):
     """Footers of late, by what comes before and after their row groups: columns, and what Arrow and pandas say of them.
 
-    For all threads, without a lock: entries are read, set and deleted, each at once.
+    For all threads.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[FooterKind, bytes, Any], T] = {}
+        self._known: FifoCache[tuple[FooterKind, bytes, Any], T] = FifoCache(_MOST_KNOWN)
 
     def match(self, footer: bytes, what: Any = None) -> MatchedFooter[T] | None:
         """None of a footer whose like has not come often enough; `what`: what it is looked at for, hashable."""
@@ -39,6 +40,4 @@ class KnownFooters(Generic[T]):
 
     def learn(self, matched: MatchedFooter[T], known: T) -> None:
         """This is known of all footers that begin and end as this one."""
-        self._known[matched.key] = known
-        while len(self._known) > _MOST_KNOWN:
-            self._known.pop(next(iter(self._known)), None)
+        self._known.keep(matched.key, known)

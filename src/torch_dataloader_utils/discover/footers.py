@@ -1,7 +1,6 @@
 """Parquet: row groups from the footer, one tail read a file."""
 
 import logging
-import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,11 +9,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._core.footer_parts import ENCRYPTED_MAGIC, MAGIC, TRAILER_BYTES, footer_length
 from torch_dataloader_utils._core.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.known_footers import KnownFooters
 from torch_dataloader_utils._core.parquet_limits import footer_excess
-from torch_dataloader_utils._store import Buffer, FileEntry, Span, Store, Tail, redact
+from torch_dataloader_utils._store import FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
@@ -102,14 +102,14 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     data = memoryview(tail.data)
     if len(data) < 12:
         raise corrupt(entry.path, f"{tail.size} bytes are too few for a Parquet file")
-    magic = bytes(data[-4:])
-    if magic == b"PARE":
+    magic = bytes(data[-len(MAGIC) :])
+    if magic == ENCRYPTED_MAGIC:
         raise UnsupportedFeatureError(
             f"{redact(entry.path)}: the footer is encrypted, which is not supported. Write the file again unencrypted."
         )
-    if magic != b"PAR1":
+    if magic != MAGIC:
         raise corrupt(entry.path, "this is no Parquet file (it does not end with PAR1)")
-    need = _footer_bytes(data) + 8
+    need = footer_length(data)
     if need > tail.size:
         raise corrupt(entry.path, f"the footer claims {need} bytes of a file of {tail.size}")
     _check_excess(entry.path, footer_excess(footer_bytes=need))
@@ -185,14 +185,9 @@ def check_total(path: str, group_rows: int, file_rows: int) -> None:
         raise corrupt(path, f"the footer says {file_rows} rows, its row groups add up to {group_rows}")
 
 
-def _footer_bytes(data: Buffer) -> int:
-    (length,) = struct.unpack("<I", data[-8:-4])
-    return int(length)
-
-
 def _footer(tail: Tail) -> bytes:
-    """The footer itself, without its length and the magic."""
-    return bytes(memoryview(tail.data)[-_footer_bytes(tail.data) - 8 : -8])
+    """The footer itself, without the trailer."""
+    return bytes(memoryview(tail.data)[-footer_length(tail.data) : -TRAILER_BYTES])
 
 
 def _span(chunk: pq.ColumnChunkMetaData) -> Span:

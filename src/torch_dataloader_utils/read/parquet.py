@@ -21,7 +21,8 @@ from torch_dataloader_utils.read.checks import (
 )
 from torch_dataloader_utils.read.column_chunks import chunk_span
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
-from torch_dataloader_utils.read.parquet_footer import FileColumns, Footer, parquet_footer
+from torch_dataloader_utils.read.file_columns import FileColumns
+from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.record_batches import side_by_side
 

@@ -15,14 +15,16 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._core.footer_parts import MAGIC
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
 from torch_dataloader_utils.read.column_chunks import ColumnChunks
+from torch_dataloader_utils.read.file_columns import FileColumns
 from torch_dataloader_utils.read.joined_footer import FileFacts, JoinedFooter
 from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
-from torch_dataloader_utils.read.parquet_footer import FileColumns, parquet_footer
+from torch_dataloader_utils.read.parquet_footer import parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
 # What lies between the first and the last chunk of a row group is read too. More than this is not worth it.
@@ -125,7 +127,7 @@ class JoinedRowGroups:
             lengths=self.numbers[:, 1],
             num_values=self.numbers[:, 2],
         )
-        end = written + len(written).to_bytes(4, "little") + b"PAR1"
+        end = written + len(written).to_bytes(4, "little") + MAGIC
         # Arrow's allocator: the C library's gives such memory back to the system each time, and getting it again takes
         # as long as all of the decoding.
         file = pa.allocate_buffer(int(stops[-1]) + len(end))
