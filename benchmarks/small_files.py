@@ -1,11 +1,16 @@
-"""2,000 small files: how long to the first batch, and how fast is a whole pass?
+"""2,000 small files: how long to the first batch, and how fast is a whole pass, the first one and later ones?
+
+A first pass finds nothing kept of an earlier one: it reads links to the files, under paths that are new to the process.
 
 python benchmarks/small_files.py [files] [runs]
 """
 
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow.parquet as pq
 from bare import CORES, limits, polars_at_once, read_group
@@ -36,6 +41,22 @@ def whole_pass(folder, batch, inventory=None):
     return sum(batch.num_rows for batch in loader)
 
 
+def first_pass(tables, batch):
+    """A pass over the next table, and its inventory, that no pass has read."""
+    folder, inventory = next(tables)
+    return whole_pass(folder, batch, inventory)
+
+
+def linked(folder: Path, place: str, count: int) -> Iterator[Path]:
+    """So many folders of links to the files, below `place`."""
+    for number in range(count):
+        links = Path(place, str(number))
+        links.mkdir()
+        for file in folder.glob("*.parquet"):
+            (links / file.name).hardlink_to(file)
+        yield links
+
+
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
@@ -51,10 +72,17 @@ def main() -> None:
     rows = whole_pass(folder, 256)
     bare = limits(folder, "polars, all files at once", polars_at_once)
     cases = dict(bare)
-    for batch in (256, 8192):
-        cases[f"whole pass, scan included, batch {batch}"] = partial(whole_pass, folder, batch)
-        cases[f"whole pass, inventory given, batch {batch}"] = partial(whole_pass, folder, batch, inventory)
-    times = alternate(cases, runs=runs)
+    batches = (256, 8192)
+    with TemporaryDirectory(dir=folder.parent) as place:
+        fresh = list(linked(folder, place, 2 * len(batches) * (runs + 1)))
+        unread = iter([(links, scan_files(str(links))) for links in fresh[::2]])
+        unseen = iter([(links, None) for links in fresh[1::2]])
+        for batch in batches:
+            cases[f"first pass, inventory given, batch {batch}"] = partial(first_pass, unread, batch)
+            cases[f"first pass, scan included, batch {batch}"] = partial(first_pass, unseen, batch)
+            cases[f"later pass, inventory given, batch {batch}"] = partial(whole_pass, folder, batch, inventory)
+            cases[f"later pass, scan included, batch {batch}"] = partial(whole_pass, folder, batch)
+        times = alternate(cases, runs=runs)
     report("small_files_pass", times, limit=fastest(times, bare), unit="rows", amount=rows)
 
 
