@@ -160,6 +160,11 @@ def test_impossible_shards_are_refused(arguments, message):
         ShardedDataset(*arguments)
 
 
+def test_padding_is_on_or_off():
+    with pytest.raises(ConfigTypeError, match="pad_to_equal_size_across_shards='no'"):
+        ShardedDataset([1], 2, 0, "chunked", "no")
+
+
 def test_a_stream_is_sent_to_streaming_shard():
     class Stream(IterableDataset):
         def __iter__(self):

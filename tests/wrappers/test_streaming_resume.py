@@ -142,6 +142,25 @@ def test_something_else_than_a_state_is_refused(state):
         streaming_shard(PlainStream(20), 2, 0).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epoch", -1), ("epoch", "1"), ("yielded", 1.5), ("yielded", True), ("position", None), ("is_finished", "no")],
+)
+def test_a_wrong_value_in_a_state_is_refused(key, value):
+    shard = streaming_shard(PlainStream(20), 2, 0)
+    with pytest.raises(CheckpointMismatchError, match=f"The state says {key}={value!r}"):
+        shard.load_state_dict({**shard.state_dict(), key: value})
+    assert list(shard) == list(range(0, 20, 2))
+
+
+def test_the_state_of_no_worker_is_refused():
+    shard = streaming_shard(PlainStream(20), 2, 0)
+    _, state = take(shard, 3)
+    shard.load_state_dict({**state, "worker": 7})
+    with pytest.raises(CheckpointMismatchError, match=r"of how many\) 7, this is \[0, 1\]"):
+        list(shard)
+
+
 def test_a_state_of_one_process_is_refused_by_two_workers():
     shard = streaming_shard(PlainStream(20), 2, 0)
     _, state = take(shard, 3)

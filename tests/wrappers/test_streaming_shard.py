@@ -196,6 +196,21 @@ def test_impossible_options_are_refused(arguments, options, message):
         streaming_shard(range(4), *arguments, **options)
 
 
+@pytest.mark.parametrize(
+    "option", ["split_batches", "drop_last", "even_batches", "contiguous", "shard_files", "source_splits_workers"]
+)
+def test_an_option_that_is_on_or_off_takes_no_text(option):
+    with pytest.raises(ConfigTypeError, match=f"{option}='no': pass True or False"):
+        streaming_shard(PlainStream(8), 2, 0, batch_size=4, **{option: "no"})
+
+
+def test_an_epoch_below_0_is_refused():
+    shard = streaming_shard(PlainStream(8), 2, 0)
+    with pytest.raises(ConfigError, match="epoch=-1: pass a whole number of at least 0"):
+        shard.set_epoch(-1)
+    assert shard.state_dict()["epoch"] == 0
+
+
 def test_contiguous_without_a_length_is_refused_and_with_a_wrong_one_noticed():
     with pytest.raises(ConfigTypeError, match="length="):
         streaming_shard(PlainStream(4), 2, 0, contiguous=True)

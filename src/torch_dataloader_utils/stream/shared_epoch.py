@@ -19,4 +19,4 @@ class SharedEpoch:
 
     @value.setter
     def value(self, epoch: int) -> None:
-        self._memory.values[0] = check_integer("epoch", epoch)
+        self._memory.values[0] = check_integer("epoch", epoch, least=0)

@@ -1,5 +1,6 @@
 """A map-style data set in an order that puts items of similar length next to each other."""
 
+import operator
 from collections.abc import Iterator, Sized
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -11,7 +12,13 @@ from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
-from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
+from torch_dataloader_utils.wrappers.stateful import (
+    check_counts,
+    check_fits,
+    load_nested_state,
+    nested_state,
+    read_items,
+)
 
 ItemT = TypeVar("ItemT")
 ItemT_co = TypeVar("ItemT_co", covariant=True)
@@ -89,7 +96,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         """The item at `index` of this epoch's order; a negative index counts from the end.
 
         Raises:
-            IndexError: outside the data set.
+            IndexError: outside the data set. TypeError: no whole number, as lists raise it.
         """
         return self._base_dataset[self._position(index)]
 
@@ -130,12 +137,13 @@ class BufferSortedDataset(Dataset[ItemT]):
             CheckpointMismatchError: a state under which the order would be another one.
         """
         check_fits(state_dict, self.state_dict(), _ORDERING_KEYS, problem="The state is of another order")
+        check_counts(state_dict, "epoch")
         self._epoch.value = state_dict["epoch"]
         load_nested_state("base_dataset", self._base_dataset, state_dict)
 
     def _position(self, index: int) -> int:
         """Where the item at `index` of the order is in the data set."""
-        total = len(self)
+        index, total = operator.index(index), len(self)
         if not -total <= index < total:
             raise IndexError(f"item {index} of {total}")
         buffer, offset = divmod(index % total, self._buffer_size)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
 
@@ -213,20 +214,19 @@ def plan_shard(
 
     Raises:
         ConfigError: num_shards or batch_size below 1, index outside [0, num_shards), `split_batches` without a
-            batch size that num_shards divides.
+            batch size that num_shards divides. ConfigTypeError: an argument of another type.
     """
     num_shards, index = check_integer("num_shards", num_shards), check_integer("index", index)
     if num_shards < 1 or not 0 <= index < num_shards:
         raise ConfigError(f"Shard {index} of {num_shards} does not exist: index must be in [0, num_shards).")
     run_items = 1 if batch_size is None else check_integer("batch_size", batch_size, least=1)
-    if split_batches:
+    if check_flag("split_batches", split_batches):
         if batch_size is None or batch_size % num_shards:
             raise ConfigError(
                 f"split_batches=True cuts each batch into {num_shards} equal parts, batch_size={batch_size} cannot "
                 f"be cut so. Give a multiple of {num_shards}."
             )
         run_items = batch_size // num_shards
-    if even_batches is None:
-        even_batches = batch_size is not None
-    tail = Tail.DROP if drop_last else Tail.PAD if even_batches else Tail.KEEP
+    pads = batch_size is not None if even_batches is None else check_flag("even_batches", even_batches)
+    tail = Tail.DROP if check_flag("drop_last", drop_last) else Tail.PAD if pads else Tail.KEEP
     return StridedLayout(num_shards=num_shards, index=index, run_items=run_items, tail=tail)

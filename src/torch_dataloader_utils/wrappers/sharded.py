@@ -9,6 +9,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
@@ -64,7 +65,7 @@ class ShardedDataset(Dataset[ItemT]):
 
         Raises:
             ConfigError: a shard that does not exist, or an unknown mode.
-            ConfigTypeError: a data set without a length.
+            ConfigTypeError: a data set without a length, or an argument of another type.
         """
         if not isinstance(dataset, Sized):
             raise ConfigTypeError(f"{type(dataset).__name__} has no __len__. Use streaming_shard for a stream.")
@@ -80,7 +81,7 @@ class ShardedDataset(Dataset[ItemT]):
         self._dataset = dataset
         self._total_shards = total_shards
         self._current_shard = current_shard
-        self._is_padded = pad_to_equal_size_across_shards
+        self._is_padded = check_flag("pad_to_equal_size_across_shards", pad_to_equal_size_across_shards)
 
     @classmethod
     def from_mesh(

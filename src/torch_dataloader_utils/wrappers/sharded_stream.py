@@ -11,6 +11,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeErr
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
+from torch_dataloader_utils.wrappers.stateful import check_counts
 from torch_dataloader_utils.wrappers.stream_source import StreamSource
 
 ItemT = TypeVar("ItemT")
@@ -109,13 +110,17 @@ class ShardedStream(IterableDataset[ItemT]):
             self._reader, self._is_finished = None, True
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next pass; reaches persistent workers. The epoch of a loaded state keeps its place."""
+        """Sets the epoch of the next pass; reaches persistent workers. The epoch of a loaded state keeps its place.
+
+        Raises:
+            ConfigTypeError, ConfigError: no whole number, or one below 0.
+        """
+        self._epoch.value = epoch
         if self._pending is not None and self._pending["epoch"] != epoch:
             self._pending = None
         if self._reading_epoch != epoch:
             self._reader = None
         self._is_finished = False
-        self._epoch.value = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the last pass stands; after its end, the start of the next epoch.
@@ -166,6 +171,12 @@ class ShardedStream(IterableDataset[ItemT]):
                 f"The state was saved with {state_dict['layout']}, this shard has {layout}. Shard with the same "
                 "options."
             )
+        check_counts(state_dict, "epoch", "yielded", "position")
+        if not isinstance(state_dict["is_finished"], bool):
+            raise CheckpointMismatchError(
+                f"The state says is_finished={state_dict['is_finished']!r}, which is neither True nor False. Load what "
+                "state_dict gave."
+            )
         self._pending = copy.deepcopy(state_dict)
         self._reader, self._is_finished = None, False
         self._epoch.value = state_dict["epoch"]
@@ -178,8 +189,8 @@ class ShardedStream(IterableDataset[ItemT]):
         worker = self._worker()
         if state["worker"] != list(worker):
             raise CheckpointMismatchError(
-                f"The state is of worker {state['worker'][0]} of {state['worker'][1]}, this is worker {worker[0]} of "
-                f"{worker[1]}. Load it with the number of workers it was saved with."
+                f"The state is of worker (number, of how many) {state['worker']}, this is {list(worker)}. Load it with "
+                "the number of workers it was saved with."
             )
         return worker
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from torch_dataloader_utils._core.integers import is_integer
 from torch_dataloader_utils.errors import CheckpointMismatchError
 
 
@@ -42,6 +43,16 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
         f"{problem}: saved with {theirs} and keys {sorted(saved)}, here it is {ours} and keys {sorted(mine)}. Load it "
         "into the same data under the options it was saved with."
     )
+
+
+def check_counts(saved: Mapping[str, Any], *names: str) -> None:
+    """Raises CheckpointMismatchError unless these values of a state are whole numbers of at least 0."""
+    for name in names:
+        if not is_integer(saved[name]) or saved[name] < 0:
+            raise CheckpointMismatchError(
+                f"The state says {name}={saved[name]!r}, which is no whole number of at least 0. Load what state_dict "
+                "gave."
+            )
 
 
 def read_items(dataset: Any, positions: list[int]) -> list[Any]:

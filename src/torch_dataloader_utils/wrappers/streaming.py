@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.shard_layout import (
@@ -83,8 +84,11 @@ def streaming_shard(
 
     Raises:
         ConfigError: options that exclude each other, an index out of range, or a length that is not the data set's.
-        ConfigTypeError: a data set that cannot be iterated twice, or `contiguous` without a length.
+        ConfigTypeError: a data set that cannot be iterated twice, `contiguous` without a length, or an argument of
+            another type.
     """
+    contiguous, shard_files = check_flag("contiguous", contiguous), check_flag("shard_files", shard_files)
+    source_splits_workers = check_flag("source_splits_workers", source_splits_workers)
     layout = plan_shard(
         num_shards=num_shards,
         index=index,
