@@ -102,8 +102,10 @@ def replace_object(key: str, data: bytes | None) -> Action:
     return act
 
 
-def error_body(code: str) -> bytes:
-    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+def error_body(code: str, token: str = "") -> bytes:
+    """What S3 says of a failure; of a session token, the token too."""
+    repeated = f"<Token-0>{token}</Token-0>" if token else ""
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message>{repeated}</Error>".encode()
 
 
 class S3Server:
@@ -190,7 +192,7 @@ class S3Server:
     def _honest(self, request: Request, query: dict[str, list[str]]) -> Reply:
         if self.accepted_tokens is not None and request.token not in self.accepted_tokens:
             status, code = (400, "ExpiredToken")
-            return Reply(status, body=b"" if request.method == "HEAD" else error_body(code))
+            return Reply(status, body=b"" if request.method == "HEAD" else error_body(code, request.token))
         if not request.key:
             return self._list(query)
         found = self.objects.get(request.key)

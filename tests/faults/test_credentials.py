@@ -84,6 +84,28 @@ def test_a_function_that_gives_expired_credentials_is_asked_once_more(server: S3
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("backend", ["fsspec", "obstore"])
+def test_what_the_server_repeats_of_a_token_shows_nowhere(
+    server: S3Server, tokens: TokenFile, backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    if backend == "obstore":
+        pytest.importorskip("obstore")
+    url = server.put("a", b"0123456789")
+    server.accepted_tokens = {"another"}
+    access = StoreAccess.of(endpoint(server), tokens, RemoteOptions(backend=backend, retry=QUICK, keep_footers=False))
+    ours = caplog.at_level(logging.DEBUG, "torch_dataloader_utils")
+    with ours, pytest.raises(StoreError, match="ExpiredToken") as caught:
+        open_store(url, access).ranges(url, [(0, 4)])
+    assert {request.token for request in server.requests} == {"token-one"}
+    told = [*traceback.format_exception(caught.value), repr(caught.value), caplog.text, *map(str, caplog.records)]
+    error: BaseException | None = caught.value
+    while error is not None:
+        told += [repr(error), str(error.args), str(vars(error)), repr(pickle.dumps(error.args))]
+        error = error.__cause__ or error.__context__
+    assert "token-one" not in "".join(told)
+    assert "asking for new credentials" in caplog.text
+
+
 def test_keys_that_were_rotated_are_asked_for_again(server: S3Server, tokens: TokenFile) -> None:
     url = server.put("a", b"0123456789")
     rotated = Rule(error(403, "InvalidAccessKeyId"), count=None)

@@ -5,12 +5,14 @@ none has to be imported. Sources: "Error responses" of the S3 API; RFC 9110, sec
 """
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from typing import Any
+
+from torch_dataloader_utils._store.censor import causes
 
 
 class Kind(Enum):
@@ -82,7 +84,7 @@ _CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http",
 
 def diagnose(error: BaseException) -> Diagnosis:
     """What `error`, or what caused it, means."""
-    chain = list(_chain(error))
+    chain = list(causes(error))
     for each in chain:
         if type(each).__module__.startswith("obstore"):
             return Diagnosis(kind=_of_obstore(each))
@@ -116,15 +118,6 @@ def _of_obstore(error: BaseException) -> Kind:
         "PermissionDeniedError": Kind.MAYBE_EXPIRED,
     }
     return kinds.get(type(error).__name__, Kind.FINAL)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen = set[int]()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def _from_botocore(response: Mapping[str, Any]) -> Diagnosis:

@@ -151,8 +151,7 @@ def unknown_scheme(path: str, scheme: str) -> ConfigError:
 
 
 def _cause(error: BaseException, path: str) -> str:
-    # obstore ends its messages with twenty lines that print its own values.
-    text = str(error).partition("\n\nDebug source:")[0].replace(path, redact(path)) or "no message"
+    text = str(error).replace(path, redact(path)) or "no message"
     query = urlsplit(path).query if has_credentials(path) else ""
     if query:
         text = text.replace(query, "***")

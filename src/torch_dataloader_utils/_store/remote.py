@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.access import StoreAccess
+from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.client import open_client
 from torch_dataloader_utils._store.client_table import clients
 from torch_dataloader_utils._store.coalesce import coalesce
@@ -163,6 +164,7 @@ class FsspecStore:
             except LoaderError:
                 raise
             except Exception as error:  # whatever a storage client raises
+                censor(error)
                 diagnosis = diagnose(error)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
                 if delay is None:
