@@ -1,13 +1,18 @@
 """Split strategies that give the wrong thing: each is told what it gave, on which rows, and what to write instead."""
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.effort import EFFORT
 from tests.plan.model import make_space
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.plan.cover import find_fault
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
 ROWS = [50, 33, 0, 60]
@@ -31,6 +36,11 @@ def units(strategy, num_ranks=1, num_workers=1, rows=ROWS):
 
 def spans(ranks):
     return [[[*zip(lane.start.tolist(), lane.stop.tolist(), strict=True)] for lane in workers] for workers in ranks]
+
+
+def ranges(*parts):
+    """A strategy that gives these (file, offset, length) to its only worker."""
+    return ByHand(lambda files: [Shard(0, [Split(files[file], RowRange(*rows)) for file, *rows in parts])])
 
 
 class Generators:
@@ -84,6 +94,65 @@ def test_a_file_of_elsewhere_is_named_without_its_password():
     with pytest.raises(ConfigError, match=r"host/x\.parquet, which is not in the data set") as caught:
         units(strategy)
     assert "secret" not in str(caught.value)
+
+
+def test_rows_given_twice_are_named_to_the_end_of_what_repeats_them():
+    with pytest.raises(ConfigError, match=r"ByHand repeated rows: 0\.parquet rows \[10, 20\)\. Over"):
+        units(ranges((0, 0, 50), (0, 10, 10), (1, 0, 33), (3, 0, 60)))
+
+
+def test_all_rows_given_twice_are_counted():
+    with pytest.raises(ConfigError, match=r"repeated rows: 0\.parquet rows \[40, 50\), 43 rows in all\."):
+        units(ranges((0, 0, 50), (0, 40, 10), (1, 0, 33), (1, 0, 33), (3, 0, 60)))
+
+
+def test_lost_rows_are_named_within_one_file_and_counted_in_all():
+    with pytest.raises(ConfigError, match=r"lost rows: 0\.parquet rows \[45, 50\), 43 rows in all\."):
+        units(ranges((0, 0, 45), (3, 5, 55)))
+
+
+def test_lost_rows_behind_the_end_of_a_file_are_those_of_the_next_that_has_rows():
+    with pytest.raises(ConfigError, match=r"lost rows: 3\.parquet rows \[0, 60\)\. Over"):
+        units(ranges((0, 0, 50), (1, 0, 33)))
+
+
+def test_a_strategy_that_gives_nothing_is_told_how_much_it_lost():
+    with pytest.raises(ConfigError, match=r"lost rows: 0\.parquet rows \[0, 50\), 143 rows in all\."):
+        units(ByHand(lambda _: []))
+
+
+parts = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 9)), max_size=8)
+
+
+@given(parts)
+@settings(max_examples=200 * EFFORT, deadline=None)
+def test_a_fault_is_told_exactly_where_a_row_is_not_there_once(parts):
+    rows = [7, 1, 9]
+    fitting = [(file, min(offset, rows[file]), length) for file, offset, length in parts]
+    fitting = [(file, offset, min(length, rows[file] - offset)) for file, offset, length in fitting]
+    counts = Counter((file, row) for file, offset, length in fitting for row in range(offset, offset + length))
+    every = [(file, row) for file in range(3) for row in range(rows[file])]
+    if all(counts[row] == 1 for row in every):
+        units(ranges(*fitting), rows=rows)
+        return
+    with pytest.raises(ConfigError) as caught:
+        units(ranges(*fitting), rows=rows)
+    found = re.search(
+        r"(lost|repeated) rows: (\d)\.parquet rows \[(\d+), (\d+)\)(?:, (\d+) rows in all)?\.", str(caught.value)
+    )
+    verb, file, first, last = found[1], *map(int, found.group(2, 3, 4))
+    named = [counts[file, row] for row in range(first, last)]
+    assert 0 <= first < last <= rows[file]
+    assert all(count == 0 if verb == "lost" else count > 1 for count in named)
+    wrong = sum(counts[row] == 0 for row in every) if verb == "lost" else sum(counts.values()) - len(counts)
+    assert int(found[5] or last - first) == wrong
+    before = every[: every.index((file, first))]
+    assert all(counts[row] == 1 for row in before)
+
+
+def test_spans_that_cover_every_row_once_have_no_fault():
+    assert find_fault(np.array([5, 0]), np.array([9, 5]), 9) is None
+    assert find_fault(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0) is None
 
 
 def without_epoch(self, files, num_workers):

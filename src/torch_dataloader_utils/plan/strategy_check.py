@@ -19,6 +19,7 @@ from torch_dataloader_utils._core.splits import (
 )
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.plan.cover import find_fault
 from torch_dataloader_utils.plan.strategies import file_starts
 from torch_dataloader_utils.plan.strategy_shards import take_shards
 
@@ -129,24 +130,17 @@ class StrategyCall:
     def _check(self, ranks: Sequence[RankUnits]) -> None:
         """Raise ConfigError unless the units cover [0, num_rows) once."""
         everything = Units.concat([units for workers in ranks for units in workers])
-        order = np.argsort(everything.start, kind="stable")
-        start, stop = everything.start[order], everything.stop[order]
-        expected = np.concatenate([[0], np.maximum.accumulate(stop)]) if len(stop) else np.zeros(1, dtype=np.int64)
-        found = np.append(start, self.space.num_rows)
-        wrong = np.flatnonzero(expected != found)
-        if len(wrong):
-            first, second = int(expected[wrong[0]]), int(found[wrong[0]])
-            verb = "lost" if second > first else "repeated"
-            raise ConfigError(
-                f"Split strategy {self._name} {verb} rows: {self._where(min(first, second), max(first, second))}. "
-                "Over all ranks and workers every row must come exactly once; check its generate()."
-            )
-
-    def _where(self, start: int, stop: int) -> str:
+        fault = find_fault(everything.start, everything.stop, self.space.num_rows)
+        if fault is None:
+            return
         starts = file_starts(self.space, len(self.files))
-        file = int(np.searchsorted(starts, min(start, max(self.space.num_rows - 1, 0)), side="right")) - 1
-        begin = start - int(starts[file])
-        return f"{redact(self.files[file].path)} rows [{begin}, {begin + stop - start})"
+        file = int(np.searchsorted(starts, fault.start, side="right")) - 1
+        first, last = fault.start - int(starts[file]), min(fault.stop, int(starts[file + 1])) - int(starts[file])
+        in_all = f", {fault.total_rows:,} rows in all" if fault.total_rows > last - first else ""
+        raise ConfigError(
+            f"Split strategy {self._name} {fault.verb} rows: {redact(self.files[file].path)} rows [{first}, {last})"
+            f"{in_all}. Over all ranks and workers every row must come exactly once; check its generate()."
+        )
 
 
 def describe_files(inventory: Inventory) -> list[DataFileInfo]:
