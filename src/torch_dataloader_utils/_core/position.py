@@ -25,8 +25,10 @@ class Segment:
     cursors: tuple[tuple[int, RankCursors], ...] | None = None
 
     def steps_of(self, rank: int) -> int:
-        """Batches that one rank received."""
-        return self.steps if isinstance(self.steps, int) else self.steps[rank]
+        """Batches that one rank received; for a rank that the topology did not have, the most that any received."""
+        if isinstance(self.steps, int):
+            return self.steps
+        return self.steps[rank] if rank < len(self.steps) else max(self.steps)
 
     @property
     def has_drifted(self) -> bool:
