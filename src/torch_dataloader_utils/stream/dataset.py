@@ -50,7 +50,7 @@ class TableDataset(IterableDataset[Any]):
         self.rank = rank
         self.decode = decode
         self.callbacks = callbacks
-        self.progress = Progress(planner.identity, topology, rank)
+        self.progress = Progress(planner.identity, topology, rank, is_uneven=not planner.has_equal_steps)
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
@@ -98,7 +98,7 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             CheckpointMismatchError: the state belongs to other data or options, or was changed.
         """
-        self.progress.load_state_dict(state)
+        self.progress.load_state_dict(state, self.planner.counted)
         if get_worker_info() is not None:
             return
         self._seen_load = self._shared_passes.count_load()
