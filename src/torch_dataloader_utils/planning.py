@@ -160,6 +160,11 @@ class Planner:
         return Recent(most=4)
 
     @property
+    def has_equal_steps(self) -> bool:
+        """Whether all ranks take the same number of steps, whatever the topology."""
+        return self.options.rank_sharding == "rows" and self.space.exact
+
+    @property
     def deals_every_row_once(self) -> bool:
         """Whether ranks share the rows; a strategy without rank arguments gives every rank all of them."""
         return self.strategy is None or takes_ranks(self.strategy)
@@ -190,6 +195,20 @@ class Planner:
     def plan(self, position: Position) -> EpochPlan:
         """The plan from `position` on."""
         return self._recent_plans.get(position, self._plan)
+
+    def counted(self, position: Position) -> Position:
+        """The position with numbers where its log says that ranks took all their steps.
+
+        Only a plan can count them; where row counts are not known there is nothing to count, and nothing changes.
+        """
+        log: tuple[Segment, ...] = ()
+        for segment in (*position.history, position.segment):
+            steps = None
+            if isinstance(segment.steps, tuple) and None in segment.steps:
+                before = replace(position, history=log, segment=Segment(topology=segment.topology))
+                steps = self.plan(before).rank_steps
+            log = (*log, segment if steps is None else segment.counted(steps))
+        return replace(position, history=log[:-1], segment=log[-1])
 
     def problems(self, position: Position) -> Iterator[str]:
         """What a trainer must know of the rest of an epoch, see `plan_problems`; a rest of no steps is none."""

@@ -177,6 +177,19 @@ def test_ranks_that_drifted_apart_resume_from_merged_states(table):
         merge_states(states[:2])
 
 
+def test_lengths_on_more_ranks_than_had_drifted_apart(table):
+    states = []
+    for rank, steps in enumerate((2, 4)):
+        loader, _ = load(table, num_ranks=2, rank=rank)
+        batches = iter(loader)
+        for _ in range(steps):
+            next(batches)
+        states.append(loader.state_dict())
+    loader, _ = load(table, num_ranks=3, rank=2)
+    loader.load_state_dict(merge_states(states))
+    assert len(loader) == 4 + sum(1 for _ in loader)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, about a process group that is not there
 def test_a_loader_is_a_stateful_of_a_distributed_checkpoint(table, tmp_path):
     whole = [check_batch(batch) for batch in load(table)[0]]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils.errors import InternalError
 
 Cursor = tuple[int, int]
 """(units finished, rows received of the next unit) of one worker; only where row counts are not known."""
@@ -16,17 +17,35 @@ RankCursors = tuple[Cursor, ...]
 class Segment:
     """One stretch of an epoch under one topology.
 
-    steps: batches that every rank received; or one number a rank, where ranks had drifted apart.
+    steps: batches that every rank received; or one number a rank, where ranks had drifted apart. None is all that the
+        topology had for a rank; how many those are, only the plan can say (see `counted`).
     cursors: for plans without row counts, every worker's cursor by rank (all ranks, or only the one that saved it).
     """
 
     topology: Topology
-    steps: int | tuple[int, ...] = 0
+    steps: int | tuple[int | None, ...] | None = 0
     cursors: tuple[tuple[int, RankCursors], ...] | None = None
 
     def steps_of(self, rank: int) -> int:
-        """Batches that one rank received."""
-        return self.steps if isinstance(self.steps, int) else self.steps[rank]
+        """Batches that one rank received; for a rank that the topology did not have, the most that any received."""
+        if isinstance(self.steps, int):
+            return self.steps
+        given = self.steps or (None,)
+        steps = given[rank] if rank < len(given) else max(each for each in given if each is not None)
+        if steps is None:
+            raise InternalError(f"How many steps rank {rank} took was asked for before it was counted.")
+        return steps
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether the log says that one rank took all its steps, however many."""
+        return self.steps is None or (isinstance(self.steps, tuple) and self.steps[rank] is None)
+
+    def counted(self, rank_steps: tuple[int, ...]) -> "Segment":
+        """The same, with the number of steps that the plan has for each rank that took all of them."""
+        if not isinstance(self.steps, tuple):
+            return self
+        steps = tuple(most if steps is None else steps for steps, most in zip(self.steps, rank_steps, strict=True))
+        return replace(self, steps=steps)
 
     @property
     def has_drifted(self) -> bool:
@@ -42,11 +61,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A place in an epoch: finished segments (oldest first), then the present one."""
+    """A place in an epoch: finished segments (oldest first), then the present one.
+
+    before: at the start of an epoch that follows one whose ranks may differ in steps, the log of that one, which the
+        rank has finished. Other ranks may still be in it, and their states are merged with this one.
+    """
 
     epoch: int = 0
     history: tuple[Segment, ...] = ()
     segment: Segment
+    before: tuple[Segment, ...] = ()
 
     @property
     def topology(self) -> Topology:

@@ -9,6 +9,9 @@ Plans are pure, so the steps alone say which rows every rank has received. The l
 the keys of a state are then always the same and its values plain lists, which torch.distributed.checkpoint needs to
 load one state into the place of another. Loading executes nothing; unknown keys, another version and any changed byte
 are errors.
+
+Null for steps is all that there were. A log that ends so is of the epoch before the one that the state names, which its
+rank has finished; in a list of one number a rank ([2, null, 1]) it is of a rank that finished before others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +52,7 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
         **({"settings": [list(setting) for setting in identity.settings]} if identity.settings else {}),
         "options": _changed_options(identity.options),
         "epoch": position.epoch,
-        "log": _encode_log(position.segments),
+        "log": _encode_log(position.segments or position.before),
         **({} if worker is None else {"worker": worker}),
     }
     return sealed(state)
@@ -58,7 +61,7 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
 def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topology) -> tuple[Position, int | None]:
     """The position a state names, and the worker it is the place of (None: of the whole rank).
 
-    A state without a log is the start of its epoch under `topology`.
+    A state without a log, or with that of the epoch before, is the start of its epoch under `topology`.
 
     Raises:
         CheckpointMismatchError: other data, other options, another version, or a state that was changed.
@@ -67,8 +70,9 @@ def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topolog
     _compare_data(state, identity)
     _compare_options(state["options"], _changed_options(identity.options))
     segments = _decode_log(state["log"])
-    if not segments:
-        return Position(epoch=state["epoch"], segment=Segment(topology=topology)), state.get("worker")
+    if not segments or _is_of_epoch_before(segments):
+        start = Segment(topology=topology)
+        return Position(epoch=state["epoch"], segment=start, before=segments), state.get("worker")
     return Position(epoch=state["epoch"], history=segments[:-1], segment=segments[-1]), state.get("worker")
 
 
@@ -88,6 +92,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Needed where ranks had received different numbers of batches, or where row counts are not known; the merged state
     loads on any topology. States of ranks in step are all equal, and merge to the same state.
 
+    Some ranks may have finished the epoch that others are in (`rank_sharding="chunks"`, unknown row counts). Their
+    states name the next epoch already; the merged one is in the epoch that is not finished.
+
     Raises:
         CheckpointMismatchError: states of different data, options, epochs or histories.
         ConfigError: not one state a rank.
@@ -97,11 +104,32 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         check_intact(state)
         _compare_options(state["options"], states[0]["options"])
-        for key in ("fingerprint", "epoch"):
-            _compare(key, state[key], states[0][key])
+        _compare("fingerprint", state["fingerprint"], states[0]["fingerprint"])
     merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}
-    merged["log"] = _encode_log(_merge_logs([_decode_log(state["log"]) for state in states]))
+    merged["epoch"] = min(state["epoch"] for state in states)
+    logs = [_log_of_epoch(merged["epoch"], rank, state) for rank, state in enumerate(states)]
+    all_alike = all(state["log"] == states[0]["log"] for state in states)
+    merged["log"] = _encode_log(_merge_logs(logs) or (_decode_log(states[0]["log"]) if all_alike else ()))
     return sealed(merged)
+
+
+def _log_of_epoch(epoch: int, rank: int, state: Mapping[str, Any]) -> tuple[Segment, ...]:
+    """What a rank received of `epoch`, which is the state's own or the one before that it has finished."""
+    log = _decode_log(state["log"])
+    if state["epoch"] == epoch:
+        return () if _is_of_epoch_before(log) else log
+    if state["epoch"] == epoch + 1 and _is_of_epoch_before(log):
+        return log
+    raise CheckpointMismatchError(
+        f"The states do not fit together: that of rank {rank} is in epoch {state['epoch']}, another one in epoch "
+        f"{epoch}, and whether rank {rank} took all its steps of epoch {epoch} is not known. Merge states that all "
+        "ranks saved at one place of the training loop, before set_epoch() to the next epoch."
+    )
+
+
+def _is_of_epoch_before(log: Sequence[Segment]) -> bool:
+    """Whether a state's log is not that of its epoch, but of the one before, all of whose steps its rank has taken."""
+    return bool(log) and log[-1].steps is None
 
 
 def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
@@ -119,7 +147,9 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
     cursors: dict[int, RankCursors] = {}
     for segment in last:
         cursors.update(dict(segment.cursors or ()))
-    steps = [segment.steps_of(rank) for rank, segment in enumerate(last)]
+    steps = [None if segment.has_finished(rank) else segment.steps_of(rank) for rank, segment in enumerate(last)]
+    if any(steps[rank] is None for rank in cursors):
+        raise ConfigError("merge_states takes the states in rank order, and these are not: pass rank 0's first.")
     together = Segment(
         topology=topology,
         steps=steps[0] if len(set(steps)) == 1 else tuple(steps),
@@ -134,7 +164,7 @@ def _encode_log(segments: Sequence[Segment]) -> dict[str, list[Any]]:
         "num_workers": [segment.topology.num_workers for segment in segments],
         "batch_size": [segment.topology.batch_size for segment in segments],
         "drop_last": [segment.topology.drop_last for segment in segments],
-        "steps": [s.steps if isinstance(s.steps, int) else list(s.steps) for s in segments],
+        "steps": [list(s.steps) if isinstance(s.steps, tuple) else s.steps for s in segments],
         "cursors": _encode_cursors(segments),
     }
 
@@ -161,7 +191,7 @@ def _decode_segment(
 ) -> Segment:
     return Segment(
         topology=Topology(num_ranks=num_ranks, num_workers=num_workers, batch_size=batch_size, drop_last=drop_last),
-        steps=steps if isinstance(steps, int) else tuple(steps),
+        steps=steps if steps is None or isinstance(steps, int) else tuple(steps),
         cursors=tuple((rank, tuple((c[0], c[1]) for c in of_rank)) for rank, of_rank in cursors) or None,
     )
 

@@ -121,8 +121,9 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
 
     if options.max_tokens_per_batch is not None or options.strategy:
         return None
-    here = position.under(position.topology)
-    plan = Planner(inventory=inventory, options=options).plan(here)
+    planner = Planner(inventory=inventory, options=options)
+    here = planner.counted(position).under(position.topology)
+    plan = planner.plan(here)
     if plan.steps is None:
         return None
     ranks = range(plan.topology.num_ranks)
@@ -170,10 +171,13 @@ def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _segment(entry: dict[str, Any]) -> str:
     steps = entry["steps"]
-    count = f"{steps:,} steps" if isinstance(steps, int) else f"{min(steps):,} to {max(steps):,} steps (ranks differ)"
-    most = (steps * entry["num_ranks"] if isinstance(steps, int) else sum(steps)) * entry["batch_size"]
     topology = f"{entry['num_ranks']:,} ranks × {entry['num_workers']} workers, batch {entry['batch_size']:,}"
-    return f"{count} on {topology}: at most {most:,} rows"
+    known = [steps] * entry["num_ranks"] if isinstance(steps, int) else [each for each in steps if each is not None]
+    count = f"{steps:,} steps" if isinstance(steps, int) else f"{min(known):,} to {max(known):,} steps (ranks differ)"
+    if len(known) < entry["num_ranks"]:
+        finished = entry["num_ranks"] - len(known)
+        return f"{count} on {topology}; {finished:,} of the ranks took all of theirs"
+    return f"{count} on {topology}: at most {sum(known) * entry['batch_size']:,} rows"
 
 
 def _rows_in_words(rows: dict[str, int] | None) -> list[tuple[str, str]]:

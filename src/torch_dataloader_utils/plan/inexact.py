@@ -69,9 +69,13 @@ def after_cursor(lane: Units, cursor: Cursor) -> Units:
     return Units(start=start, stop=rest.stop, window=rest.window, windows=rest.windows)
 
 
-def remaining_after(deal: InexactDeal, cursors: Sequence[Sequence[Cursor]]) -> Units:
-    """What no rank has delivered: `cursors[rank][worker]` for every rank and worker of the deal's topology."""
+def remaining_after(deal: InexactDeal, cursors: Sequence[Sequence[Cursor] | None]) -> Units:
+    """What no rank has delivered: `cursors[rank][worker]` for every rank and worker of the deal's topology.
+
+    None for a rank: it has delivered all that it had.
+    """
     parts: list[Units] = []
     for rank, of_rank in enumerate(cursors):
-        parts.extend(after_cursor(lane, cursor) for lane, cursor in zip(deal.rank(rank), of_rank, strict=True))
+        if of_rank is not None:
+            parts.extend(after_cursor(lane, cursor) for lane, cursor in zip(deal.rank(rank), of_rank, strict=True))
     return Units.concat(parts)

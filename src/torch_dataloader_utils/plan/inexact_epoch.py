@@ -74,13 +74,16 @@ class InexactPlan:
         )
 
 
-def _all_cursors(segment: Segment) -> list[RankCursors]:
-    """The cursors of every rank, in rank order.
+def _all_cursors(segment: Segment) -> list[RankCursors | None]:
+    """The cursors of every rank, in rank order; None of those that have finished.
 
     Raises:
         CheckpointMismatchError: a rank's cursors are missing.
     """
-    known = dict(segment.cursors or ())
+    known: dict[int, RankCursors | None] = {**dict(segment.cursors or ())}
+    for rank, steps in enumerate(segment.steps if isinstance(segment.steps, tuple) else ()):
+        if not steps:
+            known.setdefault(rank, None if steps is None else ((0, 0),) * segment.topology.num_workers)
     missing = [rank for rank in range(segment.topology.num_ranks) if rank not in known]
     if missing:
         raise CheckpointMismatchError(

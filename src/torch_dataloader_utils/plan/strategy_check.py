@@ -1,7 +1,7 @@
 """What a split strategy gave back, as units; and whether every row is there once."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
@@ -15,15 +15,17 @@ from torch_dataloader_utils._core.splits import (
     DataFileInfo,
     IcebergDataFileInfo,
     RowGroups,
-    Shard,
-    Split,
     SplitStrategy,
 )
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.plan.cover import find_fault
 from torch_dataloader_utils.plan.strategies import file_starts
+from torch_dataloader_utils.plan.strategy_shards import take_shards
 
 RankUnits = tuple[Units, ...]
+
+_WITHOUT_RANKS = ("files", "num_workers", "epoch")
 
 
 def strategy_name(strategy: SplitStrategy | None) -> str:
@@ -64,27 +66,39 @@ class StrategyCall:
 
         Raises:
             ConfigError: a row is lost or repeated, or a shard names a file or worker that does not exist.
-            ConfigTypeError: what `generate` gave is no list of shards of splits.
+            ConfigTypeError: `generate` does not take these arguments, or gave no list of shards of splits.
         """
         if not takes_ranks(self.strategy):
-            shards = self.strategy.generate(list(self.files), num_workers, epoch)
-            mine = self._workers(shards, num_workers)
+            mine = self._workers(self._generate(list(self.files), num_workers, epoch), num_workers)
             self._check([mine])
             return (mine,) * num_ranks
         ranks = []
         for rank in range(num_ranks):
-            shards = self.strategy.generate(
+            given = self._generate(
                 files=list(self.files), num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
             )
-            ranks.append(self._workers(shards, num_workers))
+            ranks.append(self._workers(given, num_workers))
         self._check(ranks)
         return tuple(ranks)
 
-    def _workers(self, shards: Sequence[Shard], num_workers: int) -> RankUnits:
+    def _generate(self, *given: Any, **named: Any) -> object:
+        """What `generate` gives, once it is known to take these arguments: a TypeError from within is its own."""
+        signature = inspect.signature(self.strategy.generate)
+        try:
+            signature.bind(*given, **named)
+        except TypeError as error:
+            raise ConfigTypeError(
+                f"{self._name}.generate({', '.join(signature.parameters)}) cannot be called with "
+                f"{', '.join(named or _WITHOUT_RANKS)}: {error}. Write generate(self, files, num_workers, epoch, "
+                "num_ranks, rank), with these names."
+            ) from error
+        return self.strategy.generate(*given, **named)
+
+    def _workers(self, given: object, num_workers: int) -> RankUnits:
         starts = file_starts(self.space, len(self.files))
         index = {file.path: position for position, file in enumerate(self.files)}
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
-        for shard in self._shards(shards):
+        for shard in take_shards(self._name, given):
             if not 0 <= shard.id < num_workers:
                 raise ConfigError(
                     f"{self._name} gave a shard for worker {shard.id} of {num_workers}. Number shards from 0."
@@ -92,7 +106,10 @@ class StrategyCall:
             for split in shard.splits:
                 position = index.get(split.file.path)
                 if position is None:
-                    raise ConfigError(f"{self._name} gave a split of {split.file.path}, which is not in the data set.")
+                    raise ConfigError(
+                        f"{self._name} gave a split of {redact(split.file.path)}, which is not in the data set. Split "
+                        "the files that generate() is given."
+                    )
                 begin, end = int(starts[position]), int(starts[position + 1])
                 if split.row_range is not None:
                     offset, rows = split.row_range.offset, split.row_range.length
@@ -106,19 +123,6 @@ class StrategyCall:
         pairs = [np.array([pair for pair in of_worker if pair[1] > pair[0]]).reshape(-1, 2) for of_worker in bounds]
         return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)
 
-    def _shards(self, shards: Sequence[Shard]) -> Sequence[Shard]:
-        """The same, if they are shards of splits."""
-        found: list[object] = []
-        for shard in shards if isinstance(shards, Iterable) else [shards]:
-            found += shard.splits if isinstance(shard, Shard) else [shard]
-        wrong = [type(each).__name__ for each in found if not isinstance(each, Split)]
-        if wrong:
-            raise ConfigTypeError(
-                f"{self._name}.generate() gave a {wrong[0]} where shards of splits belong. Return a list with "
-                "Shard(worker, [Split(file), ...]) for every worker."
-            )
-        return shards
-
     @property
     def _name(self) -> str:
         return strategy_name(self.strategy)
@@ -126,24 +130,17 @@ class StrategyCall:
     def _check(self, ranks: Sequence[RankUnits]) -> None:
         """Raise ConfigError unless the units cover [0, num_rows) once."""
         everything = Units.concat([units for workers in ranks for units in workers])
-        order = np.argsort(everything.start, kind="stable")
-        start, stop = everything.start[order], everything.stop[order]
-        expected = np.concatenate([[0], np.maximum.accumulate(stop)]) if len(stop) else np.zeros(1, dtype=np.int64)
-        found = np.append(start, self.space.num_rows)
-        wrong = np.flatnonzero(expected != found)
-        if len(wrong):
-            first, second = int(expected[wrong[0]]), int(found[wrong[0]])
-            verb = "lost" if second > first else "repeated"
-            raise ConfigError(
-                f"Split strategy {self._name} {verb} rows: {self._where(min(first, second), max(first, second))}. "
-                "Over all ranks and workers every row must come exactly once; check its generate()."
-            )
-
-    def _where(self, start: int, stop: int) -> str:
+        fault = find_fault(everything.start, everything.stop, self.space.num_rows)
+        if fault is None:
+            return
         starts = file_starts(self.space, len(self.files))
-        file = int(np.searchsorted(starts, min(start, max(self.space.num_rows - 1, 0)), side="right")) - 1
-        begin = start - int(starts[file])
-        return f"{redact(self.files[file].path)} rows [{begin}, {begin + stop - start})"
+        file = int(np.searchsorted(starts, fault.start, side="right")) - 1
+        first, last = fault.start - int(starts[file]), min(fault.stop, int(starts[file + 1])) - int(starts[file])
+        in_all = f", {fault.total_rows:,} rows in all" if fault.total_rows > last - first else ""
+        raise ConfigError(
+            f"Split strategy {self._name} {fault.verb} rows: {redact(self.files[file].path)} rows [{first}, {last})"
+            f"{in_all}. Over all ranks and workers every row must come exactly once; check its generate()."
+        )
 
 
 def describe_files(inventory: Inventory) -> list[DataFileInfo]:

@@ -2,77 +2,23 @@
 
 import sys
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
-from torch_dataloader_utils._core.program import WorkerInput
-from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.plans import PlanSource
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.shared_passes import SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
-
-
-class Plan(Protocol):
-    """What the stream asks of a plan (see epoch_plan.EpochPlan)."""
-
-    @property
-    def rank_steps(self) -> tuple[int, ...] | None:
-        """Batches of every rank under the present topology; None where row counts are not known."""
-        ...
-
-    def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
-        """What each worker of a rank still has to do."""
-        ...
-
-    def padding_rows(self, rank: int) -> int:
-        """Rows that a rank delivers a second time, to take its last step."""
-        ...
-
-
-class PlanSource(Protocol):
-    """What the stream asks of a planner (see planning.Planner)."""
-
-    @property
-    def options(self) -> PlanOptions:
-        """The options of its plans."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """What states are bound to."""
-        ...
-
-    @property
-    def identity(self) -> Identity:
-        """The same in full: with the options, and with what the fingerprint is made of."""
-        ...
-
-    @property
-    def deals_every_row_once(self) -> bool:
-        """Whether ranks share the rows; a strategy may give every rank all of them."""
-        ...
-
-    def plan(self, position: Position) -> Plan:
-        """The plan from a position on."""
-        ...
-
-    def problems(self, position: Position) -> Iterable[str]:
-        """What a trainer must know of that plan before it begins; nothing for nearly all plans."""
-        ...
-
-    def span(self, num_spans: int, index: int) -> "PlanSource":
-        """The planner of one of `num_spans` runs of neighbouring rows."""
-        ...
 
 
 class TableDataset(IterableDataset[Any]):
@@ -104,7 +50,7 @@ class TableDataset(IterableDataset[Any]):
         self.rank = rank
         self.decode = decode
         self.callbacks = callbacks
-        self.progress = Progress(planner.identity, topology, rank)
+        self.progress = Progress(planner.identity, topology, rank, is_uneven=not planner.has_equal_steps)
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
@@ -152,7 +98,7 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             CheckpointMismatchError: the state belongs to other data or options, or was changed.
         """
-        self.progress.load_state_dict(state)
+        self.progress.load_state_dict(state, self.planner.counted)
         if get_worker_info() is not None:
             return
         self._seen_load = self._shared_passes.count_load()

@@ -1,7 +1,7 @@
 """Where a loader stands: its epoch, what was received of it, and where the next pass begins."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -69,13 +69,17 @@ class Progress:
     again; a state taken in between says where the broken pass stood. After the last batch the state names the next
     epoch; a pass without `set_epoch` still repeats the old one, as everywhere in PyTorch, with a warning if shuffled.
 
+    is_uneven: whether other ranks may take more steps. The state at the end of an epoch then keeps the epoch's log, the
+    same on every rank, for `merge_states` to know that this rank has taken all its steps.
+
     Inside a DataLoader worker each worker counts for itself: worker p stands at the rank's step that its next batch
     is, p, p + W, p + 2W, ...; the steps alone then say which worker's lane it is and how far it came, and behind the
     last step that it has nothing left.
     """
 
-    def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
+    def __init__(self, identity: Identity, topology: Topology, rank: int, *, is_uneven: bool = False) -> None:
         self._identity = identity
+        self._is_uneven = is_uneven and topology.num_ranks > 1
         self._topology = topology
         self._rank = rank
         self._epoch = 0
@@ -154,10 +158,17 @@ class Progress:
         """
         if self._finished_epoch is not None and self._worker is None:
             start = Segment(topology=self._topology)
-            return Position(epoch=self._finished_epoch + 1, segment=start)
+            return Position(epoch=self._finished_epoch + 1, segment=start, before=self._finished_log())
         if self._pass is not None:
             return self._pass.position
         return self.next_position(self._topology)
+
+    def _finished_log(self) -> tuple[Segment, ...]:
+        """The log of the pass that has delivered its last batch, where ranks are uneven; else nothing."""
+        if self._pass is None or not self._is_uneven:
+            return ()
+        passed = self._pass.position
+        return (*passed.history, Segment(topology=passed.topology, steps=None))
 
     def state_dict(self) -> dict[str, Any]:
         """The state as a new JSON-able dict.
@@ -176,13 +187,16 @@ class Progress:
         """The state of a position that was looked at before."""
         return encode_state(self._identity, position, self._worker)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], counted: Callable[[Position], Position]) -> None:
         """Let the next pass continue where `state` stood.
+
+        counted: gives a position with the plan's numbers of steps where its log says that ranks took all of them.
 
         Raises:
             CheckpointMismatchError: the state is of other data or other options, or was changed.
         """
-        self._loaded, self._loaded_worker = decode_state(state, self._identity, self._topology)
+        loaded, worker = decode_state(state, self._identity, self._topology)
+        self._loaded, self._loaded_worker = counted(loaded), worker
         self._epoch = self._loaded.epoch
         self._pass = None
         self._finished_epoch = None

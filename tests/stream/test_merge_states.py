@@ -1,0 +1,346 @@
+"""Merged states of ranks that differ in steps, where some have finished the epoch: every row once, on any topology."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow.compute as pc
+import pytest
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cli.shell import tdu, tdu_json
+from tests.effort import EFFORT
+from tests.stream.tables import check_batch, files, write_table
+from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states, scan_files
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.stream.worker import WorkerStream
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Ranks take different numbers of steps:UserWarning"),
+]
+
+TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]
+CHUNKS = {"rank_sharding": "chunks", "split_rows": 20}
+# Of every row group some rows, and statistics cannot tell how many.
+UNKNOWN = {"filters": pc.bit_wise_and(pc.field("row"), 3) > 0, "count_rows": False, "split_rows": 20}
+
+
+class Rank:
+    """One rank of a job: its data set, and the turns of its workers that a DataLoader would keep."""
+
+    def __init__(self, source, options, topology, rank, state=None):
+        self.dataset = StructuredDataset(
+            source,
+            num_ranks=topology.num_ranks,
+            rank=rank,
+            batch_size=topology.batch_size,
+            num_workers=topology.num_workers,
+            decode_threads=1,
+            **options,
+        )
+        if state is not None:
+            self.dataset.load_state_dict(json.loads(json.dumps(state)))
+        self.rank = rank
+        self.run = self.dataset.progress.begin(topology)
+        self.plan = self.dataset.planner.plan(self.run.position)
+        self.done = self.run.position.segment.steps_of(rank)
+        self.first = self.done
+        decode = replace(self.dataset.decode, threads=1)
+        self.streams = [
+            (worker, WorkerStream(work, self.dataset.pipeline, decode))
+            for worker, work in enumerate(self.plan.worker_inputs(rank))
+        ]
+        self.streams = [(worker, stream, iter(stream)) for worker, stream in self.streams]
+
+    @property
+    def steps(self):
+        return None if self.plan.rank_steps is None else self.plan.rank_steps[self.rank]
+
+    def take(self, most):
+        """The rows of up to so many batches."""
+        rows = []
+        for _ in range(most):
+            batch = self.next_counted() if self.steps is not None else self.next_by_cursor()
+            if batch is None:
+                break
+            rows += check_batch(batch)
+        return rows
+
+    def next_counted(self):
+        if self.done == self.steps:
+            self.dataset.progress.finish(self.run)
+            return None
+        batch = next(self.streams[self.done % len(self.streams)][2])
+        self.done += 1
+        self.run.received()
+        if self.done == self.steps:
+            self.dataset.progress.finish(self.run)
+        return batch
+
+    def next_by_cursor(self):
+        while self.streams:
+            worker, stream, batches = self.streams.pop(0)
+            batch = next(batches, None)
+            if batch is not None:
+                self.streams.append((worker, stream, batches))
+                self.run.received_from(worker, stream.cursor)
+                return batch
+        self.dataset.progress.finish(self.run)
+        return None
+
+    @property
+    def repeats(self):
+        return self.plan.padding_rows(self.rank) if self.steps is not None and self.done == self.steps else 0
+
+    def close(self):
+        for _, _, batches in self.streams:
+            batches.close()
+
+
+def step_all(source, options, topology, counts, state=None):
+    """The rows that ranks receive in up to `counts` batches each, the rows that come again, and their states."""
+    rows, repeats, states = [], 0, []
+    for rank in range(topology.num_ranks):
+        job = Rank(source, options, topology, rank, state)
+        rows += job.take(counts[rank % len(counts)])
+        repeats += job.repeats if job.done > job.first else 0
+        states.append(json.loads(json.dumps(job.dataset.state_dict())))
+        job.close()
+    return rows, repeats, states
+
+
+topologies = st.builds(
+    Topology,
+    num_ranks=st.integers(1, 4),
+    num_workers=st.integers(1, 3),
+    batch_size=st.integers(2, 30),
+    drop_last=st.just(False),
+)
+counts = st.lists(st.one_of(st.integers(0, 6), st.just(1000)), min_size=4, max_size=4)
+modes = st.sampled_from([{}, {"rank_sharding": "chunks"}, {"split_strategy": RoundRobinSplitStrategy()}])
+
+
+@given(
+    files=files,
+    is_exact=st.booleans(),
+    mode=modes,
+    chain=st.lists(st.tuples(topologies, counts), min_size=1, max_size=3),
+    last=st.one_of(st.none(), topologies),
+    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
+    split_rows=st.integers(1, 60),
+)
+@settings(max_examples=60 * EFFORT, deadline=None)
+def test_chains_of_merged_states_deliver_every_row_once(files, is_exact, mode, chain, last, shuffle_rows, split_rows):
+    """Under topology after topology ranks stop anywhere or at their end; None goes on with the last one."""
+    with TemporaryDirectory() as folder:
+        # Eight rows, as of one row statistics would tell, and counts would be known.
+        total = write_table(Path(folder), [[8], *files])
+        counting = {"inventory": scan_files(folder), "rank_sharding": "chunks"} if is_exact else UNKNOWN
+        options = {**mode, **counting, "shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": split_rows}
+        expected = {row for row in range(total) if is_exact or row & 3}
+        received, repeats, state = [], 0, None
+        for topology, stops in [*chain, (last or chain[-1][0], [1000])]:
+            rows, again, states = step_all(folder, options, topology, stops, state)
+            received, repeats = received + rows, repeats + again
+            assert all(len(json.dumps(each)) < 1000 for each in states if len(each["log"]["steps"]) < 2)
+            state = merge_states(states)
+            assert state["epoch"] == min(each["epoch"] for each in states)
+            if state["epoch"] == 1:
+                break
+        counted = Counter(received)
+        assert set(counted) == expected
+        assert len(received) - len(counted) == repeats
+        assert state["epoch"] == 1
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, TABLE)
+    return folder
+
+
+def load(table, num_ranks, rank, state=None, **options):
+    loader, _ = StructuredDataset.create_dataloader(
+        str(table), **{"batch_size": 8, "num_workers": 0, "shuffle": True, **options}, num_ranks=num_ranks, rank=rank
+    )
+    if state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+def receive(loader, most=1000):
+    """Up to so many batches of a loader, as lists of rows."""
+    batches, received = iter(loader), []
+    for _ in range(most):
+        batch = next(batches, None)
+        if batch is None:
+            break
+        received.append(check_batch(batch))
+    return received
+
+
+def stop_ranks(table, counts, **options):
+    """The rows that ranks receive in up to so many batches each, and their states."""
+    loaders = [load(table, len(counts), rank, **options) for rank in range(len(counts))]
+    rows = [
+        row for loader, most in zip(loaders, counts, strict=True) for batch in receive(loader, most) for row in batch
+    ]
+    return rows, [loader.state_dict() for loader in loaders]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("options", [CHUNKS, UNKNOWN], ids=["chunks", "unknown counts"])
+def test_a_rank_may_have_finished_the_epoch_before_others(table, options, num_ranks):
+    expected = [row for batch in receive(load(table, 1, 0, **options)) for row in batch]
+    received, states = stop_ranks(table, [2, 1000, 0], **options)
+    assert [state["epoch"] for state in states] == [0, 1, 0]
+    merged = merge_states(states)
+    assert merged["epoch"] == 0
+    loaders = [load(table, num_ranks, rank, merged, **options) for rank in range(num_ranks)]
+    rest = [receive(loader) for loader in loaders]
+    assert sorted(received + [row for batches in rest for batch in batches for row in batch]) == sorted(expected)
+    assert merge_states([loader.state_dict() for loader in loaders])["epoch"] == 1
+
+
+def test_worker_processes_finish_an_epoch_before_other_ranks_do(table):
+    received, states = stop_ranks(table, [1000, 3], num_workers=2, **CHUNKS)
+    assert [state["epoch"] for state in states] == [1, 0]
+    rest = [
+        row
+        for rank in range(2)
+        for batch in receive(load(table, 2, rank, merge_states(states), **CHUNKS))
+        for row in batch
+    ]
+    assert Counter(received + rest) == Counter(range(300))
+
+
+def test_lengths_count_what_a_finished_rank_had_received(table):
+    _, states = stop_ranks(table, [2, 1000, 1], **CHUNKS)
+    had = load(table, 3, 1, **CHUNKS).plan.rank_steps[1]
+    for rank, before in enumerate([2, had, 1]):
+        loader = load(table, 3, rank, merge_states(states), **CHUNKS)
+        assert len(loader) == before + len(receive(loader))
+
+
+def test_rows_that_a_finished_rank_would_have_dropped_are_dealt(table):
+    received, states = stop_ranks(table, [2, 1000, 1], drop_last=True, **CHUNKS)
+    merged = merge_states(states)
+    rest = [row for rank in range(2) for batch in receive(load(table, 2, rank, merged, **CHUNKS)) for row in batch]
+    assert Counter(received + rest) == Counter(range(300))
+
+
+@pytest.mark.parametrize("options", [CHUNKS, UNKNOWN], ids=["chunks", "unknown counts"])
+def test_states_at_the_end_of_an_epoch_are_the_same_on_every_rank_and_begin_the_next(table, options):
+    _, states = stop_ranks(table, [1000] * 3, **options)
+    assert states[0]["epoch"] == 1
+    assert states == [states[0]] * 3
+    assert merge_states(states) == states[0]
+    fresh = load(table, 2, 1, **options)
+    fresh.set_epoch(1)
+    assert receive(load(table, 2, 1, states[0], **options)) == receive(fresh)
+
+
+@pytest.mark.parametrize(("num_ranks", "options"), [(1, CHUNKS), (3, {"split_rows": 20})])
+def test_where_ranks_cannot_differ_the_log_is_empty_at_the_end_of_an_epoch(table, num_ranks, options):
+    _, states = stop_ranks(table, [1000] * num_ranks, **options)
+    assert all(state["log"]["steps"] == [] for state in states)
+
+
+def test_each_rank_goes_on_at_its_own_place_from_its_own_state_and_can_be_merged_again(table):
+    received, states = stop_ranks(table, [2, 1000, 1], **CHUNKS)
+    loaders = [load(table, 3, rank, state, **CHUNKS) for rank, state in enumerate(states)]
+    assert [loader.epoch for loader in loaders] == [0, 1, 0]
+    received += [row for rank in (0, 2) for batch in receive(loaders[rank], 2) for row in batch]
+    merged = merge_states([loader.state_dict() for loader in loaders])
+    rest = [row for rank in range(2) for batch in receive(load(table, 2, rank, merged, **CHUNKS)) for row in batch]
+    assert Counter(received + rest) == Counter(range(300))
+
+
+def test_ranks_that_did_not_say_that_they_finished_are_not_taken_to_have(table):
+    _, (middle, finished) = stop_ranks(table, [2, 1000], **CHUNKS)
+    jumped = load(table, 2, 1, **CHUNKS)
+    jumped.set_epoch(1)
+    begun = load(table, 2, 1, finished, **CHUNKS)
+    receive(begun, 1)
+    _, (_, elsewhere) = stop_ranks(table, [2, 1000], batch_size=5, **CHUNKS)
+    for state in (jumped.state_dict(), begun.state_dict()):
+        with pytest.raises(CheckpointMismatchError, match=r"rank 1 is in epoch 1.*before set_epoch\(\)"):
+            merge_states([middle, state])
+    with pytest.raises(CheckpointMismatchError, match="topology"):
+        merge_states([middle, elsewhere])
+    with pytest.raises(ConfigError, match="one state a rank"):
+        merge_states([middle, finished, finished])
+    assert merge_states([middle, finished])["epoch"] == 0
+
+
+def test_a_rank_that_begins_the_next_epoch_has_received_nothing_of_it(table):
+    _, states = stop_ranks(table, [1000, 1000], **CHUNKS)
+    begun = load(table, 2, 0, states[0], **CHUNKS)
+    received = [row for batch in receive(begun, 3) for row in batch]
+    merged = merge_states([begun.state_dict(), states[1]])
+    assert (merged["epoch"], merged["log"]["steps"]) == (1, [[3, 0]])
+    rest = [row for rank in range(2) for batch in receive(load(table, 2, rank, merged, **CHUNKS)) for row in batch]
+    assert Counter(received + rest) == Counter(range(300))
+
+
+def test_a_rank_that_finished_after_another_history_is_refused(table):
+    _, states = stop_ranks(table, [2, 1000], **CHUNKS)
+    _, others = stop_ranks(table, [3, 3], **CHUNKS)
+    resumed = load(table, 3, 0, merge_states(states), **CHUNKS)
+    finished = load(table, 3, 1, merge_states(others), **CHUNKS)
+    last = load(table, 3, 2, merge_states(states), **CHUNKS)
+    receive(resumed, 1)
+    receive(finished)
+    with pytest.raises(CheckpointMismatchError, match="log of earlier topologies"):
+        merge_states([resumed.state_dict(), finished.state_dict(), last.state_dict()])
+
+
+def test_states_of_unknown_counts_out_of_rank_order_are_refused_where_a_rank_has_finished(table):
+    _, states = stop_ranks(table, [2, 1000, 1], **UNKNOWN)
+    with pytest.raises(ConfigError, match="rank order"):
+        merge_states([states[1], states[0], states[2]])
+
+
+def test_a_rank_that_received_nothing_yet_is_merged_where_counts_are_unknown(table):
+    expected = [row for batch in receive(load(table, 1, 0, **UNKNOWN)) for row in batch]
+    received, states = stop_ranks(table, [2, 0, 1], **UNKNOWN)
+    merged = merge_states(states)
+    rest = [row for rank in range(2) for batch in receive(load(table, 2, rank, merged, **UNKNOWN)) for row in batch]
+    assert sorted(received + rest) == sorted(expected)
+
+
+def test_merging_merged_states_changes_nothing(table):
+    _, states = stop_ranks(table, [2, 1000, 1], **CHUNKS)
+    merged = merge_states(states)
+    assert merge_states([merged] * 3) == merged
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about a process group that is not there
+@pytest.mark.parametrize(("saved", "present"), [(1000, 0), (2, 1000)])
+def test_a_distributed_checkpoint_takes_the_place_of_a_finished_epoch_and_is_one(table, tmp_path, saved, present):
+    """It loads values into the keys that are there; so all states have the same keys."""
+    loader, other = load(table, 2, 0, **CHUNKS), load(table, 2, 0, **CHUNKS)
+    receive(loader, saved)
+    receive(other, present)
+    dcp.save({"loader": loader}, checkpoint_id=str(tmp_path / "checkpoint"))
+    dcp.load({"loader": other}, checkpoint_id=str(tmp_path / "checkpoint"))
+    assert other.state_dict() == loader.state_dict()
+
+
+def test_tdu_state_tells_of_ranks_that_have_finished(table, tmp_path):
+    received, states = stop_ranks(table, [2, 1000, 1], **CHUNKS)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"merged": merge_states(states), "finished": states[1]}))
+    merged, finished = tdu_json("state", path, table)["states"]
+    assert merged["topologies"][0]["steps"] == [2, None, 1]
+    assert merged["rows"]["done_rows"] == len(received)
+    assert (finished["epoch"], finished["topologies"]) == (1, [])
+    text = tdu("state", path, table).stdout
+    assert "1 to 2 steps (ranks differ) on 3 ranks × 1 workers, batch 8; 1 of the ranks took all of theirs" in text
