@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.epoch_plan import EpochPlan
@@ -10,9 +11,9 @@ from torch_dataloader_utils.epoch_plan import EpochPlan
 def warn_about(plan: EpochPlan) -> None:
     """Warn of ranks that all read everything or differ in steps, of rows that come twice, and of epochs of nothing.
 
-    The place that the warnings name is the caller of `create_dataloader`.
+    And of a shuffle that nobody does. The place that the warnings name is the caller of `create_dataloader`.
     """
-    for problem in plan_problems(plan):
+    for problem in chain(_unused_shuffle(plan), plan_problems(plan)):
         # Here, wiring.make_loader, create_dataloader, and who called that.
         warnings.warn(problem, UserWarning, stacklevel=4)
 
@@ -40,6 +41,16 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
     # Without files somebody has asked for it: allow_empty=True.
     if plan.inventory.num_files and steps is not None and not any(steps):
         yield _why_nothing_comes(plan)
+
+
+def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
+    options = plan.details.options
+    if options.shuffle and options.strategy and "shuffle=True" not in options.strategy:
+        name = options.strategy.partition("(")[0]
+        yield (
+            f"shuffle=True does nothing beside a split_strategy: {name} orders files and chunks itself. Have it "
+            "shuffle (the built-in ones take shuffle=True, seed=...) and leave shuffle out here, or pass shuffle_rows."
+        )
 
 
 def _why_nothing_comes(plan: EpochPlan) -> str:

@@ -1,5 +1,7 @@
 """Split strategies: what states know of their settings, and what they may do with the files they are given."""
 
+import warnings
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -71,3 +73,23 @@ class Ranges:
 def test_a_range_is_within_its_file(files, ranges):
     with pytest.raises(ConfigError, match=r"0\.parquet, which has 50"):
         len(load(files, Ranges(*ranges)))
+
+
+class ByHand:
+    def generate(self, files, num_workers, epoch=0, num_ranks=1, rank=0):
+        return RoundRobinSplitStrategy().generate(files, num_workers, epoch, num_ranks, rank)
+
+
+@pytest.mark.parametrize("strategy", [RoundRobinSplitStrategy(), TargetSizeSplitStrategy(), ByHand()])
+def test_a_shuffle_that_nobody_does_is_told(files, strategy):
+    with pytest.warns(UserWarning, match=rf"shuffle=True does nothing.*{type(strategy).__name__} orders"):
+        loader = load(files, strategy, shuffle=True)
+    assert f"seed 42, strategy {type(strategy).__name__}" in loader.plan.explain()
+
+
+@pytest.mark.parametrize("strategy", [RoundRobinSplitStrategy(shuffle=True), None])
+def test_a_shuffle_that_somebody_does_is_not(files, strategy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(files, strategy, shuffle=True)
+        load(files, RoundRobinSplitStrategy())

@@ -47,7 +47,8 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_
 
 def _order(options: PlanOptions) -> str:
     """What decides the order of rows."""
-    text = f"seed {options.seed}, shuffle {'on' if options.shuffle else 'off'}"
+    text = f"seed {options.seed}, "
+    text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
     if options.shuffle_rows:
         text += f", windows of {options.shuffle_rows} rows"
     if options.bucket_by:
@@ -58,8 +59,6 @@ def _order(options: PlanOptions) -> str:
         text += f", rows [{options.first_row}, {options.stop_row}) only"
     if options.num_lanes:
         text += f", {options.num_lanes} lanes"
-    if options.strategy:
-        text += f", strategy {options.strategy}"
     return text
 
 
