@@ -159,7 +159,7 @@ class StructuredDataset(WiredDataset):
             shuffle: permute chunks by (shuffle_seed, epoch). The seed is any integer, taken modulo 2^64.
             split_bytes: size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB".
             split_rows: size of a chunk in rows; wins over split_bytes.
-            split_strategy: an object with `generate`, or the name of an installed plug-in.
+            split_strategy: an object with `generate`, or the name of an installed plug-in. Shuffling is up to it too.
             num_workers: 0 decodes ahead in threads of this process (fastest), N in N worker processes. None takes
                 threads, or processes if `transform` or `collate_fn` is given.
             output_format: "torch" gives a TensorBatch (a dict of tensors), "numpy" a dict of arrays, "arrow" a
@@ -255,4 +255,4 @@ class StructuredDataset(WiredDataset):
             decode_ahead_bytes=decode_ahead_bytes,
             mesh=mesh,
         )
-        return make_loader(dataset, remote, checked), dataset
+        return make_loader(dataset, remote, credentials, checked), dataset

@@ -261,4 +261,4 @@ class IcebergDataset(WiredDataset):
             shuffle_buffer_size=shuffle_buffer_size,
             **own,
         )
-        return make_loader(dataset, remote, checked), dataset
+        return make_loader(dataset, remote, credentials, checked), dataset

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
-from torch_dataloader_utils._store import RemoteOptions, Secret, StoreAccess, open_store
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store
 from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.planning import Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
@@ -16,6 +16,7 @@ from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import resolve_ranks
+from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.table_rows import counting_share, wire_lengths, wire_rows
@@ -54,15 +55,22 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
     }
 
 
-def make_loader(dataset: TableDataset, remote: RemoteOptions | None, options: Mapping[str, Any]) -> TableDataLoader:
+def make_loader(
+    dataset: TableDataset, remote: RemoteOptions | None, credentials: Credentials | None, options: Mapping[str, Any]
+) -> TableDataLoader:
     """The loader of a data set, for a public function to give its caller, who is warned of what the plan has.
 
     options: those of torch's DataLoader and callbacks, checked.
+
+    Raises:
+        ConfigError: a function of the user, or `credentials`, cannot be sent to worker processes.
     """
     warn_about(dataset.plan())
     if remote is not None and remote.backend == "obstore" and dataset.num_processes:
         # Discovery has used it in this process already; see _store/obstore.py.
         options = {"multiprocessing_context": "forkserver", **options}
+    if credentials is not None and dataset.num_processes:
+        check_functions([credentials], options.get("multiprocessing_context"))
     return TableDataLoader(dataset, num_workers=dataset.num_processes, **options)
 
 

@@ -60,6 +60,12 @@ def test_a_lambda_is_refused_when_the_loader_is_built(table, method):
         load(table, transform=lambda batch: batch, multiprocessing_context=method)
 
 
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_lambda_for_credentials_is_refused_too(table, method):
+    with pytest.raises(ConfigError, match=f"<lambda> cannot be sent .* {method!r}.*top level"):
+        load(table, credentials=lambda: {"anon": True}, multiprocessing_context=method)
+
+
 def test_a_lambda_is_inherited_under_fork(table):
     assert sum(batch.num_rows for batch in load(table, transform=lambda batch: batch)) == 60
 

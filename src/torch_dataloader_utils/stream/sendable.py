@@ -6,7 +6,7 @@ trainer waits for ever.
 
 import io
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -36,8 +36,8 @@ def returns_sendable(function: Function) -> Function:
     return call
 
 
-def check_functions(functions: Sequence[Function], context: Any) -> None:
-    """Raises ConfigError for functions that cannot be sent to worker processes which do not inherit them.
+def check_functions(functions: Sequence[Callable[..., Any]], context: Any) -> None:
+    """Raises ConfigError for functions of the user that cannot be sent to worker processes which do not inherit them.
 
     context: DataLoader's multiprocessing_context, a name, a context or None.
     """

@@ -212,6 +212,6 @@ def _hint(error: Exception, batch: Any) -> str:
     return ""
 
 
-def function_name(function: Function) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """What to call a user's function in messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
