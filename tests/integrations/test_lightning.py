@@ -1,6 +1,7 @@
 """Lightning on two processes: rows, epochs, checkpoints in the middle and at the end of an epoch."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,49 @@ def test_lightning_is_told_the_length_of_the_epoch_that_begins(tmp_path: Path) -
         )
     assert len(set(lengths)) > 1
     assert len(module.seen["train"]) == sum(lengths)
+
+
+def all_rows(steps: list[list[int]]) -> list[int]:
+    return sorted(row for step in steps for row in step)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_without_a_length_loses_no_batch_that_lightning_read_ahead(tmp_path: Path, num_workers: int) -> None:
+    import pyarrow.compute as pc
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from tests.integrations.lightning_job import Module
+    from torch_dataloader_utils.integrations.lightning import TableDataModule
+
+    table = write_rows(tmp_path / "table")
+    options = {"filters": pc.field("row") != 5, "count_rows": False, "shuffle": True, "split_rows": 9}
+
+    def train(checkpoint: Path | None) -> list[list[int]]:
+        module = Module()
+        saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=True)
+        trainer = Trainer(
+            accelerator="cpu",
+            max_epochs=2,
+            callbacks=[saving],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        loader = partial(
+            StructuredDataset.create_dataloader, table, batch_size=BATCH_ROWS, num_workers=num_workers, **options
+        )
+        trainer.fit(module, datamodule=TableDataModule(lambda: loader()[0]), ckpt_path=checkpoint)
+        return module.seen["train"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = train(None)
+        for step in (1, 3, len(whole) // 2 - 1, len(whole) // 2, len(whole) // 2 + 2):
+            resumed = train(tmp_path / f"step={step}.ckpt")
+            assert all_rows(whole[:step] + resumed) == sorted(2 * [row for row in range(NUM_ROWS) if row != 5])
+            # Of several workers it is not known whose turn it was.
+            assert num_workers or resumed == whole[step:]
 
 
 def test_a_program_may_call_the_hooks_itself(tmp_path: Path) -> None:

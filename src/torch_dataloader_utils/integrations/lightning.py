@@ -37,6 +37,9 @@ class TableDataModule(LightningDataModule):
     state of the training loader itself as well, and has Lightning ask for the loaders at every epoch
     (`reload_dataloaders_every_n_epochs`), which are then the same ones. If the Trainer was given a number of epochs
     there, it is left alone, and loaders are made anew as often as it says.
+
+    Of a loader that has no length (`count_rows=False`) Lightning always reads one batch more than it has trained on, to
+    know which is the last. States of such loaders stand before that batch.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class TableDataModule(LightningDataModule):
         loader = self._loaders.get(name) if self._keeps_loaders else None
         if loader is None:
             loader = self._loaders[name] = factory()
+        if isinstance(loader, TableDataLoader):
+            loader.progress.is_read_ahead = sized_len(loader) is None
         if name == "train_dataloader" and self._saved is not None:
             self._resume(loader, self._saved)
             self._saved = None

@@ -25,7 +25,13 @@ class Pass:
         stored = dict(position.segment.cursors or ()).get(rank)
         self._stored: RankCursors = stored or ((0, 0),) * position.segment.topology.num_workers
         self._reached: list[Cursor] | None = None if stored is None else list(stored)
+        self._before_last: Position | None = None
         self._from_worker: dict[int, int] = {}
+
+    @property
+    def before_last(self) -> Position:
+        """Where it stood before the last batch; with row counts, where it stands."""
+        return self._before_last or self.position
 
     @property
     def position(self) -> Position:
@@ -55,6 +61,7 @@ class Pass:
 
     def received_from(self, worker: int, cursor: Cursor) -> None:
         """Without row counts: a batch of `worker`, whose lane came as far as `cursor` since the pass began."""
+        self._before_last = self.position
         self._steps += self._stride
         if self._reached is None:
             self._reached = list(self._stored)
@@ -68,6 +75,9 @@ class Progress:
     A pass begins at the start of the epoch or, once, where a loaded state says. `break` and a new pass begin the epoch
     again; a state taken in between says where the broken pass stood. After the last batch the state names the next
     epoch; a pass without `set_epoch` still repeats the old one, as everywhere in PyTorch, with a warning if shuffled.
+
+    is_read_ahead: set where whoever reads holds a batch that is not used yet, as Lightning does if it does not know the
+    length. Where row counts are not known, states then stand before that batch, until there is none left.
 
     is_uneven: whether other ranks may take more steps. The state at the end of an epoch then keeps the epoch's log, the
     same on every rank, for `merge_states` to know that this rank has taken all its steps.
@@ -88,6 +98,7 @@ class Progress:
         self._worker: int | None = None
         self._pass: Pass | None = None
         self._finished_epoch: int | None = None
+        self.is_read_ahead = False
 
     @property
     def epoch(self) -> int:
@@ -160,7 +171,7 @@ class Progress:
             start = Segment(topology=self._topology)
             return Position(epoch=self._finished_epoch + 1, segment=start, before=self._finished_log())
         if self._pass is not None:
-            return self._pass.position
+            return self._pass.before_last if self.is_read_ahead else self._pass.position
         return self.next_position(self._topology)
 
     def _finished_log(self) -> tuple[Segment, ...]:
