@@ -35,6 +35,11 @@ def test_a_filter_is_counted(table):
     assert "id" in report["row_filter"]
 
 
+def test_a_filter_is_shown_as_it_was_asked_for(table):
+    text = "id < 50 and score in [1, 2]"
+    assert f"filter       {text}\n" in tdu("scan", table, "--filter", text).stdout
+
+
 def test_a_saved_inventory_stands_for_the_files(table, tmp_path):
     saved = tmp_path / "inventory.parquet"
     report = tdu_json("scan", table, "--save", saved)

@@ -40,7 +40,7 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
     if as_json:
         emit_json({**report, **({"saved": save_path} if save_path else {})})
         return
-    _print(report, inventory.notes)
+    _print(report, inventory.notes, source.filter_text)
     if save_path is not None:
         click.echo(f"\nSaved to {save_path}. Use it with --inventory {save_path}")
 
@@ -94,14 +94,15 @@ def _groups_of_files(inventory: "Inventory") -> Any:
     return np.bincount(inventory.groups.file, minlength=inventory.num_files)
 
 
-def _print(report: dict[str, Any], notes: tuple[str, ...]) -> None:
+def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | None) -> None:
     print_facts(
         [
             ("source", report["source"]),
             ("files", f"{report['num_files']:,}, {format_bytes(report['stored_bytes'])} stored"),
             ("row groups", f"{report['num_row_groups']:,}, {format_bytes(report['projected_bytes'])} uncompressed"),
             ("rows", format_rows(report["num_rows"])),
-            *([("filter", report["row_filter"])] if report["row_filter"] else []),
+            # As it was asked for: pyarrow's text of a list takes a line for each value.
+            *([("filter", filter_text)] if filter_text else []),
             *(("note", note) for note in notes),
             ("fingerprint", report["fingerprint"]),
         ]
