@@ -14,7 +14,7 @@ from tests.effort import EFFORT
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files, text
 from torch_dataloader_utils.discover.lines import LineCounter
-from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError, UnsupportedFeatureError
 
 LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)
 SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -176,6 +176,23 @@ def test_text_that_does_not_parse_or_unpack_is_a_data_error(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(b"this is no gzip")
     with pytest.raises(DataError, match=r"a\.jsonl\.gz"):
         scan_files(tmp_path / "a.jsonl.gz", "jsonl")
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}, {"a": 2}]', '\n[\n{"a": 1},\n{"a": 2}\n]\n', "[1, 2]\n[3, 4]\n"])
+def test_a_json_array_is_told_from_damage(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"a\.json begins with a JSON array. JSON lines are needed: one obj"
+    ):
+        scan_files(tmp_path, "json")
+
+
+@pytest.mark.parametrize("other", ['"x"', '{"b": 1}', "[1]", "true"])
+def test_json_lines_whose_types_differ_are_told_from_damage(tmp_path, other):
+    (tmp_path / "a.jsonl").write_text(f'{{"a": 1, "b": 1}}\n{{"a": {other}, "b": 2}}\n')
+    with pytest.raises(SchemaError, match=r"a\.jsonl: the types of a column differ from line to line .*Column\(/a\)"):
+        scan_files(tmp_path, "jsonl")
+    assert scan_files(tmp_path, "jsonl", schema=pa.schema([("b", pa.int64())])).num_rows == 2
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,15 @@ def test_a_name_that_is_no_text_is_a_corrupt_file(tmp_path: Path) -> None:
         READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
 
 
+def test_a_json_array_is_told_from_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"row": 1}, {"row": 2}]')
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"a\.json row group 0 begins with a JSON array .* JSON lines are"
+    ):
+        READER.read(make_task(path, FileFormat.JSON, 0, 1, byte_length=path.stat().st_size))
+
+
 def test_a_footer_of_more_bytes_than_any_table_needs_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_huge_footer(path)

@@ -22,7 +22,7 @@ from torch_dataloader_utils._store.kept_tails import kept_blocks
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.lines import LineCounter, count_lines
-from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 
 _PIECE_BYTES = 8 << 20
 _SMALLEST_KEPT_BYTES = 8 << 20
@@ -38,7 +38,8 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     The schema is the request's, or inferred from the first MiB where the request has none yet.
 
     Raises:
-        SchemaError: a CSV header that differs from the schema's names; only the order may.
+        SchemaError: a CSV header that differs from the schema's names; only the order may. Or columns of JSON lines
+        that have no one type. UnsupportedFeatureError: a JSON array.
     """
     entry = item.entry
     is_csv = request.file_format is FileFormat.CSV
@@ -113,7 +114,7 @@ def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
 
 def _schema(path: str, head: bytes, request: ScanRequest, is_csv: bool) -> pa.Schema:
     if not is_csv:
-        return request.text_schema or pa_json.read_json(io.BytesIO(_whole_lines(head))).schema
+        return request.text_schema or _json_schema(path, head)
     if request.text_schema is None:
         return _csv_schema(_whole_lines(head))
     header = _header(head)
@@ -125,6 +126,23 @@ def _schema(path: str, head: bytes, request: ScanRequest, is_csv: bool) -> pa.Sc
             "or the schema. Write it again with the same columns, or scan it alone."
         )
     return request.text_schema
+
+
+def _json_schema(path: str, head: bytes) -> pa.Schema:
+    try:
+        return pa_json.read_json(io.BytesIO(_whole_lines(head))).schema
+    except pa.ArrowInvalid as error:
+        if head.lstrip(b" \t\r\n").startswith(b"["):
+            raise UnsupportedFeatureError(
+                f"{redact(path)} begins with a JSON array. JSON lines are needed: one object a line, without brackets "
+                "around them and commas between them. Write it again so, or leave it out."
+            ) from error
+        if "changed from" in str(error):
+            raise SchemaError(
+                f"{redact(path)}: the types of a column differ from line to line ({error}). Write the file again with "
+                "one type a column, or name the other columns alone: inventory=scan_files(..., schema=)."
+            ) from error
+        raise
 
 
 def _csv_schema(text: bytes) -> pa.Schema:

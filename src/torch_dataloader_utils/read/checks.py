@@ -28,6 +28,9 @@ _FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError
 # How pyarrow's CSV and JSON readers say that a value is not of the column's type.
 _MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
 
+# What pyarrow's JSON reader says of a line that is no object.
+_ARRAY = "Column() changed from object to array"
+
 
 @contextmanager
 def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> Iterator[None]:
@@ -74,6 +77,11 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
         case OSError(errno=int()):
             # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
             return StoreError(f"{task.where} cannot be read ({text}). Check the disk or mount and its permissions.")
+        case _ if _ARRAY in text:
+            return UnsupportedFeatureError(
+                f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "
+                "brackets around them and commas between them. Write the file again so, or leave it out."
+            )
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
                 f"{task.where} does not fit the data set's schema ({text}). Types of text are guessed from the start "
