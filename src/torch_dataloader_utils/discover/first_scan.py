@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.formats import format_hint, scan_file
+from torch_dataloader_utils.discover.formats import format_hint, named_format, scan_file
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema
@@ -49,7 +49,8 @@ def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitionin
         return _scan_first(store, files, request, partitioning)
     except DataError as error:
         hint = format_hint(files.entries[0].path, request.file_format)
-        if not hint:
+        # Where others are named so, it is not the format that is wrong but this file.
+        if not hint or any(named_format(entry.path) is request.file_format for entry in files.entries):
             raise
         read_as = request.file_format.name.lower()
         raise ConfigError(

@@ -23,6 +23,8 @@ _NAMES = {
     "arrow": FileFormat.ARROW,
 }
 
+_ENDINGS = {**_NAMES, "pq": FileFormat.PARQUET, "ndjson": FileFormat.JSON, "feather": FileFormat.ARROW}
+
 
 def file_format_of(name: str) -> FileFormat:
     """The format of that name; "json" and "jsonl" both mean one JSON object a line.
@@ -41,12 +43,21 @@ def format_hint(path: str, file_format: FileFormat) -> str:
 
     part-0.orc read as Parquet      pass format="orc"
     """
-    stem = path.rpartition(".")[0] if codec_of(path) else path
-    ending = stem.lower().rpartition(".")[2]
-    named = {**_NAMES, "ndjson": FileFormat.JSON, "feather": FileFormat.ARROW}.get(ending, file_format)
-    if named is file_format:
+    named = named_format(path)
+    if named in (None, file_format):
         return ""
+    ending = _ending(path)
     return f'pass format="{ending if ending in _NAMES else named.name.lower()}"'
+
+
+def named_format(path: str) -> FileFormat | None:
+    """The format that a file's ending names, before that of a codec; None if it names none."""
+    return _ENDINGS.get(_ending(path))
+
+
+def _ending(path: str) -> str:
+    stem = path.rpartition(".")[0] if codec_of(path) else path
+    return stem.lower().rpartition(".")[2]
 
 
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:

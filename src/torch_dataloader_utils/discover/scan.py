@@ -26,6 +26,7 @@ from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRe
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import partition_values
+from torch_dataloader_utils.discover.other_files import other_files_named
 from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
@@ -111,6 +112,18 @@ def scan_listed(
 
     request: `text_schema` is that of all text files, None to infer it from the first one.
     """
+    with other_files_named(files, request.file_format):
+        return _scan_listed(store, files, request, partitioning, executor, on_progress)
+
+
+def _scan_listed(
+    store: Store,
+    files: DataFiles,
+    request: ScanRequest,
+    partitioning: Literal["hive"] | None,
+    executor: Executor | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> Inventory:
     filters = request.row_filter
     first = scan_first(store, files, request, partitioning)
     request, verdicts = _judge_files(request, first, len(files.entries))
