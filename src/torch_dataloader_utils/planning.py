@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.column_names import check_column_name
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
@@ -98,7 +99,7 @@ def plan_epoch(
         num_lanes=num_lanes,
         lane_rows=lane_rows,
         strategy=strategy_name(strategy),
-        bucket_by=bucket_by or "",
+        bucket_by=check_column_name("bucket_by", bucket_by) or "",
     )
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last

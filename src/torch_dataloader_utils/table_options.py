@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from torch_dataloader_utils._core.column_names import check_column_names
+from torch_dataloader_utils._core.column_names import check_column_name, check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
@@ -91,6 +91,7 @@ class TableOptions:
     def _check_types(self) -> None:
         """What `PlanOptions` and `Topology` do not look at, or only once the data was scanned."""
         object.__setattr__(self, "columns", check_column_names(self.columns))
+        check_column_name("bucket_by", self.bucket_by)
         check_filters(self.filters)
         object.__setattr__(self, "batch_size", check_integer("batch_size", self.batch_size, least=1))
         object.__setattr__(self, "rank", check_integer("rank", self.rank))

@@ -20,7 +20,7 @@ from tests.stream.tables import files
 from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
 from torch_dataloader_utils._core.buckets import order_buckets
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 
 def length_of(row):
@@ -310,6 +310,12 @@ class TestLoader:
             load(texts[0], shuffle_rows=None)
         with pytest.raises(ConfigError, match="no such column"):
             load(texts[0], bucket_by="nowhere")
+        with pytest.raises(ConfigTypeError, match="bucket_by is the name of a column; got 5"):
+            load(texts[0], bucket_by=5, shuffle_rows=None)
+        with pytest.raises(ConfigTypeError, match=r"bucket_by is the name of a column; got \['row'\]"):
+            plan_epoch(scan_files(str(texts[0])), bucket_by=["row"])
+        with pytest.raises(ConfigError, match="bucket_by is the name of a column; got an empty one"):
+            load(texts[0], bucket_by="")
         with pytest.raises(ConfigError, match="exact row counts"):
             load(texts[0], filters=pc.field("row") > 3, count_rows=False).plan.worker_inputs(0)
 

@@ -1,9 +1,9 @@
-"""Lists of column names that a user gives."""
+"""Column names that a user gives, one or a list of them."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
 def check_column_names(columns: Any) -> tuple[str, ...] | None:
@@ -25,3 +25,18 @@ def check_column_names(columns: Any) -> tuple[str, ...] | None:
         if not isinstance(name, str):
             raise ConfigTypeError(f"columns is a list of names; got {columns!r}. Names are text, not {name!r}.")
     return names
+
+
+def check_column_name(option: str, column: Any) -> str | None:
+    """The name; None, for none, stays.
+
+    Raises:
+        ConfigTypeError: no text. ConfigError: an empty one.
+    """
+    if column is None:
+        return None
+    if not isinstance(column, str):
+        raise ConfigTypeError(f"{option} is the name of a column; got {column!r}. Names are text.")
+    if not column:
+        raise ConfigError(f"{option} is the name of a column; got an empty one.")
+    return column
