@@ -419,6 +419,25 @@ def test_no_rows_are_no_corpus(tmp_path: Path, suffix: str) -> None:
     assert not (tmp_path / "out.parts").exists()
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_build_that_fails_before_its_first_part_is_done_leaves_nothing(tmp_path: Path, threads: int) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"tokens": [[1, 2], None]}), path)
+    with ThreadPoolExecutor(2) as pool, pytest.raises(NullValueError):
+        build_corpus(path, tmp_path / "out", column="tokens", executor=pool if threads else None)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_build_that_fails_later_keeps_the_parts_that_are_done(tmp_path: Path) -> None:
+    for number, documents in enumerate(([[1, 2]], [[3], None])):
+        _write(tmp_path / f"{number}.parquet", documents)
+    sources = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    with pytest.raises(NullValueError):
+        build_corpus(sources, tmp_path / "out", column="tokens")
+    assert len(list((tmp_path / "out.parts").glob("*.json"))) == 1
+    assert build_corpus(sources[:1], tmp_path / "out", column="tokens").reused_parts == 1
+
+
 def test_a_flipped_bit_is_never_another_token(tmp_path: Path) -> None:
     table = pa.table({"tokens": pa.array([[row] * 50 for row in range(100)], pa.list_(pa.int32()))})
     path = tmp_path / "x.parquet"

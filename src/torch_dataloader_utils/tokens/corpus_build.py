@@ -179,7 +179,11 @@ def _check_resumes(existing: Sequence[str], job: _Job) -> None:
 
 def _build(job: _Job, outputs: Sequence[str], executor: Executor | None, on_progress: Progress | None) -> CorpusReport:
     job.store.prepare()
-    receipts, reused_parts = _build_parts(job, executor, on_progress)
+    try:
+        receipts, reused_parts = _build_parts(job, executor, on_progress)
+    except BaseException:
+        job.store.remove_if_empty()
+        raise
     keys = iter(job.keys)
     for output, own_parts in zip(outputs, divide_parts(job.parts, len(outputs)), strict=True):
         job.store.join(list(islice(keys, len(own_parts))), output)

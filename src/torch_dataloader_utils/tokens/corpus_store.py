@@ -67,6 +67,9 @@ class PartStore(Protocol):
     def remove(self) -> None:
         """Remove what builds of this corpus have written, and nothing else."""
 
+    def remove_if_empty(self) -> None:
+        """Remove the place of the parts if no part is in it; a worker that still writes one makes it again."""
+
 
 def open_parts(prefix: str, access: StoreAccess) -> PartStore:
     """The store of the parts of the corpus `prefix`."""
@@ -94,6 +97,7 @@ class LocalParts:
         return _known((key, _decode(self._receipt(key).read_bytes())) for key in whole)
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
+        self.prepare()
         receipt = build(str(self.directory / key))
         with write_atomically(self._receipt(key)) as file:
             file.write(_encode(receipt))
@@ -106,6 +110,9 @@ class LocalParts:
         ours = [path for path in self.directory.iterdir() if _is_part(path.name)]
         for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # receipts first: what has one is whole
             path.unlink()
+        self.remove_if_empty()
+
+    def remove_if_empty(self) -> None:
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
@@ -165,6 +172,9 @@ class RemoteParts:
             # Receipts first: what has one is whole.
             for some in (receipts, sorted(set(paths).difference(receipts))):
                 list(pool.map(self.store.delete, some))
+
+    def remove_if_empty(self) -> None:
+        """Nothing: in a store a directory is what objects have in common."""
 
     def _list(self) -> tuple[FileEntry, ...]:
         try:
