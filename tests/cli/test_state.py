@@ -62,7 +62,7 @@ def test_a_token_budget_leaves_rows_unknown(table, tmp_path):
 
 
 def test_a_split_strategy_leaves_rows_unknown(table, tmp_path):
-    state = state_after(table, 3, split_strategy=RoundRobinSplitStrategy())
+    state = state_after(table, 3, split_strategy=RoundRobinSplitStrategy(shuffle=True))
     (report,) = tdu_json("state", saved(tmp_path, state), table)["states"]
     assert report["rows"] is None
     assert report["topologies"][0]["steps"] == 3

@@ -96,6 +96,11 @@ def test_a_wrong_path_says_what_is_wrong(root, path, error, message):
         scan_files(filled)
 
 
+def test_a_path_of_bytes_is_no_list_of_numbers():
+    with pytest.raises(ConfigTypeError, match="got bytes"):
+        scan_files(b"a.parquet")
+
+
 def test_storage_options_reach_the_client_and_no_text_of_the_inventory(root):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/opts/a.parquet", (root / "c.parquet").read_bytes())

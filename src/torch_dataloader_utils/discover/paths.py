@@ -74,7 +74,7 @@ def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:
 
 
 def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
-    many = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, os.PathLike)) else [path]
+    many = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, bytes, os.PathLike)) else [path]
     if not many:
         raise NoDataError("the list of paths is empty; name at least one file, directory or pattern.")
     texts = [os.fspath(each) if isinstance(each, (str, os.PathLike)) else each for each in many]
