@@ -3,10 +3,39 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Awaited(Protocol[T_co]):
+    """Something that is under way."""
+
+    def done(self) -> bool:
+        """Whether it has come to an end."""
+        ...
+
+    def result(self) -> T_co:
+        """What came of it, or its error; waits for it."""
+        ...
+
+
+class Pending(Awaited[T_co], Protocol[T_co]):
+    """The same, with what else of a Future is asked where work follows on it."""
+
+    def cancelled(self) -> bool:
+        """Whether it never comes."""
+        ...
+
+    def exception(self) -> BaseException | None:
+        """Its error, if there is one; waits for it."""
+        ...
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Call a function at its end, or now if it has come to one."""
+        ...
 
 
 class FollowUp(Generic[T, R]):
@@ -17,7 +46,7 @@ class FollowUp(Generic[T, R]):
     comes first does it: the pool, or who wants the result.
     """
 
-    def __init__(self, pool: Executor, job: Callable[[list[T]], R], needed: Sequence["Future[T]"]) -> None:
+    def __init__(self, pool: Executor, job: Callable[[list[T]], R], needed: Sequence[Pending[T]]) -> None:
         self._result: Future[R] = Future()
         self._begin = _Begin(job, needed, self._result)
         for future in needed:
@@ -39,8 +68,8 @@ class FollowUp(Generic[T, R]):
 class _Begin(Generic[T, R]):
     """What the needed work and the pool refer to, which may outlive the result by far: empty once the job has begun."""
 
-    def __init__(self, job: Callable[[list[T]], R], needed: Sequence["Future[T]"], result: "Future[R]") -> None:
-        self._work: tuple[Callable[[list[T]], R], Sequence[Future[T]], Future[R]] | None = (job, needed, result)
+    def __init__(self, job: Callable[[list[T]], R], needed: Sequence[Pending[T]], result: "Future[R]") -> None:
+        self._work: tuple[Callable[[list[T]], R], Sequence[Pending[T]], Future[R]] | None = (job, needed, result)
         # One more: `add_done_callback` calls back at once for what is done, in a thread that has other things to do.
         self._count = len(needed) + 1
         self._lock = threading.Lock()
@@ -50,7 +79,7 @@ class _Begin(Generic[T, R]):
         """Whether nothing is waited for any more."""
         return self._count == 0
 
-    def one_is_done(self, _: "Future[Any]") -> None:
+    def one_is_done(self, _: Any) -> None:
         """As a callback of what is waited for."""
         if self.count_down():
             self.run()
@@ -82,5 +111,5 @@ class _Begin(Generic[T, R]):
             del work, job, needed, result  # an error of the job refers to this frame
 
 
-def _error(done: "Future[Any]") -> BaseException | None:
+def _error(done: Pending[Any]) -> BaseException | None:
     return CancelledError() if done.cancelled() else done.exception()

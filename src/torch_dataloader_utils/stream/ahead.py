@@ -8,17 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_dataloader_utils._core.uses import GroupUses
+from torch_dataloader_utils.stream.afterwards import Pending
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, Together
 
 
 @dataclass(slots=True)
 class _Job:
-    """Row groups begun by one job. left: how many are not done with. together: of several, until it is told."""
+    """Row groups begun by one job. left: how many are not done with. is_told: see `DecodeAhead.joined`."""
 
     groups: Sequence[int]
     left: int
-    together: Together | None = None
+    pending: Future[GroupRows] | Together
+    is_told: bool = False
+
+    def rows(self, group: int) -> Pending[GroupRows]:
+        """Those of one of them."""
+        return self.pending.rows(group) if isinstance(self.pending, Together) else self.pending
 
 
 class DecodeAhead:
@@ -36,7 +42,6 @@ class DecodeAhead:
         stops = stop.tolist() if decodes_rows_needed else [None] * len(groups)
         self._stop_row: dict[int, int | None] = dict(zip(groups.tolist(), stops, strict=True))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
-        self._begun: dict[int, Future[GroupRows]] = {}
         self._jobs: dict[int, _Job] = {}
         self._at_once = 1
 
@@ -48,49 +53,46 @@ class DecodeAhead:
                 return
             self._begin(groups)
 
-    def rows(self, group: int) -> Future[GroupRows]:
+    def rows(self, group: int) -> Pending[GroupRows]:
         """The rows of a row group, which is begun now if it was not, whatever the budget says.
 
         Others that one job decodes with it are begun as far as the budget allows.
         """
-        while group not in self._begun:
-            groups = self._next_groups()
-            self._begin(groups[: max(1, self._decoder.room_for(groups))])
-        return self._begun[group]
+        return self._job_of(group).rows(group)
 
-    def begun(self, group: int) -> Future[GroupRows] | None:
+    def begun(self, group: int) -> Pending[GroupRows] | None:
         """The rows of a row group, if it was begun and not done with."""
-        return self._begun.get(group)
+        job = self._jobs.get(group)
+        return None if job is None else job.rows(group)
 
     def joined(self, group: int) -> Together | None:
         """The job that began with this row group, which is begun now if it was not, if it has several; told once."""
-        self.rows(group)
-        job = self._jobs[group]
-        if group != job.groups[0]:
+        job = self._job_of(group)
+        if job.is_told or group != job.groups[0] or not isinstance(job.pending, Together):
             return None
-        together, job.together = job.together, None
-        return together
+        job.is_told = True
+        return job.pending
 
     def done(self, group: int) -> None:
         """Nobody needs the row group any more; the bytes of one job lie in one block, and are given back together."""
-        del self._begun[group]
         job = self._jobs.pop(group)
         job.left -= 1
         self._decoder.release(() if job.left else job.groups)
 
+    def _job_of(self, group: int) -> _Job:
+        while group not in self._jobs:
+            groups = self._next_groups()
+            self._begin(groups[: max(1, self._decoder.room_for(groups))])
+        return self._jobs[group]
+
     def _begin(self, groups: Sequence[int]) -> None:
         """Begin the next row groups by one job."""
         del self._waiting[-len(groups) :]
-        job = _Job(groups, left=len(groups))
-        self._jobs.update(dict.fromkeys(groups, job))
         if self._decoder.is_small(groups[0]):
             self._at_once = min(2 * self._at_once, MOST_TOGETHER)
-        if len(groups) == 1:
-            self._begun[groups[0]] = self._decoder.submit(groups[0], self._stop_row[groups[0]])
-            return
         wanted = [(group, self._stop_row[group]) for group in groups]
-        job.together = self._decoder.submit_together(wanted)
-        self._begun.update(zip(groups, job.together.alone, strict=True))
+        pending = self._decoder.submit(*wanted[0]) if len(wanted) == 1 else self._decoder.submit_together(wanted)
+        self._jobs.update(dict.fromkeys(groups, _Job(groups, left=len(groups), pending=pending)))
 
     def _next_groups(self) -> list[int]:
         """What one job decodes next: a row group, or several small ones: one at first, then twice as many each time."""

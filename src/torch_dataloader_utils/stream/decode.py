@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.block import (
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils.stream.afterwards import FollowUp
+from torch_dataloader_utils.stream.afterwards import FollowUp, Pending
 from torch_dataloader_utils.stream.together import (
     MOST_BYTES_TOGETHER,
     MOST_TOGETHER,
@@ -119,7 +119,7 @@ class Decoder:
         return self._small.start(wanted)
 
     def run_after(
-        self, needed: "Sequence[Future[GroupRows]]", job: Callable[[list[GroupRows]], Block]
+        self, needed: Sequence[Pending[GroupRows]], job: Callable[[list[GroupRows]], Block]
     ) -> FollowUp[GroupRows, Block]:
         """Let a decoding thread do a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)

@@ -1,7 +1,7 @@
 """The blocks of one lane: each row group is decoded once, and kept from its first use to its last."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from typing import TypeVar
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.block import Block
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils._core.uses import group_uses
-from torch_dataloader_utils.stream.afterwards import FollowUp
+from torch_dataloader_utils.stream.afterwards import Awaited, FollowUp
 from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.together import GroupRows, Together, in_few_blocks
@@ -77,7 +77,7 @@ class LaneBlocks:
             if self._last_use[group] == use:
                 self._ahead.done(group)
 
-    def wait(self, pending: "Future[T] | FollowUp[GroupRows, T]") -> T:
+    def wait(self, pending: Awaited[T]) -> T:
         """What a decoding thread gives; counted as a stall if it is not there yet."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
 
@@ -103,11 +103,13 @@ class LaneBlocks:
 
     def _joined(self, together: Together, uses: slice) -> Block | None:
         """The joined block of a job, if it is just the rows of these uses; None too if not all of it decodes."""
-        if self.uses.group[uses].tolist() != list(together.groups):
+        if self.uses.group[uses].tolist() != together.groups:
             return None
         try:
-            rows = self.wait(together.joined)
+            rows = self.wait(together)
         except CancelledError:
+            return None
+        if rows is None:
             return None
         is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
         return rows if is_whole else None

@@ -6,10 +6,8 @@ row group takes alone, two thirds are not decoding it.
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from torch_dataloader_utils._core.block import Block, JoinedGroups
 from torch_dataloader_utils._core.turns import Turns
@@ -56,22 +54,82 @@ def in_few_blocks(parts: Iterable[GroupRows]) -> list[Block]:
     return [run.rows() for run in runs]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+JobRows = JoinedGroups | list[GroupRows | BaseException]
+"""What a job gives: the rows of all row groups as one block, or of each its rows or its error."""
+
+
 class Together:
-    """Row groups of one job.
+    """Row groups of one job, and what will come of it."""
 
-    alone: all rows of each. joined: the block that has just these, if all of them decode.
-    """
+    __slots__ = ("_job", "groups")
 
-    groups: tuple[int, ...]
-    alone: "tuple[Future[GroupRows], ...]"
-    joined: "Future[Block]"
+    def __init__(self, groups: Sequence[int], job: "Future[JobRows]") -> None:
+        self.groups = groups
+        self._job = job
 
-    def cancel(self) -> None:
-        """Let go of whoever waits for what has not come."""
-        for future in self.alone:
-            future.cancel()
-        self.joined.cancel()
+    def done(self) -> bool:
+        """Whether the job is."""
+        return self._job.done()
+
+    def result(self) -> Block | None:
+        """The block that has just these row groups, in their order; None if they were not decoded as one.
+
+        Raises:
+            CancelledError: the decoder was closed before.
+        """
+        rows = None if self._job.exception() else self._job.result()
+        return rows.block if isinstance(rows, JoinedGroups) else None
+
+    def rows(self, group: int) -> "RowsOfOne":
+        """All rows of one of them."""
+        return RowsOfOne(self._job, self.groups.index(group))
+
+
+class RowsOfOne:
+    """The rows of one row group of a job, with what is asked of a Future; one for each would be half of the work."""
+
+    __slots__ = ("_index", "_job")
+
+    def __init__(self, job: "Future[JobRows]", index: int) -> None:
+        self._job = job
+        self._index = index
+
+    def done(self) -> bool:
+        """Whether they are there."""
+        return self._job.done()
+
+    def cancelled(self) -> bool:
+        """Whether they never come."""
+        return self._job.cancelled()
+
+    def result(self) -> GroupRows:
+        """They, or their error."""
+        outcome = self._outcome()
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # it refers to this frame
+        return outcome
+
+    def exception(self) -> BaseException | None:
+        """Their error, if there is one."""
+        outcome = self._outcome()
+        return outcome if isinstance(outcome, BaseException) else None
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Call a function once they are there."""
+        self._job.add_done_callback(function)
+
+    def _outcome(self) -> GroupRows | BaseException:
+        failure = self._job.exception()
+        if failure is not None:
+            return failure
+        rows = self._job.result()
+        if not isinstance(rows, JoinedGroups):
+            return rows[self._index]
+        start = sum(rows.rows[: self._index])
+        return GroupRows(rows.block, start, start + rows.rows[self._index])
 
 
 class SmallGroups:
@@ -96,37 +154,21 @@ class SmallGroups:
 
     def start(self, wanted: Sequence[Wanted]) -> Together:
         """Start decoding these in one thread; errors come where the rows are taken."""
-        together = Together(
-            groups=tuple(group for group, _ in wanted), alone=tuple(Future() for _ in wanted), joined=Future()
-        )
-        job = self._pool.submit(self._run, wanted, together)
-        job.add_done_callback(lambda _: together.cancel())  # nothing, unless the job was cancelled or is broken
-        return together
+        return Together([group for group, _ in wanted], self._pool.submit(self._run, wanted))
 
-    def _run(self, wanted: Sequence[Wanted], together: Together) -> None:
-        job = partial(self._outcomes, wanted)
+    def _run(self, wanted: Sequence[Wanted]) -> JobRows:
+        job = partial(self._rows, wanted)
         # Most often the next one is like the last one.
-        joined, outcomes = job() if self._takes_one_call else self._turns.take(job, len(wanted))
-        # News comes at the end, of all at once.
-        for future, outcome in zip(together.alone, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        if joined is not None:
-            together.joined.set_result(joined)
+        return job() if self._takes_one_call else self._turns.take(job, len(wanted))
 
-    def _outcomes(self, wanted: Sequence[Wanted]) -> tuple[Block | None, Sequence[GroupRows | BaseException]]:
-        """The joined block, if there is one, and of each row group its rows or its error."""
+    def _rows(self, wanted: Sequence[Wanted]) -> JobRows:
         joined = self._joined(wanted) if self._do_join else None
-        if joined is None:
-            alone = list(map(self._outcome, wanted))
-            # If it is not the fault of one of them, the next ones will not join either.
-            self._do_join = self._do_join and any(isinstance(outcome, BaseException) for outcome in alone)
-            return None, alone
-        ends = accumulate(joined.rows)
-        rows = [GroupRows(joined.block, end - rows, end) for end, rows in zip(ends, joined.rows, strict=True)]
-        return joined.block, rows
+        if joined is not None:
+            return joined
+        alone = list(map(self._outcome, wanted))
+        # If it is not the fault of one of them, the next ones will not join either.
+        self._do_join = self._do_join and any(isinstance(outcome, BaseException) for outcome in alone)
+        return alone
 
     def _joined(self, wanted: Sequence[Wanted]) -> JoinedGroups | None:
         try:
