@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.identity import check_identity, short_read
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.local_pattern import matching_paths
 from torch_dataloader_utils._store.wildcards import before_wildcard
 from torch_dataloader_utils.errors import NoDataError
 
@@ -87,7 +88,7 @@ class LocalStore:
         root = os.path.abspath(self.local_path(path))  # noqa: PTH100 - resolve() would replace links by their targets
         with translated(path, "list"):
             is_pattern = has_magic(root) and not os.path.lexists(root)
-            matches = glob(root, recursive=True) if is_pattern else [root]  # noqa: PTH207 - absolute pattern
+            matches = matching_paths(root) if is_pattern else [root]
             found = {name: stat for match in matches for name, stat in _walk(match)}
         if is_pattern and not found:
             raise NoDataError(f"{path}: the pattern matches no file. Check it, or list the directory above.")
