@@ -111,3 +111,19 @@ def test_patterns_match_what_glob_matches(tree: Path, parts: list[str]) -> None:
     if any(wildcard in "".join(parts) for wildcard in "*?["):
         wanted = {path.rstrip("/") for path in glob(pattern, recursive=True)}  # noqa: PTH207 - what it is held to
         assert set(matching_paths(pattern)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("**/f", ["a/f", "a/to_b/f", "b/f", "b/to_a/f", "f"]),
+        ("a/**/f", ["a/f", "a/to_b/f", "a/up/b/f", "a/up/f"]),
+    ],
+)
+def test_loops_of_links_end_where_they_come_back(tmp_path: Path, pattern: str, wanted: list[str]) -> None:
+    fill(tmp_path, "f", "a/f", "b/f")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "here").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "to_b").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "to_a").symlink_to(tmp_path / "a")
+    assert names(f"{tmp_path}/{pattern}") == [f"{tmp_path}/{name}" for name in wanted]

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from fnmatch import filter as matching_names
 from glob import has_magic
+from itertools import islice
+from pathlib import Path
 
 from torch_dataloader_utils._store.wildcards import before_wildcard
 
@@ -17,7 +19,7 @@ def matching_paths(pattern: str) -> Iterator[str]:
 
     They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, links are followed, and
     only a part that starts with "." matches hidden names. But `glob` takes a directory that may not be listed for an
-    empty one.
+    empty one, and follows a loop of links until the system refuses, which gave the files in it 41 times and more.
 
     Raises:
         OSError: a directory that the pattern reaches cannot be listed, or what it names there cannot be looked up.
@@ -48,17 +50,28 @@ def _below(directory: str, part: str, *, directories_only: bool) -> Iterator[str
         yield f"{directory}/{part}"
 
 
-def _tree(directory: str, *, directories_only: bool) -> Iterator[str]:
-    pending = [directory]
+def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
+    pending = [(start, False)]
     while pending:
-        for entry in _entries(pending.pop()):
+        directory, is_linked = pending.pop()
+        for entry in _entries(directory):
             if _is_hidden(entry):
                 continue
             is_directory = _is_directory(entry)
             if is_directory:
-                pending.append(entry.path)
+                # Only a link leads back up; below one, every directory may be where it led.
+                may_lead_back = is_linked or entry.is_symlink()
+                if may_lead_back and _is_one_of_those_above(entry, start):
+                    continue
+                pending.append((entry.path, may_lead_back))
             if is_directory or not directories_only:
                 yield entry.path
+
+
+def _is_one_of_those_above(entry: os.DirEntry[str], start: str) -> bool:
+    """Whether the directory is one that it was come by, from `start` on."""
+    status, depth = entry.stat(), entry.path.count("/") - start.count("/")
+    return any(os.path.samestat(status, above.stat()) for above in islice(Path(entry.path).parents, depth))
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
