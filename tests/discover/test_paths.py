@@ -9,7 +9,7 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 from tests.discover.datasets import SCHEMA, write_parquet
 from torch_dataloader_utils.discover import scan_files
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, SchemaError
 
 
 def names(inventory, root):
@@ -23,7 +23,7 @@ def root(tmp_path):
     for name in ("_SUCCESS", "a/_SUCCESS", ".part.crc", "_temporary/0/x.parquet", "b/.ipynb_checkpoints/1.parquet"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"not data")
-    (tmp_path / "b" / "empty.parquet").write_bytes(b"")
+    (tmp_path / "b" / "empty").write_bytes(b"")
     return tmp_path
 
 
@@ -39,7 +39,7 @@ def test_a_directory_is_read_recursively_without_hidden_and_empty_files(root, ca
         ".part.crc is hidden; left out",
         "_temporary/0/x.parquet is hidden; left out",
         "b/.ipynb_checkpoints/1.parquet is hidden; left out",
-        "b/empty.parquet is empty; left out",
+        "b/empty is empty; left out",
     }
 
 
@@ -99,6 +99,58 @@ def test_a_wrong_path_says_what_is_wrong(root, path, error, message):
 def test_a_path_of_bytes_is_no_list_of_numbers():
     with pytest.raises(ConfigTypeError, match="got bytes"):
         scan_files(b"a.parquet")
+
+
+@pytest.fixture
+def upload(tmp_path):
+    """Two Parquet files, between which a third is empty; beside them empty files that are no data."""
+    for index, name in enumerate(("a.parquet", "c.parquet")):
+        write_parquet(tmp_path / "up" / name, index, [3, 2])
+    for name in ("b.parquet", "_SUCCESS", "_b.parquet", ".b.parquet", "000000_0", "_temporary/b.parquet"):
+        (tmp_path / "up" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "up" / name).touch()
+    return tmp_path / "up"
+
+
+@pytest.mark.parametrize("path", ["{}", "{}/*", "{}/[bc]*", "{}/**/*.parquet", "{}/b.parquet", "{}/a*,{}/b.parquet"])
+def test_an_empty_data_file_is_corrupt(upload, path):
+    named = path.format(upload, upload).split(",")
+    with pytest.raises(CorruptFileError, match=r"up/b\.parquet is empty \(0 bytes\).*Write it again or remove it"):
+        scan_files(named if len(named) > 1 else named[0])
+
+
+@pytest.mark.parametrize("ending", ["pq", "PARQUET", "orc", "arrow", "feather"])
+def test_empty_data_files_are_known_by_their_ending(upload, ending):
+    (upload / "b.parquet").rename(upload / f"z.{ending}")
+    with pytest.raises(CorruptFileError, match="is empty"):
+        scan_files(upload)
+
+
+@pytest.mark.parametrize("name", ["000000_0", "_SUCCESS", "b.parquet"])
+def test_an_empty_file_that_is_named_itself_is_meant(upload, name):
+    with pytest.raises(CorruptFileError, match=f"{name} is empty"):
+        scan_files([upload / "a.parquet", upload / name])
+
+
+def test_empty_data_files_are_skipped_with_a_warning_where_that_is_asked_for(upload):
+    with pytest.warns(UserWarning, match=r"left out 1 of 3 files.*b\.parquet: CorruptFileError"):
+        inventory = scan_files(upload, on_error="skip")
+    assert inventory.num_rows == 10
+    with pytest.raises(NoDataError, match=r"not one of 1 files can be read.*is empty"):
+        scan_files(upload / "b.parquet", on_error="skip")
+
+
+def test_empty_files_that_are_no_data_are_left_out(upload):
+    (upload / "b.parquet").unlink()
+    assert names(scan_files(upload), upload) == ["a.parquet", "c.parquet"]
+
+
+@pytest.mark.parametrize(("format_name", "text"), [("jsonl", '{"x": 1}\n'), ("csv", "x\n1\n")])
+def test_an_empty_text_file_has_no_rows(tmp_path, format_name, text):
+    for name, content in (("a", ""), ("b", text), ("c", "")):
+        (tmp_path / f"{name}.{format_name}").write_text(content)
+    for path in (tmp_path, [tmp_path / f"{name}.{format_name}" for name in "abc"]):
+        assert scan_files(path, format=format_name).num_rows == 1
 
 
 def test_storage_options_reach_the_client_and_no_text_of_the_inventory(root):

@@ -1,5 +1,6 @@
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -7,6 +8,7 @@ from tests.discover.datasets import write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
+from torch_dataloader_utils.discover.save import _to_table
 from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
@@ -165,3 +167,134 @@ def test_one_root_is_not_taken_letter_by_letter(tmp_path):
     save_inventory(made(1, 1), str(tmp_path / "i"))
     with pytest.raises(ConfigTypeError, match="one string"):
         load_inventory(str(tmp_path / "i"), allowed_roots="/data")
+
+
+@pytest.fixture
+def partitioned(tmp_path) -> Inventory:
+    """Everything that is saved: partition values of several types, a projection, a filter, files of several groups."""
+    for year, city in ((2024, "%C3%84"), (2023, "Z"), (2023, "__HIVE_DEFAULT_PARTITION__")):
+        write_parquet(tmp_path / "d" / f"year={year}" / f"city={city}" / "a.parquet", 0, [3, 5, 2])
+    return scan_files(tmp_path / "d", partitioning="hive", columns=["row"], filters=pc.field("row") >= 0)
+
+
+def unsealed(inventory: Inventory, path) -> None:
+    """The inventory as it was saved before files had seals."""
+    table = _to_table(inventory)
+    key = b"torch_dataloader_utils.inventory"
+    about = table.schema.metadata[key].replace(b'"is_sealed": true, ', b"")
+    assert b"seal" not in about
+    pq.write_table(table.replace_schema_metadata({key: about}), path, compression="zstd", use_dictionary=False)
+
+
+def damaged(content: bytes, random: np.random.Generator, most_bits: int) -> bytes:
+    flipped = bytearray(content)
+    for bit in random.choice(8 * len(content), random.integers(1, most_bits + 1), replace=False).tolist():
+        flipped[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize("most_bits", [1, 4])
+def test_flipped_bits_of_a_saved_inventory_are_found(tmp_path, partitioned, most_bits):
+    path = tmp_path / "i"
+    save_inventory(partitioned, path)
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    in_footer = content[-4 - int.from_bytes(content[-8:-4], "little") :]
+    found = 0
+    for number in range(600):
+        part = in_footer if number % 2 else content
+        path.write_bytes(content[: len(content) - len(part)] + damaged(part, random, most_bits))
+        try:
+            assert same(load_inventory(path), partitioned)
+        except CorruptFileError as error:
+            assert str(path) in str(error)  # noqa: PT017 - loading rightly is an answer too
+            found += 1
+    assert found > 590
+
+
+def test_every_bit_of_the_seal_may_flip(tmp_path, partitioned):
+    path = tmp_path / "i"
+    save_inventory(partitioned, path)
+    content = path.read_bytes()
+    start = content.rindex(b"torch_dataloader_utils.seal")
+    for bit in range(8 * start, 8 * (start + 80)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CorruptFileError):
+            load_inventory(path)
+
+
+def test_a_saved_inventory_that_is_cut_or_longer_is_corrupt(tmp_path, partitioned):
+    path = tmp_path / "i"
+    save_inventory(partitioned, path)
+    content = path.read_bytes()
+    for other in (*(content[:size] for size in range(0, len(content), 37)), content + b" ", content[1:], content * 2):
+        path.write_bytes(other)
+        with pytest.raises(CorruptFileError):
+            load_inventory(path)
+
+
+def test_a_saved_inventory_that_another_tool_wrote_again_is_not_the_one_that_was_saved(tmp_path, partitioned):
+    save_inventory(partitioned, tmp_path / "i")
+    pq.write_table(pq.read_table(tmp_path / "i"), tmp_path / "i")
+    with pytest.raises(CorruptFileError, match="seal"):
+        load_inventory(tmp_path / "i")
+
+
+def test_the_same_inventory_is_saved_as_the_same_bytes(tmp_path, partitioned):
+    for name in ("a", "b"):
+        save_inventory(partitioned, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_inventories_without_a_seal_still_load(tmp_path, partitioned):
+    for number, inventory in enumerate((partitioned, made(0, 0), made(3, 0), made(30, 20))):
+        unsealed(inventory, tmp_path / f"{number}")
+        assert same(load_inventory(tmp_path / f"{number}"), inventory)
+
+
+def test_damage_to_an_inventory_without_a_seal_is_never_a_foreign_error(tmp_path, partitioned):
+    path = tmp_path / "i"
+    unsealed(partitioned, path)
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    for number in range(1500):
+        part = content[-footer:] if number % 3 else content
+        path.write_bytes(content[: len(content) - len(part)] + damaged(part, random, 3))
+        try:
+            inventory = load_inventory(path)
+        except (CorruptFileError, ConfigError, UnsupportedFeatureError):
+            continue  # a ConfigError where the name or the version of the format was hit
+        inventory.fingerprint()
+        [inventory.task(group) for group in range(inventory.num_groups)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.drop_columns("path"),
+        lambda table: table.drop_columns("partition_codes.year"),
+        lambda table: table.set_column(1, "size", table["size"].cast(pa.float64())),
+        lambda table: table.set_column(0, "path", pa.array([b"\xff"] * 3).view(pa.string())),
+        lambda table: table.set_column(2, "identity", pa.array(["a", None, "b"])),
+        lambda table: table.set_column(3, "format", pa.array([1, 9, 1], pa.uint8())),
+        lambda table: table.set_column(6, "ordinal", pa.array([[0, 1], [0, 1, 2, 3], [0, 1, 2]], pa.list_(pa.int32()))),
+        lambda table: table.set_column(4, "partition_codes.year", pa.array([0, 2, 1], pa.int32())),
+        lambda table: metadata_changed(table, b'"schema": "', b'"schema": "////'),
+        lambda table: metadata_changed(table, b'"schema": "', b'"schemas": "'),
+        lambda table: metadata_changed(table, b'"source": "', b'"source": 3, "x": "'),
+        lambda table: metadata_changed(table, b'[["year"', b'[["yeah"'),
+        lambda table: metadata_changed(table, b'{"version', b'[{"version'),
+    ],
+)
+def test_an_inventory_without_a_seal_that_does_not_fit_together_is_corrupt(tmp_path, partitioned, change):
+    unsealed(partitioned, tmp_path / "i")
+    pq.write_table(change(pq.read_table(tmp_path / "i")), tmp_path / "i")
+    with pytest.raises(CorruptFileError, match="the saved inventory does not decode"):
+        load_inventory(tmp_path / "i")
+
+
+def metadata_changed(table: pa.Table, old: bytes, new: bytes) -> pa.Table:
+    metadata = {key: text.replace(old, new) for key, text in table.schema.metadata.items()}
+    assert metadata != table.schema.metadata
+    return table.replace_schema_metadata(metadata)

@@ -1,9 +1,11 @@
 """What is wrong with a file leaves as one of our errors, naming file and row group."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -172,6 +174,42 @@ def test_a_file_that_is_gone_has_changed(tasks: list[RowGroupTask]) -> None:
     Path(tasks[0].path).unlink()
     with pytest.raises(FileChangedError, match=r"is gone.*Plan the data set again"):
         READER.read(tasks[0])
+
+
+@contextmanager
+def a_pipe_at(path: Path) -> Iterator[None]:
+    """A FIFO in place of the file. Whoever waits for it to be written to is freed in the end, to fail."""
+    path.unlink()
+    os.mkfifo(path)
+    opened: list[int] = []
+    freeing = Timer(20, lambda: opened.append(os.open(path, os.O_RDWR)))
+    freeing.start()
+    yield
+    freeing.cancel()
+    freeing.join()
+    assert not opened
+
+
+def test_a_pipe_in_place_of_a_file_is_a_change_and_nobody_waits_for_it(tasks: list[RowGroupTask]) -> None:
+    with a_pipe_at(Path(tasks[0].path)):
+        for task in tasks:
+            with pytest.raises(FileChangedError, match="is a pipe"):
+                make_reader(make_spec(TABLE.schema)).read(task)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("write", [write_parquet, write_orc, write_arrow, write_stream, write_csv])
+def test_a_pipe_in_place_of_a_large_file_is_a_change_too(
+    tmp_path: Path, write: Callable[[Path, pa.Table, int], list[RowGroupTask]], is_known: bool
+) -> None:
+    table = pa.table({"row": np.random.default_rng(0).integers(0, 1 << 60, 40_000)})
+    (task, *_) = write(tmp_path / "a", table, 1 << 20)
+    assert task.file_size > TAIL_BYTES
+    reader = make_reader(make_spec(table.schema))
+    if is_known:
+        reader.read(task)
+    with a_pipe_at(tmp_path / "a"), pytest.raises(FileChangedError, match="is a pipe"):
+        reader.read(task)
 
 
 def test_truncated_and_flipped_files_never_raise_foreign_errors(tasks: list[RowGroupTask]) -> None:

@@ -1,10 +1,15 @@
 """What every store promises, over local files and an fsspec memory file system."""
 
+import fcntl
 import os
 import pickle
+import signal
+import struct
+import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Timer, get_native_id
 
 import fsspec
 import pytest
@@ -143,6 +148,54 @@ def test_a_file_directory_or_pattern_lists_its_files_in_order(place):
     assert alone.entries[0].stat == store.stat(paths[0])
     with pytest.raises(NoDataError):
         store.list_files(f"{place.root}/*.nope")
+
+
+def test_a_local_pipe_is_a_changed_file_that_nobody_waits_for(tmp_path):
+    path = str(tmp_path / "a")
+    os.mkfifo(path)
+    store, buffer = open_store(path), memoryview(bytearray(4))
+    guard = Timer(20, lambda: os.open(path, os.O_RDWR))
+    guard.start()
+    for ask in (
+        lambda: store.tail(path, 8),
+        lambda: store.ranges(path, [(0, 4)]),
+        lambda: store.ranges(path, [(0, 4)], "4-1"),
+        lambda: store.read_into(path, [(0, 4)], [buffer], "4-1"),
+        lambda: store.ranges(path, [], "4-1"),
+    ):
+        with pytest.raises(FileChangedError):
+            ask()
+    assert guard.is_alive()
+    guard.cancel()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
+def test_a_local_file_that_another_program_holds_a_lease_on_is_waited_for(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(DATA)
+    holder, is_held = os.open(path, os.O_RDWR), Event()
+
+    def hold_until_asked():
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+            # F_SETOWN_EX, F_OWNER_TID: this thread is asked, and no other, which it would end.
+            fcntl.fcntl(holder, 15, struct.pack("ii", 0, get_native_id()))
+            fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError:
+            return False
+        finally:
+            is_held.set()
+        signal.sigtimedwait([signal.SIGIO], 20)
+        fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        was_asked = pool.submit(hold_until_asked)
+        is_held.wait()
+        assert bytes(open_store(str(path)).tail(str(path), 4).data) == DATA[-4:]
+        if not was_asked.result():
+            pytest.skip("no leases here")
+    os.close(holder)
 
 
 def test_threads_share_a_store(place):

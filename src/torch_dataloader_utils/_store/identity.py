@@ -69,6 +69,13 @@ def short_read(path: str, what: str) -> DataError:
     )
 
 
+def is_pipe(path: str) -> DataError:
+    """The error for a pipe (FIFO) where a file was: whoever reads it waits for a writer, perhaps for ever."""
+    return FileChangedError(
+        f"{redact(path)} is a pipe, and no file any more. It was replaced; plan the data set again."
+    )
+
+
 def _nanoseconds(time: Any) -> str:
     match time:
         case None:

@@ -1,18 +1,21 @@
 """Files of this machine, by positioned reads."""
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
+from stat import S_ISFIFO
 
 import pyarrow as pa
 
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import translated
-from torch_dataloader_utils._store.identity import check_identity, short_read
+from torch_dataloader_utils._store.identity import check_identity, is_pipe, short_read
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.local_pattern import matching_paths
 from torch_dataloader_utils._store.wildcards import before_wildcard
 from torch_dataloader_utils.errors import NoDataError
 
@@ -47,8 +50,11 @@ class LocalStore:
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """The last `length` bytes; `stat` is not needed here, the open file knows."""
         del stat
-        with translated(path, "read"), _opened(self.local_path(path)) as file:
-            now = file_stat(os.fstat(file))
+        with translated(path, "read"), _opened(path, self.local_path(path)) as file:
+            status = os.fstat(file)
+            if S_ISFIFO(status.st_mode):
+                raise is_pipe(path)
+            now = file_stat(status)
             start = max(0, now.size - length)
             buffer = _new_buffer(now.size - start)
             have = _pread_into(file, buffer, start)
@@ -68,7 +74,7 @@ class LocalStore:
         self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
     ) -> None:
         """The bytes of each span, read into its buffer: no memory is taken, which for small files is most of a read."""
-        with translated(path, "read", identity), _opened(self.local_path(path)) as file:
+        with translated(path, "read", identity), _opened(path, self.local_path(path)) as file:
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
             now = file_stat(os.fstat(file))
         check_identity(path, identity, now)
@@ -87,7 +93,7 @@ class LocalStore:
         root = os.path.abspath(self.local_path(path))  # noqa: PTH100 - resolve() would replace links by their targets
         with translated(path, "list"):
             is_pattern = has_magic(root) and not os.path.lexists(root)
-            matches = glob(root, recursive=True) if is_pattern else [root]  # noqa: PTH207 - absolute pattern
+            matches = matching_paths(root) if is_pattern else [root]
             found = {name: stat for match in matches for name, stat in _walk(match)}
         if is_pattern and not found:
             raise NoDataError(f"{path}: the pattern matches no file. Check it, or list the directory above.")
@@ -118,13 +124,27 @@ def _walk(path: str) -> list[tuple[str, FileStat]]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def _opened(path: str, local_path: str) -> Iterator[int]:
     # Bare descriptors: a file object costs four times the open itself, on every small file.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    descriptor = _open(local_path)
     try:
         yield descriptor
+    except OSError as error:
+        if error.errno == errno.ESPIPE:  # no positioned reads
+            raise is_pipe(path) from error
+        raise
     finally:
         os.close(descriptor)
+
+
+def _open(local_path: str) -> int:
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    try:
+        # With O_NONBLOCK, which says nothing to files, nobody waits for a writer of a pipe.
+        return os.open(local_path, flags | getattr(os, "O_NONBLOCK", 0))
+    except BlockingIOError:
+        # Another process holds a lease (file servers do); without the flag, the system asks for it and waits.
+        return os.open(local_path, flags)
 
 
 def file_stat(status: os.stat_result) -> FileStat:

@@ -42,3 +42,11 @@ def corrupt(path: str, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"{redact(path)}: {what}. The file is damaged, incomplete or of another format; write it again or leave it out."
     )
+
+
+def empty(path: str) -> CorruptFileError:
+    """The error for a data file of no bytes."""
+    return CorruptFileError(
+        f"{redact(path)} is empty (0 bytes), as a write or upload leaves it that did not get far. Write it again or "
+        "remove it."
+    )

@@ -8,6 +8,7 @@ from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.checks import checked
+from torch_dataloader_utils.discover.faults import empty
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc
@@ -66,6 +67,8 @@ def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | 
 
 
 def _scan(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
+    if item.entry.stat.size == 0:
+        raise empty(item.entry.path)
     match request.file_format:
         case FileFormat.PARQUET:
             return scan_parquet(store, item, request)

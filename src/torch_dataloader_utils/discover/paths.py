@@ -2,6 +2,7 @@
 
 import logging
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataEr
 _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
+
+# Of formats whose files are never empty. Writers leave empty files of other names (Hive, for a bucket without rows).
+_DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +33,19 @@ class DataFiles:
 
 
 def find_files(
-    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | Secret | StoreAccess | None
+    path: PathLike | Sequence[PathLike],
+    storage_options: Mapping[str, Any] | Secret | StoreAccess | None,
+    *,
+    empty_has_no_rows: bool = False,
 ) -> tuple[Store, DataFiles]:
     """The store and the data files of a file, directory (recursive), pattern, or a list of those.
 
     Left out, with a debug log each: hidden files (a name below the directory that starts with "." or "_", unless
-    it is a partition "_key=value") and empty files. A file named twice counts once.
+    it is a partition "_key=value"), and those empty ones that are none of the data's: markers of directories in object
+    stores, and whatever is not named itself and has no ending of a data file. A file named twice counts once.
+
+    empty_has_no_rows: of text; all empty files are left out. Of other formats an empty data file is one that was not
+    written, for its scan to tell.
 
     Raises:
         NoDataError: nothing there, or nothing left.
@@ -53,7 +64,7 @@ def find_files(
         for entry in listing.entries:
             if entry.path in found:
                 _log.warning("%s is named more than once; it is read once", redact(entry.path))
-            elif _is_data(entry, listing.directory):
+            elif _is_data(entry, listing, empty_has_no_rows):
                 found[entry.path] = entry
     if not found:
         raise NoDataError(
@@ -91,14 +102,33 @@ def _place(path: str) -> str:
     return scheme if separator and scheme not in ("file", "local") else "local files"
 
 
-def _is_data(entry: FileEntry, directory: str) -> bool:
-    if entry.stat.size == 0:
-        _log.debug("%s is empty; left out", redact(entry.path))
+def _is_data(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
+    if _is_hidden(entry, listing):
         return False
-    if not directory:
-        return True  # named itself, so it is meant
-    below = entry.path.removeprefix(directory).strip("/").split("/")
-    if any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below):
+    return entry.stat.size > 0 or _is_unwritten(entry, listing, empty_has_no_rows)
+
+
+def _is_hidden(entry: FileEntry, listing: Listing) -> bool:
+    if not listing.directory:
+        return False  # named itself, so it is meant
+    below = entry.path.removeprefix(listing.directory).strip("/").split("/")
+    is_hidden = any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below)
+    if is_hidden:
         _log.debug("%s is hidden; left out", redact(entry.path))
-        return False
-    return True
+    return is_hidden
+
+
+def _is_unwritten(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
+    """Whether an empty file should hold data: it was named itself, or its ending says so and it marks no directory."""
+    is_meant = not listing.directory or entry.path.lower().endswith(_DATA_ENDINGS)
+    if is_meant and not empty_has_no_rows and not _marks_directory(entry, listing):
+        return True
+    _log.debug("%s is empty; left out", redact(entry.path))
+    return False
+
+
+def _marks_directory(entry: FileEntry, listing: Listing) -> bool:
+    """Whether files lie below, as if it were a directory: "trips.parquet" beside "trips.parquet/part-0.parquet"."""
+    inside = f"{entry.path}/"
+    first = bisect_left(listing.entries, inside, key=lambda each: each.path)
+    return first < len(listing.entries) and listing.entries[first].path.startswith(inside)

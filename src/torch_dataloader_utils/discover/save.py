@@ -1,14 +1,15 @@
 """An inventory as one Parquet file: a row a data file, its row groups as nested lists.
 
 Any Parquet tool can look at it. Partition values are stored once, typed, as one Arrow table in the metadata; no
-storage options, no credentials, no pickle. The layout is version 1 of the format "torch_dataloader_utils.inventory";
-docs/design/0003-inventory.md has it.
+storage options, no credentials, no pickle. A seal tells whether the file changed since. The layout is version 1 of the
+format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
 """
 
 import base64
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory, PartitionColumn
+from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import (
     Buffer,
@@ -30,11 +31,13 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.seal import check_seal, sealed_parquet
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError, UnsupportedFeatureError
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
 _GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
+_GROUP_TYPES = {name: np.dtype(np.int32 if name == "ordinal" else np.int64) for name in _GROUP_COLUMNS}
 _CODES = "partition_codes."
 
 
@@ -64,9 +67,7 @@ def save_inventory(
             f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away. Pass them in "
             "storage_options= instead, and scan again."
         )
-    sink = pa.BufferOutputStream()
-    pq.write_table(_to_table(inventory), sink, compression="zstd", use_dictionary=False)
-    data = memoryview(sink.getvalue())
+    data = memoryview(sealed_parquet(_to_table(inventory)))
     store = open_store(target, storage_options)
     if isinstance(store, FsspecStore):
         store.write(target, len(data), lambda start, length: data[start : start + length])
@@ -89,19 +90,23 @@ def load_inventory(
     Raises:
         ConfigTypeError: no path, or roots that are no list. ConfigError: not a saved inventory, or one of a newer
             version.
-        CorruptFileError: its bytes do not decode or do not fit together.
+        CorruptFileError: a bit of it changed since it was saved; or, of a file that an earlier version saved, which has
+            no seal, its bytes do not decode or do not fit together.
         UnsupportedFeatureError: it names a file outside of `allowed_roots`.
     """
     roots = None if allowed_roots is None else Roots.of(allowed_roots)
     target = _as_text(path)
     store = open_store(target, storage_options)
     tail = store.tail(target, store.stat(target).size)
+    is_sealed = check_seal(tail.data, target)
     with decoding(target, "saved inventory"):
         table = pq.read_table(pa.BufferReader(tail.data), use_threads=False)
     about = _about(table, target)
-    with decoding(target, "saved inventory"):
+    if about.get("is_sealed") and not is_sealed:
+        raise corrupt(target, "the seal of the saved inventory is gone")
+    with _fitting(target):
         inventory = _from_table(table, about)
-    _check(inventory, target)
+        _check(inventory)
     if roots is not None:
         roots.check_inventory(inventory)
     return inventory
@@ -136,6 +141,7 @@ def _to_table(inventory: Inventory) -> pa.Table:
         columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(getattr(groups, name)))
     about = {
         "version": _VERSION,
+        "is_sealed": True,
         "source": redact(inventory.source),
         "row_filter": inventory.row_filter,
         "projection": inventory.projection,
@@ -157,7 +163,9 @@ def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
         ),
     )
     lists = {name: _one_chunk(table[name]) for name in _GROUP_COLUMNS}
-    counts = np.diff(lists["ordinal"].offsets.to_numpy())
+    counts = lists["ordinal"].value_lengths().to_numpy()
+    if not all(np.array_equal(each.value_lengths().to_numpy(zero_copy_only=False), counts) for each in lists.values()):
+        raise ValueError("its lists differ in length")
     groups = GroupTable(
         file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
         **{name: lists[name].flatten().to_numpy() for name in _GROUP_COLUMNS},
@@ -166,7 +174,7 @@ def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
     return Inventory(
         files=files,
         groups=groups,
-        schema=base64.b64decode(about["schema"]),
+        schema=_bytes(about["schema"]),
         source=about["source"],
         row_filter=about["row_filter"],
         projection=None if projection is None else tuple(projection),
@@ -177,7 +185,7 @@ def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
     text = (table.schema.metadata or {}).get(_KEY)
     if text is None:
         raise ConfigError(f"{redact(path)} is no saved inventory. Pass a file that save_inventory wrote.")
-    with decoding(path, "saved inventory"):
+    with _fitting(path):
         about: Mapping[str, Any] = json.loads(text)
         version = about["version"]
     if version != _VERSION:
@@ -187,13 +195,35 @@ def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
     return about
 
 
-def _check(inventory: Inventory, path: str) -> None:
+@contextmanager
+def _fitting(path: str) -> Iterator[None]:
+    """Runs the decoding of what Parquet gave; columns and keys that are missing or of other types are damage too."""
+    with decoding(path, "saved inventory"):
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _check(inventory: Inventory) -> None:
+    """Raises ValueError, or an error of Arrow's, unless all parts have their types and fit together."""
     files, groups = inventory.files, inventory.groups
-    if len({len(getattr(groups, name)) for name in groups.__slots__}) != 1:
-        raise corrupt(path, "the lists of the saved inventory differ in length")
+    for name, wanted in _GROUP_TYPES.items():
+        if getattr(groups, name).dtype != wanted:
+            raise ValueError(f"{name} is no {wanted}")
+    if files.sizes.dtype != np.int64 or files.formats.dtype != np.uint8:
+        raise ValueError("sizes and formats have other types")
+    if not np.isin(files.formats, list(FileFormat)).all():
+        raise ValueError("it names formats that do not exist")
+    names = pa.ipc.read_schema(pa.py_buffer(inventory.schema)).names
     for column in files.partitions:
+        if column.name not in names or column.codes.dtype != np.int32:
+            raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
-            raise corrupt(path, f"partition column {column.name!r} of the saved inventory has codes without a value")
+            raise ValueError(f"partition column {column.name!r} has codes without a value")
+    texts = (inventory.source, inventory.row_filter, *(inventory.projection or ()))
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("source, filter and projection are no text")
 
 
 def _write_local(target: Path, data: Buffer) -> None:
@@ -217,7 +247,7 @@ def _values(inventory: Inventory, column: PartitionColumn) -> bytes:
 
 
 def _read_values(text: str) -> tuple[Any, ...]:
-    with pa.ipc.open_stream(base64.b64decode(text)) as reader:
+    with pa.ipc.open_stream(_bytes(text)) as reader:
         return tuple(reader.read_all().column("value").to_pylist())
 
 
@@ -228,6 +258,9 @@ def _strings(column: StringColumn) -> pa.Array:
 
 def _string_column(column: pa.ChunkedArray) -> StringColumn:
     array = _one_chunk(column).cast(pa.large_string())
+    array.validate(full=True)
+    if array.null_count:
+        raise ValueError("a text is missing")
     _, offsets, data = array.buffers()
     starts = (
         np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
@@ -250,3 +283,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -95,7 +95,7 @@ def scan_files(
         text_schema=schema,
         on_error=on_error,
     )
-    store, files = find_files(path, storage_options)
+    store, files = find_files(path, storage_options, empty_has_no_rows=_is_text(request))
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 

@@ -1,14 +1,17 @@
 """The bytes of one task: its file, pinned to the identity that was planned."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from stat import S_ISFIFO
 from typing import Any
 
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Buffer, Span, SparseFile, Store
+from torch_dataloader_utils._store.identity import is_pipe
 from torch_dataloader_utils.errors import InternalError, LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
 
@@ -102,10 +105,17 @@ class TaskSource:
             with pa.PythonFile(_FetchingFile(sparse, self.span), mode="r") as file:
                 yield file
             return
-        with pa.OSFile(self.store.local_path(self.task.path)) as file:
+        with pa.OSFile(self._local_file()) as file:
             self.check_identity()
             yield file
         self.check_identity()
+
+    def _local_file(self) -> str:
+        """The path to open. Of a pipe that would wait for a writer, perhaps for ever: it is a FileChangedError."""
+        path = self.store.local_path(self.task.path)
+        if S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116 - a str is wanted
+            raise is_pipe(self.task.path)
+        return path
 
     def check_identity(self) -> None:
         """Raises FileChangedError unless the file still is the one that was planned."""

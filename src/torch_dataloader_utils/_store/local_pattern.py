@@ -1,0 +1,107 @@
+"""The local paths that a pattern matches."""
+
+import errno
+import os
+from collections.abc import Iterator
+from fnmatch import filter as matching_names
+from glob import has_magic
+from itertools import islice
+from pathlib import Path
+
+from torch_dataloader_utils._store.wildcards import before_wildcard
+
+# The path leads nowhere: it was removed meanwhile, goes through a file, or through links that end in themselves.
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def matching_paths(pattern: str) -> Iterator[str]:
+    """Files and directories that match an absolute pattern, in no order; some may come twice.
+
+    They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, links are followed, and
+    only a part that starts with "." matches hidden names. But `glob` takes a directory that may not be listed for an
+    empty one, and follows a loop of links until the system refuses, which gave the files in it 41 times and more.
+
+    Raises:
+        OSError: a directory that the pattern reaches cannot be listed, or what it names there cannot be looked up.
+    """
+    start = before_wildcard(pattern)
+    *above, last = pattern[len(start) + 1 :].split("/")
+    found = iter((start,))
+    for part in above:
+        found = _below_all(found, part, directories_only=True)
+    return _below_all(found, last, directories_only=False)
+
+
+def _below_all(directories: Iterator[str], part: str, *, directories_only: bool) -> Iterator[str]:
+    for directory in directories:
+        yield from _below(directory, part, directories_only=directories_only)
+
+
+def _below(directory: str, part: str, *, directories_only: bool) -> Iterator[str]:
+    if part == "**":
+        yield directory
+        yield from _tree(directory, directories_only=directories_only)
+    elif has_magic(part):
+        entries = {entry.name: entry for entry in _entries(directory) if part.startswith(".") or not _is_hidden(entry)}
+        for name in matching_names(entries, part):
+            if not directories_only or _is_directory(entries[name]):
+                yield entries[name].path
+    elif _exists(f"{directory}/{part}"):
+        yield f"{directory}/{part}"
+
+
+def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
+    pending = [(start, False)]
+    while pending:
+        directory, is_linked = pending.pop()
+        for entry in _entries(directory):
+            if _is_hidden(entry):
+                continue
+            is_directory = _is_directory(entry)
+            if is_directory:
+                # Only a link leads back up; below one, every directory may be where it led.
+                may_lead_back = is_linked or entry.is_symlink()
+                if may_lead_back and _is_one_of_those_above(entry, start):
+                    continue
+                pending.append((entry.path, may_lead_back))
+            if is_directory or not directories_only:
+                yield entry.path
+
+
+def _is_one_of_those_above(entry: os.DirEntry[str], start: str) -> bool:
+    """Whether the directory is one that it was come by, from `start` on."""
+    status, depth = entry.stat(), entry.path.count("/") - start.count("/")
+    return any(os.path.samestat(status, above.stat()) for above in islice(Path(entry.path).parents, depth))
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory or "/") as entries:
+            return list(entries)
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return []
+        raise
+
+
+def _is_hidden(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return False
+        raise
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return False
+        raise
+    return True
