@@ -19,6 +19,7 @@ from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
+from torch_dataloader_utils._store.remote_pattern import Infos, files_below, matching_files
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
@@ -202,17 +203,8 @@ def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
     return stat_of(info)
 
 
-def _find(filesystem: Any, key: str) -> tuple[str, dict[str, Mapping[str, Any]]]:
+def _find(filesystem: Any, key: str) -> tuple[str, Infos]:
     filesystem.invalidate_cache()
-    if not is_pattern(key):
-        return key, _below(filesystem, key, filesystem.info(key))
-    found: dict[str, Mapping[str, Any]] = {}
-    for name, info in filesystem.glob(key, detail=True).items():
-        found |= _below(filesystem, name, info)
-    return key, found
-
-
-def _below(filesystem: Any, key: str, info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    if info["type"] == "file":
-        return {key: info}
-    return {name: each for name, each in filesystem.find(key, detail=True).items() if each["type"] == "file"}
+    if is_pattern(key):
+        return key, matching_files(filesystem, key)
+    return key, files_below(filesystem, key, filesystem.info(key))

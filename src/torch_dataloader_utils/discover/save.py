@@ -248,7 +248,9 @@ def _values(inventory: Inventory, column: PartitionColumn) -> bytes:
 
 def _read_values(text: str) -> tuple[Any, ...]:
     with pa.ipc.open_stream(_bytes(text)) as reader:
-        return tuple(reader.read_all().column("value").to_pylist())
+        values = reader.read_all().column("value")
+    values.validate(full=True)
+    return tuple(values.to_pylist())
 
 
 def _strings(column: StringColumn) -> pa.Array:

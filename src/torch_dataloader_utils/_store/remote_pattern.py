@@ -1,0 +1,113 @@
+"""The objects of a remote store that a pattern matches, and those below a directory.
+
+fsspec's glob and walk take a directory that cannot be listed (no permission, a server that is busy) for an empty one.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import glob_translate
+
+from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
+
+Infos = dict[str, Mapping[str, Any]]
+"""What a listing says of each object, by its key."""
+
+_ANY_DEPTH = "**"
+
+
+def matching_files(filesystem: Any, pattern: str) -> Infos:
+    """The files that match, and those below directories that match: as of `filesystem.glob`, but an error is raised.
+
+    Each part of the pattern is held against listings of the directories that the parts before it match.
+
+    Raises:
+        Whatever the client raises, but for what is not there.
+    """
+    if pattern.startswith(("http://", "https://")):
+        # There "?" begins a query, and directories are pages with links: the client knows better.
+        matched = filesystem.glob(pattern, detail=True).items()
+    else:
+        start = before_wildcard(pattern)
+        matched = _below(filesystem, start, pattern[len(start) :].lstrip("/").split("/"))
+    return {key: each for name, info in matched for key, each in files_below(filesystem, name, info).items()}
+
+
+def files_below(filesystem: Any, key: str, info: Mapping[str, Any]) -> Infos:
+    """The file itself, or all files below a directory."""
+    return {key: info} if info["type"] == "file" else _tree(filesystem, key)
+
+
+def _below(filesystem: Any, directory: str, parts: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    part, *rest = parts
+    if part == _ANY_DEPTH:
+        yield from _at_any_depth(filesystem, directory, "/".join(parts))
+    elif rest and not is_pattern(part):
+        yield from _below(filesystem, _join(directory, part), rest)
+    elif not rest and not is_pattern(part):
+        yield from _named(filesystem, _join(directory, part))
+    else:
+        for name, info in _entries(filesystem, directory).items():
+            if not fnmatchcase(name.rpartition("/")[2], part):
+                continue
+            if not rest:
+                yield name, info
+            elif info["type"] != "file":
+                yield from _below(filesystem, name, rest)
+
+
+def _at_any_depth(filesystem: Any, directory: str, pattern: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The files below that match, or lie below a directory that does."""
+    matches = re.compile(glob_translate(pattern)).match
+    for name, info in _tree(filesystem, directory).items():
+        steps = name[len(directory) :].lstrip("/").split("/")
+        if any(matches("/".join(steps[:stop])) for stop in range(1, len(steps) + 1)):
+            yield name, info
+
+
+def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        yield key, filesystem.info(key)
+    except FileNotFoundError:
+        return
+
+
+def _tree(filesystem: Any, directory: str) -> Infos:
+    """All files below: by one listing where the client has one of its own, which object stores do."""
+    if _lists_flat(filesystem):
+        found = filesystem.find(directory, detail=True).items()
+        return {name: info for name, info in found if info["type"] == "file"}
+    files: Infos = {}
+    pending, seen = [directory], {directory}
+    while pending:
+        for name, info in _entries(filesystem, pending.pop()).items():
+            if info["type"] == "file":
+                files[name] = info
+            elif name not in seen:
+                seen.add(name)
+                pending.append(name)
+    return files
+
+
+def _lists_flat(filesystem: Any) -> bool:
+    if isinstance(filesystem, AsyncFileSystem):
+        return type(filesystem)._find is not AsyncFileSystem._find
+    return type(filesystem).find is not AbstractFileSystem.find
+
+
+def _entries(filesystem: Any, directory: str) -> Infos:
+    """What is in a directory; nothing if there is none."""
+    try:
+        listed = filesystem.ls(directory, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    named = {str(info["name"]).rstrip("/"): info for info in listed}
+    return {name: info for name, info in named.items() if name != directory.rstrip("/")}
+
+
+def _join(directory: str, part: str) -> str:
+    return f"{directory}/{part}" if directory else part
