@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.recent import Recent
@@ -22,7 +22,7 @@ from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.epoch_plan import EpochPlan
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
@@ -80,11 +80,7 @@ def plan_epoch(
     Raises:
         ConfigError: arguments out of range, or lanes that do not fit the topology.
     """
-    if not isinstance(inventory, Inventory):
-        raise ConfigTypeError(
-            f"plan_epoch got a {type(inventory).__name__} as inventory: pass what scan_files(path), "
-            "scan_iceberg(table) or load_inventory(path) gives."
-        )
+    inventory = check_inventory(inventory)
     num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
     options = PlanOptions(

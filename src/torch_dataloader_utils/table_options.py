@@ -99,6 +99,10 @@ class TableOptions:
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
+        if self.stack is not None and not isinstance(self.stack, Mapping):
+            raise ConfigTypeError(
+                f'stack={self.stack!r}: pass a dict of lists of columns, such as {{"x": ["a", "b"]}}.'
+            )
         for name in ("transform", "collate_fn"):
             if (function := getattr(self, name)) is not None and not callable(function):
                 raise ConfigTypeError(f"{name} is a {type(function).__name__}: pass a function of a batch, or None.")

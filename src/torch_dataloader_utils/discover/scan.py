@@ -4,6 +4,7 @@ list the files  →  scan the first  →  judge all by their paths  →  scan th
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
+from torch_dataloader_utils._store import FileEntry, FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
@@ -30,7 +31,7 @@ from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, th
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
 from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
@@ -209,12 +210,21 @@ def _file_table(
     files: DataFiles, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
     return FileTable(
-        paths=StringColumn.of(entry.path for entry in files.entries),
+        paths=_path_column(files.entries),
         sizes=np.array([stat.size for stat in stats], dtype=np.int64),
         identities=StringColumn.of(stat.identity for stat in stats),
         formats=np.full(len(stats), file_format, dtype=np.uint8),
         partitions=partitions,
     )
+
+
+def _path_column(entries: Sequence[FileEntry]) -> StringColumn:
+    try:
+        return StringColumn.of(entry.path for entry in entries)
+    except UnicodeEncodeError as error:
+        raise UnsupportedFeatureError(
+            f"{os.fsencode(error.object)!r}: the name of this data file is not UTF-8. Rename it, or leave it out."
+        ) from error
 
 
 def _check_options(columns: Sequence[str] | None, partitioning: str | None, count_rows: CountRows) -> None:
