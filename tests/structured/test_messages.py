@@ -210,6 +210,12 @@ def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
         plan_epoch(scan_files(trips), num_workers=-1)
 
 
+@pytest.mark.parametrize("name", ["shuffle", "drop_last"])
+def test_a_plan_takes_no_text_for_a_flag(trips, name):
+    with pytest.raises(ConfigTypeError, match=f"{name}='False': pass True or False"):
+        plan_epoch(scan_files(trips), **{name: "False"})
+
+
 @pytest.mark.parametrize("value", ["x.parquet", {}, [], 5])
 @pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset, RowDataset])
 def test_what_is_no_inventory_is_refused_by_every_data_set(dataset, value):

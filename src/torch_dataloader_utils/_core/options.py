@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import check_seed, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
@@ -54,6 +55,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         hold_integers(self, *_COUNTS, least=1)
+        hold_flags(self, "shuffle")
         object.__setattr__(self, "seed", check_seed("seed", self.seed))
         hold_integers(self, "first_row", "stop_row", least=0)
         if self.rank_sharding not in ("rows", "chunks"):
@@ -115,6 +117,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         hold_integers(self, "num_ranks", "num_workers", "batch_size", least=1)
+        hold_flags(self, "drop_last")
 
     def check_rank(self, rank: int) -> None:
         """Raise ConfigError unless rank is in [0, num_ranks)."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import (
     Credentials,
     RemoteOptions,
@@ -73,7 +74,7 @@ class IndexedDataset(Dataset[Any]):
         facts: CorpusFacts | None = None,
         trust_index: bool = False,
     ) -> None:
-        self.path_prefix = str(path_prefix)
+        self.path_prefix = check_path("path_prefix", path_prefix)
         self.multimodal = multimodal
         self.mmap = mmap
         self._access = StoreAccess.of(storage_options, credentials, remote)
@@ -98,7 +99,8 @@ class IndexedDataset(Dataset[Any]):
         Raises:
             StoreError: the storage does not say.
         """
-        paths = (index_path(str(path_prefix)), bin_path(str(path_prefix)))
+        prefix = check_path("path_prefix", path_prefix)
+        paths = (index_path(prefix), bin_path(prefix))
         store = open_store(paths[0], StoreAccess.of(storage_options, credentials, remote))
         if store.is_local:
             return all(Path(store.local_path(path)).is_file() for path in paths)
