@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.cpus import available_cpus
+from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -87,6 +88,7 @@ def scan_iceberg(
         "allow_empty": allow_empty,
         "allow_bare_vectors": allow_bare_vectors,
     }
+    check_function("on_progress", on_progress)
     source = TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
     inventory = scan_table(opened, source.scan, on_progress)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.reals import check_not_negative
@@ -104,8 +105,7 @@ class TableOptions:
                 f'stack={self.stack!r}: pass a dict of lists of columns, such as {{"x": ["a", "b"]}}.'
             )
         for name in ("transform", "collate_fn"):
-            if (function := getattr(self, name)) is not None and not callable(function):
-                raise ConfigTypeError(f"{name} is a {type(function).__name__}: pass a function of a batch, or None.")
+            check_function(name, getattr(self, name), "a function of a batch")
         check_not_negative("progress_interval_sec", self.progress_interval_sec, what="number of seconds")
         # Not by its class, which only a torch that was built with distributed has.
         if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):

@@ -30,6 +30,8 @@ def one(tmp_path):
         ({"filters": pc.field("row") + 1}, ConfigError, "not true or false"),
         ({"partitioning": "directory"}, ConfigError, 'use "hive" or None'),
         ({"count_rows": "always"}, ConfigError, "count_rows"),
+        ({"executor": 5}, ConfigTypeError, r"executor=5 has no submit\(\)"),
+        ({"on_progress": 5}, ConfigTypeError, "on_progress is a int: pass a function, or None"),
     ],
 )
 def test_a_wrong_option_says_what_to_do(one, options, error, message):

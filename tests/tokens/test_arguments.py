@@ -13,15 +13,22 @@ from tests.tokens.corpora import write_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
 from torch_dataloader_utils.tokens import (
     BlendedMegatronDatasetBuilder,
+    FullValidationSampler,
+    GlobalBatchSampler,
     GPTDataset,
     GPTDatasetConfig,
     IndexedDataset,
     IndexedDatasetBuilder,
+    PretrainingRandomSampler,
+    PretrainingSampler,
     build_corpus,
+    fill_best_fit,
+    fill_greedily,
     find_corpora,
     merge_corpora,
     read_sequences,
 )
+from torch_dataloader_utils.tokens.blend_index import blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.split import parse_split
 
 FLAGS = [field.name for field in fields(GPTDatasetConfig) if field.type is bool]
@@ -139,3 +146,53 @@ def test_a_builder_says_what_it_takes(tmp_path: Path, name: str, value: Any) -> 
     BlendedMegatronDatasetBuilder(**arguments).build()  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match=f"{name}={value!r}"):
         BlendedMegatronDatasetBuilder(**{**arguments, name: value})
+
+
+SAMPLERS: list[tuple[Any, dict[str, int]]] = [
+    (PretrainingSampler, {"consumed_samples": 0, "micro_batch_size": 2}),
+    (PretrainingRandomSampler, {"consumed_samples": 0, "micro_batch_size": 2}),
+    (GlobalBatchSampler, {"consumed_samples": 0, "micro_batch_size": 2, "global_batch_size": 8}),
+    (FullValidationSampler, {}),
+]
+
+
+@pytest.mark.parametrize(("sampler", "options"), SAMPLERS)
+@pytest.mark.parametrize("value", ["a", 1.5])
+def test_samplers_count_in_whole_numbers(sampler: Any, options: dict[str, int], value: Any) -> None:
+    options = {"total_samples": 16, "data_parallel_rank": 0, "data_parallel_size": 2, **options}
+    sampler(**options)
+    for name in options:
+        with pytest.raises(ConfigTypeError, match=f"{name}={value!r}: pass a whole number"):
+            sampler(**{**options, name: value})
+
+
+@pytest.mark.parametrize(("sampler", "name"), [(PretrainingSampler, "drop_last"), (GlobalBatchSampler, "drop_last")])
+def test_samplers_take_no_text_for_a_flag(sampler: Any, name: str) -> None:
+    numbers = (16, 0, 2, 0, 2) if sampler is PretrainingSampler else (16, 0, 2, 8, 0, 2)
+    with pytest.raises(ConfigTypeError, match=f"{name}='no': pass True or False"):
+        sampler(*numbers, **{name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "says"),
+    [
+        (["a"], 5, r"lengths=\['a'\]: pass a list of whole numbers"),
+        ([[1]], 5, "pass a list of whole numbers"),
+        ([1.5], 5, "pass a list of whole numbers"),
+        ([1], "a", "sequence_length='a': pass a whole number"),
+        ([2**62, 2**62], 5, "2 documents have more tokens than int64 counts"),
+    ],
+)
+def test_documents_are_filled_by_whole_numbers(lengths: Any, capacity: Any, says: str) -> None:
+    for fill in (fill_greedily, lambda *each: fill_best_fit(*each, window_documents=4)):
+        with pytest.raises(ConfigError, match=says):
+            fill(lengths, capacity)
+
+
+@pytest.mark.parametrize("weights", [["a"], 5, [[1]]])
+def test_blends_are_of_lists_of_numbers(weights: Any) -> None:
+    for blend in (blend_exhaustively, lambda weights: blend_by_weight(weights, 5)):
+        with pytest.raises(ConfigTypeError, match="pass a list of numbers, one for each data set"):
+            blend(weights)
+    with pytest.raises(ConfigTypeError, match="size='a': pass a whole number"):
+        blend_by_weight([1.0], "a")  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.executor import Executor
+from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import FileEntry, FileStat, Secret, Store, StoreAccess
@@ -86,6 +87,8 @@ def scan_files(
     """
     _check_options(columns, partitioning, count_rows)
     check_on_error(on_error)
+    check_executor(executor)
+    check_function("on_progress", on_progress)
     request = ScanRequest(
         file_format=file_format_of(format),
         columns=None if columns is None else tuple(columns),

@@ -11,6 +11,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
@@ -109,7 +110,8 @@ def build_corpus(
     output_prefix = check_path("output_prefix", output_prefix)
     _check_prefix(output_prefix)
     _check_column(column)
-    _check_executor(executor)
+    check_executor(executor)
+    check_function("on_progress", on_progress)
     check_integer("part_bytes", part_bytes, least=1)
     access = StoreAccess.of(storage_options, credentials, remote)
     store = open_parts(
@@ -148,13 +150,6 @@ def _check_prefix(output_prefix: str) -> None:
 def _check_column(column: object) -> None:
     if not isinstance(column, str):
         raise ConfigTypeError(f"column={column!r}: pass the name of a column of token lists or text.")
-
-
-def _check_executor(executor: object) -> None:
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ConfigTypeError(
-            f"executor={executor!r} has no submit(): pass an executor, such as ProcessPoolExecutor(4), or None."
-        )
 
 
 def _check_parts(parts: Sequence[CorpusPart], outputs: Sequence[str]) -> None:

@@ -8,8 +8,10 @@ import itertools
 import re
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
@@ -28,18 +30,28 @@ class Split(Enum):
     test = 2
 
 
+def as_weights(weights: Any) -> npt.NDArray[np.float64]:
+    """The weights as an array, shape [n].
+
+    Raises:
+        ConfigTypeError: no list of numbers.
+    """
+    try:
+        array = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise ConfigTypeError(f"weights={weights!r}: pass a list of numbers, one for each data set.")
+    return array
+
+
 def normalize_weights(weights: Sequence[float]) -> list[float]:
     """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
 
     Raises:
         ConfigTypeError: no list of numbers. ConfigError: no weights, a negative or not finite one, or a sum of 0.
     """
-    try:
-        array = np.array(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigTypeError(f"weights={weights!r}: pass a list of numbers, one for each corpus.") from error
-    if array.ndim != 1:
-        raise ConfigTypeError(f"weights={weights!r}: pass a list of numbers, one for each corpus.")
+    array = as_weights(weights)
     total = np.sum(array)
     if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
         raise ConfigError(f"Weights must be finite, not negative and not all 0; {list(weights)} were given.")
