@@ -72,7 +72,7 @@ def plan_epoch(
         drop_last: only full batches; the plan says how many rows that leaves out.
         split_bytes: projected bytes of a chunk. split_rows: rows of a chunk, wins over bytes.
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
-        shuffle_rows: rows of a shuffle window. interleave: chunks that a window draws from.
+        shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from.
         num_lanes, lane_rows: an order that survives a change of topology; see the lanes page of the docs.
         bucket_by: the column by whose lengths windows are ordered; windows then are whole batches.
         split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.

@@ -184,6 +184,10 @@ def test_what_is_printed_holds_no_secret(trips):
         ("transform", 3, "transform is a int: pass a function of a batch, or None"),  # failed at the first batch
         ("collate_fn", "default", "collate_fn is a str: pass a function of a batch"),
         ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
+        ("decode_ahead_bytes", -1, "decode_ahead_bytes=-1: pass 0 or more bytes"),
+        ("lane_rows", 5, "lane_rows=5 .* pass num_lanes="),
+        ("interleave", 5, "interleave=5 .* pass shuffle_rows="),
+        ("storage_options", 5, "storage_options is a int: pass a dict"),
         ("stack", "row", "stack='row': pass a dict of lists of columns"),
         ("stack", 5, "stack=5: pass a dict of lists of columns"),
         ("stack", {"x": 5}, r"stack=\{'x': 5\}: give a list of one or more column names"),
@@ -208,6 +212,28 @@ def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
         plan_epoch(str(trips))
     with pytest.raises(ConfigError, match="num_workers=-1: pass a whole number of at least 0"):
         plan_epoch(scan_files(trips), num_workers=-1)
+
+
+@pytest.mark.parametrize("name", ["shuffle_rows", "shuffle_buffer_size"])
+def test_windows_of_no_rows_are_no_windows(trips, name):
+    plan, whole = load(trips, **{name: 0}).plan, plan_epoch(scan_files(trips), shuffle_rows=0, batch_size=4)
+    assert plan.fingerprint == whole.fingerprint == load(trips).plan.fingerprint
+    for use in (
+        lambda rows: load(trips, **{name: rows}),
+        lambda rows: plan_epoch(scan_files(trips), shuffle_rows=rows),
+    ):
+        with pytest.raises(ConfigError, match="shuffle_rows=-1: pass a whole number of at least 0"):
+            use(-1)
+
+
+def test_a_cache_of_less_than_nothing_is_refused(trips):
+    with pytest.raises(ConfigError, match="cache_bytes=-1: pass 0 or more bytes"):
+        RowDataset(trips, cache_bytes=-1)
+
+
+def test_lanes_without_rows_are_refused_by_plans_too(trips):
+    with pytest.raises(ConfigError, match=r"lane_rows=5 .* pass num_lanes="):
+        plan_epoch(scan_files(trips), lane_rows=5)
 
 
 @pytest.mark.parametrize("name", ["shuffle", "drop_last"])

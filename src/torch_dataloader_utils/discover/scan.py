@@ -32,12 +32,14 @@ from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, th
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
 from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
 
 CountRows = Literal["auto"] | bool
+
+_TEXT_FORMATS = (FileFormat.CSV, FileFormat.JSON)
 
 # A footer is one request of some ten milliseconds on a remote store and 0.2 ms of decoding on a local one.
 _REMOTE_THREADS = 32
@@ -86,6 +88,7 @@ def scan_files(
         StoreError: the storage refused.
     """
     _check_options(columns, partitioning, count_rows)
+    _check_text_options(format, schema, text)
     check_on_error(on_error)
     check_executor(executor)
     check_function("on_progress", on_progress)
@@ -98,7 +101,7 @@ def scan_files(
         text_schema=schema,
         on_error=on_error,
     )
-    store, files = find_files(path, storage_options)
+    store, files = find_files(path, StoreAccess.of(storage_options))
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 
@@ -158,7 +161,7 @@ def _is_answered_by_first(request: ScanRequest) -> bool:
 
 
 def _is_text(request: ScanRequest) -> bool:
-    return request.file_format in (FileFormat.CSV, FileFormat.JSON)
+    return request.file_format in _TEXT_FORMATS
 
 
 def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterator[ScanItem]:
@@ -219,6 +222,18 @@ def _file_table(
         formats=np.full(len(stats), file_format, dtype=np.uint8),
         partitions=partitions,
     )
+
+
+def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ConfigTypeError(f"schema is a {type(schema).__name__}: pass a pyarrow.schema([...]).")
+    if text is not None and not isinstance(text, TextOptions):
+        raise ConfigTypeError(f"text is a {type(text).__name__}: pass TextOptions(...).")
+    if schema is not None and file_format_of(file_format) not in _TEXT_FORMATS:
+        raise ConfigError(
+            f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "
+            "says what is read."
+        )
 
 
 def _path_column(entries: Sequence[FileEntry]) -> StringColumn:
