@@ -28,8 +28,9 @@ class PlanOptions:
     """Options that decide the order of rows; a state resumes only under equal ones.
 
     split_bytes: projected, uncompressed bytes of a chunk. split_rows: rows of a chunk; wins over bytes.
-    shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle, as
-    which 0 is kept. interleave: chunks open at once in a window. num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
+    shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle; 0
+    is kept as None. interleave: chunks open at once in a window.
+    num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
     strategy: name of a custom split strategy, "" for the built-in steps.
     bucket_by: column whose lengths order the rows of a window, "" for none; see _core/buckets.py.
     max_tokens_per_batch, pad_to_multiple_of: see _core/token_budget.py; None for batches of a fixed number of rows.
@@ -65,8 +66,8 @@ class PlanOptions:
             raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
         if self.lane_rows is not None and self.num_lanes is None:
             raise ConfigError(
-                f"lane_rows={self.lane_rows} are rows of a lane's micro-batch, and there are no lanes: pass num_lanes=, "
-                "or leave it out."
+                f"lane_rows={self.lane_rows} are rows of a lane's micro-batch, and there is no lane: pass num_lanes=, or "
+                "leave it out."
             )
         if self.num_lanes is not None and self.strategy:
             raise ConfigError(
