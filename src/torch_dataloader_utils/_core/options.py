@@ -66,8 +66,8 @@ class PlanOptions:
             raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
         if self.lane_rows is not None and self.num_lanes is None:
             raise ConfigError(
-                f"lane_rows={self.lane_rows} are rows of a lane's micro-batch, and there is no lane: pass num_lanes=, or "
-                "leave it out."
+                f"lane_rows={self.lane_rows} are rows of a lane's micro-batch, and there is no lane: pass num_lanes=, "
+                "or leave it out."
             )
         if self.num_lanes is not None and self.strategy:
             raise ConfigError(
