@@ -91,6 +91,12 @@ def test_what_is_no_path_is_refused(use: Any, value: Any) -> None:
         use(value)
 
 
+@pytest.mark.parametrize("name", ["multimodal", "mmap", "trust_index"])
+def test_a_text_is_no_flag_of_a_corpus(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigTypeError, match=f"{name}='False': pass True or False"):
+        IndexedDataset(write_lengths(tmp_path / "web", [9]), **{name: "False"})
+
+
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_text_is_no_flag(name: str) -> None:
     with pytest.raises(ConfigTypeError, match=f"{name}='False': pass True or False"):

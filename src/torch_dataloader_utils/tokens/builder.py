@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
@@ -45,7 +46,7 @@ class IndexedDatasetBuilder:
 
     def __init__(self, bin_path: str | Path, dtype: object = np.int32, multimodal: bool = False) -> None:
         self.dtype = DTYPES[dtype_code(dtype)]
-        self.multimodal = multimodal
+        self.multimodal = check_flag("multimodal", multimodal)
         # Arrays of machine integers: a list of Python ints would cost eight times as much for a billion sequences.
         self._lengths, self._documents, self._modes = array("i"), array("q", [0]), array("b")
         self._bin = _pending_file("bin_path", bin_path)
