@@ -178,7 +178,8 @@ class StructuredDataset(WiredDataset):
             rank_sharding: "rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.
             drop_last: full batches only; the plan says how many rows that leaves out.
             transform: applied to each batch where it is read.
-            shuffle_rows: permute rows in windows of about so many. interleave: chunks that a window draws from.
+            shuffle_rows: permute rows in windows of about so many; 0 or None does not. interleave: chunks that a window
+                draws from.
             num_lanes, lane_rows: one order of global batches for every number of ranks and workers.
             count_rows: "auto" counts what a filter leaves by reading its columns once; False plans without counts.
             nulls: what nulls of columns without NaN become: "error", "mask" or {"fill": value}, for all columns or

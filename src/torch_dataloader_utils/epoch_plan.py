@@ -3,16 +3,18 @@
 a plan of `plan/`, and the inventory it is of  →  EpochPlan  →  worker inputs, explain(), to_arrow()
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.settings import options_text, planning_fingerprint
+from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
@@ -76,7 +78,7 @@ class EpochPlan:
 
     def padding_rows(self, rank: int) -> int:
         """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
-        return self.details.padding_rows(rank)
+        return self.details.padding_rows(check_integer("rank", rank))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -91,26 +93,32 @@ class EpochPlan:
         """What every worker of a rank needs to do its part: its program and the row groups it touches.
 
         Raises:
-            ConfigError: rank not in [0, num_ranks).
+            ConfigTypeError: no whole number. ConfigError: rank not in [0, num_ranks).
         """
-        programs = self.details.programs(rank)
+        programs = self.details.programs(check_integer("rank", rank))
         return tuple(worker_input(program, self.inventory, self.details.space) for program in programs)
 
     def explain(self, max_ranks: int = 16) -> str:
         """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what levelling did."""
-        return explain_plan(self.details, self.inventory, max_ranks, is_shared=self.is_shared)
+        most = check_integer("max_ranks", max_ranks, least=0)
+        return explain_plan(self.details, self.inventory, most, is_shared=self.is_shared)
 
     def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
         """The plan as a table, one row for each row range that a worker reads, in its reading order.
 
         Columns: rank, worker, lane, unit, window (-1: not shuffled), path, row_group, start_row, stop_row (live rows
         of the row group), bytes (projected, estimated for parts of a row group).
+
+        Raises:
+            ConfigTypeError: no list of whole numbers. ConfigError: a rank not in [0, num_ranks).
         """
         import pyarrow as pa
 
         from torch_dataloader_utils.plan_table import rank_table
 
-        chosen = list(range(self.topology.num_ranks) if ranks is None else ranks)
+        if ranks is not None and not isinstance(ranks, Iterable):
+            raise ConfigTypeError(f"ranks={ranks!r}: pass a list of ranks, or None for all.")
+        chosen = [check_integer("rank", rank) for rank in (range(self.topology.num_ranks) if ranks is None else ranks)]
         plan = self.details
         tables = [rank_table(rank, plan.programs(rank), self.inventory, plan.space) for rank in chosen or [0]]
         return pa.concat_tables(tables) if chosen else tables[0].slice(0, 0)

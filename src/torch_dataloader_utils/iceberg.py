@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.cpus import available_cpus
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.functions import check_function
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
@@ -87,6 +88,7 @@ def scan_iceberg(
         "allow_empty": allow_empty,
         "allow_bare_vectors": allow_bare_vectors,
     }
+    check_function("on_progress", on_progress)
     source = TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
     inventory = scan_table(opened, source.scan, on_progress)
@@ -102,6 +104,7 @@ def _find(source: TableSource, given: Inventory | None, options: TableOptions) -
     The catalog is asked on every rank that needs credentials of it: those never travel between ranks.
     """
     if given is not None:
+        given = check_inventory(given)
         if source.place.allowed_roots is not None:
             source.place.allowed_roots.check_inventory(given)
         return given, source.access()

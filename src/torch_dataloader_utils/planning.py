@@ -11,7 +11,7 @@ from typing import Any
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.column_names import check_column_name
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.recent import Recent
@@ -23,7 +23,7 @@ from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.epoch_plan import EpochPlan
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
@@ -73,7 +73,7 @@ def plan_epoch(
         drop_last: only full batches; the plan says how many rows that leaves out.
         split_bytes: projected bytes of a chunk. split_rows: rows of a chunk, wins over bytes.
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
-        shuffle_rows: rows of a shuffle window. interleave: chunks that a window draws from.
+        shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from.
         num_lanes, lane_rows: an order that survives a change of topology; see the lanes page of the docs.
         bucket_by: the column by whose lengths windows are ordered; windows then are whole batches.
         split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.
@@ -81,11 +81,7 @@ def plan_epoch(
     Raises:
         ConfigError: arguments out of range, or lanes that do not fit the topology.
     """
-    if not isinstance(inventory, Inventory):
-        raise ConfigTypeError(
-            f"plan_epoch got a {type(inventory).__name__} as inventory: pass what scan_files(path), "
-            "scan_iceberg(table) or load_inventory(path) gives."
-        )
+    inventory = check_inventory(inventory)
     num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
     options = PlanOptions(

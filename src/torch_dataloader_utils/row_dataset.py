@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._core.sizes import check_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.discover.parallel import map_watched
@@ -95,6 +95,7 @@ class RowDataset(Dataset[Any]):
             page_checksums=page_checksums,
             decode_threads=decode_threads,
         )
+        cache_bytes = check_bytes("cache_bytes", cache_bytes)
         access = StoreAccess.of(storage_options, credentials, remote)
         found = find_inventory(
             files, format, options, partitioning=partitioning, storage_options=access, inventory=inventory
@@ -104,7 +105,7 @@ class RowDataset(Dataset[Any]):
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
         self._threads = options.threads
-        self._cache_bytes = parse_bytes(cache_bytes)
+        self._cache_bytes = cache_bytes
         self._schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         self._length_reader: Reader | None = None
         if length_column is not None:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from torch_dataloader_utils._core.column_names import check_column_name, check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.reals import check_not_negative
-from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._core.sizes import check_bytes, parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -97,12 +98,16 @@ class TableOptions:
         object.__setattr__(self, "rank", check_integer("rank", self.rank))
         hold_integers(self, "num_workers")
         hold_integers(self, "decode_threads", least=0)
+        check_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
+        if self.stack is not None and not isinstance(self.stack, Mapping):
+            raise ConfigTypeError(
+                f'stack={self.stack!r}: pass a dict of lists of columns, such as {{"x": ["a", "b"]}}.'
+            )
         for name in ("transform", "collate_fn"):
-            if (function := getattr(self, name)) is not None and not callable(function):
-                raise ConfigTypeError(f"{name} is a {type(function).__name__}: pass a function of a batch, or None.")
+            check_function(name, getattr(self, name), "a function of a batch")
         check_not_negative("progress_interval_sec", self.progress_interval_sec, what="number of seconds")
         # Not by its class, which only a torch that was built with distributed has.
         if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):
@@ -184,22 +189,26 @@ class TableOptions:
     @property
     def budget_bytes(self) -> int:
         """Bytes decoded ahead of the trainer."""
-        return parse_bytes(self.decode_ahead_bytes)
+        return check_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
 
     def strategy(self) -> SplitStrategy | None:
         """The custom split strategy, if any."""
         return find_strategy(self.split_strategy)
 
+    @property
+    def window_rows(self) -> int | None:
+        """Rows that are shuffled together, by either name of the option; 0 or None for none."""
+        return self.shuffle_rows if self.shuffle_rows is not None else self.shuffle_buffer_size
+
     def plan_options(self, strategy: SplitStrategy | None) -> PlanOptions:
         """The part that orders rows."""
-        window = self.shuffle_rows if self.shuffle_rows is not None else self.shuffle_buffer_size
         return PlanOptions(
             split_bytes=DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes),
             split_rows=self.split_rows,
             shuffle=self.shuffle,
             seed=self.shuffle_seed,
             rank_sharding=self.rank_sharding,
-            shuffle_rows=window or None,
+            shuffle_rows=self.window_rows,
             interleave=DEFAULT_INTERLEAVE if self.interleave is None else self.interleave,
             num_lanes=self.num_lanes,
             lane_rows=self.lane_rows,

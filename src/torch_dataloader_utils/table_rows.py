@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.buckets import Lengths
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
@@ -64,7 +64,12 @@ def find_inventory(
     storage_options: StoreAccess | Secret | None,
     inventory: Inventory | None,
 ) -> Inventory:
-    """The inventory that was given, if it fits the filter, or that of the files."""
+    """The inventory that was given, if it fits the filter, or that of the files.
+
+    Raises:
+        ConfigTypeError: what was given is none. ConfigError: it was scanned with another filter.
+        ConfigError, DataError, StoreError: as `scan_files`.
+    """
     if inventory is None:
         paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
         scan = partial(
@@ -81,7 +86,7 @@ def find_inventory(
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
             inventory = from_rank_zero(scan) if options.broadcast_inventory else _scanning(options).together(scan)
-    return under_filter(inventory, options.filters)
+    return under_filter(check_inventory(inventory), options.filters)
 
 
 def shows_bars(options: TableOptions) -> bool:

@@ -266,6 +266,10 @@ def test_what_cannot_be_blended_is_refused(tables):
     ]:
         with pytest.raises(error):
             blend(sources, weights)
+    with pytest.raises(ConfigTypeError, match="sources=5: pass a list of loaders"):
+        blend(5, [1])
+    with pytest.raises(ConfigTypeError, match="drop_last='no': pass True or False"):
+        blend([good], [1], per="sample", drop_last="no")
     with pytest.raises(ConfigError, match="batch_size is for"):
         blend([good], [1], batch_size=3)
     odd = make(tables, source_options={"transform": list}).sources[1].loader

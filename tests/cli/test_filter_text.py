@@ -61,6 +61,9 @@ def test_nulls_and_odd_names():
         "col(x) == 1",
         "x == 1; y == 2",
         "\0",
+        "x == " + "-" * 3000 + "1",
+        "x == {[1]: 2}",
+        f"x == {2**70}",
     ],
 )
 def test_anything_else_is_refused(text):

@@ -1,5 +1,8 @@
 """What a newcomer is told: the option that differs, the recipe, the epoch of nothing; and what objects print."""
 
+import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils import RowDataset, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset, plan_epoch, scan_files
 from torch_dataloader_utils._core.state import encode_state
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, SchemaError
+from torch_dataloader_utils.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    ConfigTypeError,
+    SchemaError,
+    UnsupportedFeatureError,
+)
 
 ROWS = 40
 
@@ -175,6 +184,13 @@ def test_what_is_printed_holds_no_secret(trips):
         ("transform", 3, "transform is a int: pass a function of a batch, or None"),  # failed at the first batch
         ("collate_fn", "default", "collate_fn is a str: pass a function of a batch"),
         ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
+        ("decode_ahead_bytes", -1, "decode_ahead_bytes=-1: pass 0 or more bytes"),
+        ("lane_rows", 5, "lane_rows=5 .* pass num_lanes="),
+        ("storage_options", 5, "storage_options is a int: pass a dict"),
+        ("stack", "row", "stack='row': pass a dict of lists of columns"),
+        ("stack", 5, "stack=5: pass a dict of lists of columns"),
+        ("stack", {"x": 5}, r"stack=\{'x': 5\}: give a list of one or more column names"),
+        ("stack", {"x": [["row"]]}, r"names column \['row'\], which is not read"),
     ],
 )
 def test_an_option_of_another_type_is_refused_before_anything_is_read(trips, name, value, says):
@@ -195,6 +211,48 @@ def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
         plan_epoch(str(trips))
     with pytest.raises(ConfigError, match="num_workers=-1: pass a whole number of at least 0"):
         plan_epoch(scan_files(trips), num_workers=-1)
+
+
+@pytest.mark.parametrize("name", ["shuffle_rows", "shuffle_buffer_size"])
+def test_windows_of_no_rows_are_no_windows(trips, name):
+    plan, whole = load(trips, **{name: 0}).plan, plan_epoch(scan_files(trips), shuffle_rows=0, batch_size=4)
+    assert plan.fingerprint == whole.fingerprint == load(trips).plan.fingerprint
+    for use in (
+        lambda rows: load(trips, **{name: rows}),
+        lambda rows: plan_epoch(scan_files(trips), shuffle_rows=rows),
+    ):
+        with pytest.raises(ConfigError, match="shuffle_rows=-1: pass a whole number of at least 0"):
+            use(-1)
+
+
+def test_a_cache_of_less_than_nothing_is_refused(trips):
+    with pytest.raises(ConfigError, match="cache_bytes=-1: pass 0 or more bytes"):
+        RowDataset(trips, cache_bytes=-1)
+
+
+def test_lanes_without_rows_are_refused_by_plans_too(trips):
+    with pytest.raises(ConfigError, match=r"lane_rows=5 .* pass num_lanes="):
+        plan_epoch(scan_files(trips), lane_rows=5)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "drop_last"])
+def test_a_plan_takes_no_text_for_a_flag(trips, name):
+    with pytest.raises(ConfigTypeError, match=f"{name}='False': pass True or False"):
+        plan_epoch(scan_files(trips), **{name: "False"})
+
+
+@pytest.mark.parametrize("value", ["x.parquet", {}, [], 5])
+@pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset, RowDataset])
+def test_what_is_no_inventory_is_refused_by_every_data_set(dataset, value):
+    with pytest.raises(ConfigTypeError, match=f"Got a {type(value).__name__} as inventory: pass what scan_files"):
+        dataset("db.table", inventory=value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")
+def test_a_file_name_that_is_no_text_is_told_with_the_name(trips):
+    shutil.copy(next(trips.rglob("*.parquet")), os.fsencode(trips) + b"/bad\xff.parquet")
+    with pytest.raises(UnsupportedFeatureError, match=r"bad\\xff.parquet.*Rename it"):
+        scan_files(trips)
 
 
 def test_types_of_text_that_were_guessed_wrong_are_given_as_the_message_says(tmp_path):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from torch_dataloader_utils import StructuredDataset, blend, plan_epoch, scan_files
+from torch_dataloader_utils import StructuredDataset, blend, merge_states, plan_epoch, scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers import (
     BufferSortedDataset,
@@ -163,3 +163,47 @@ def test_items_that_are_no_list_of_tensors_are_refused(items):
 def test_a_pad_value_that_the_dtype_does_not_hold_is_refused(value):
     with pytest.raises(ConfigError, match=r"pass a number|cannot be"):
         pad_stack_1d([torch.ones(2, dtype=torch.int64)], value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ([None, None], r"sort_key\(0\) is None and sort_key\(1\) is None, which do not compare"),
+        ([1, 2, "a"], r"sort_key\(0\) is 1 and sort_key\(2\) is 'a', which do not compare"),
+        ([1, float("nan")], r"sort_key\(1\) is NaN"),
+        ([np.float32("nan"), 1], r"sort_key\(0\) is NaN"),
+    ],
+)
+def test_keys_in_no_order_are_told(keys, says):
+    numbers = Numbers()
+    numbers.sort_key = (keys + [3] * 10).__getitem__
+    with pytest.raises(ConfigError, match=says):
+        list(BufferSortedDataset(numbers, len(keys), 2))
+
+
+def test_a_function_that_gives_no_stream_is_told():
+    with pytest.raises(ConfigTypeError, match="function of the stream gave a int: return an iterable"):
+        list(streaming_shard(lambda: 5, 2, 0))
+
+
+def test_a_negative_length_is_told():
+    with pytest.raises(ConfigError, match="lengths: row 1 has length -1"):
+        TokenBatchSampler([3, -1], 8)
+
+
+@pytest.mark.parametrize("states", [5, {}, "state"])
+def test_states_are_a_list(states):
+    with pytest.raises(ConfigTypeError, match="pass a list of the states of all ranks"):
+        merge_states(states)
+
+
+@pytest.mark.parametrize("rank", ["a", 1.5])
+def test_a_plan_is_asked_for_whole_ranks(path, rank):
+    plan = plan_epoch(scan_files(path), num_ranks=2)
+    for ask in (plan.worker_inputs, plan.padding_rows, lambda rank: plan.to_arrow([rank])):
+        with pytest.raises(ConfigTypeError, match=f"rank={rank!r}: pass a whole number"):
+            ask(rank)
+    with pytest.raises(ConfigTypeError, match=f"max_ranks={rank!r}: pass a whole number"):
+        plan.explain(rank)
+    with pytest.raises(ConfigTypeError, match="ranks=5: pass a list of ranks"):
+        plan.to_arrow(5)

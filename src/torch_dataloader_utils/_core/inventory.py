@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils.errors import ConfigTypeError
 
 UNKNOWN = -1
 
@@ -229,3 +230,17 @@ class Inventory:
         digest.update(self.row_filter.encode())
         digest.update(self.snapshot.encode())
         return digest.hexdigest()
+
+
+def check_inventory(inventory: Any) -> Inventory:
+    """What a caller gave as inventory, if it is one.
+
+    Raises:
+        ConfigTypeError: something else, such as the path of a file.
+    """
+    if not isinstance(inventory, Inventory):
+        raise ConfigTypeError(
+            f"Got a {type(inventory).__name__} as inventory: pass what scan_files(path), scan_iceberg(table) or "
+            "load_inventory(path) gives."
+        )
+    return inventory

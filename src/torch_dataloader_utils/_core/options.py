@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import check_seed, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
@@ -14,7 +15,6 @@ RankSharding = Literal["rows", "chunks"]
 _COUNTS = (
     "split_bytes",
     "split_rows",
-    "shuffle_rows",
     "interleave",
     "num_lanes",
     "lane_rows",
@@ -28,8 +28,9 @@ class PlanOptions:
     """Options that decide the order of rows; a state resumes only under equal ones.
 
     split_bytes: projected, uncompressed bytes of a chunk. split_rows: rows of a chunk; wins over bytes.
-    shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle.
-    interleave: chunks open at once in a window. num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
+    shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle; 0
+    is kept as None. interleave: chunks open at once in a window.
+    num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
     strategy: name of a custom split strategy, "" for the built-in steps.
     bucket_by: column whose lengths order the rows of a window, "" for none; see _core/buckets.py.
     max_tokens_per_batch, pad_to_multiple_of: see _core/token_budget.py; None for batches of a fixed number of rows.
@@ -54,12 +55,20 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         hold_integers(self, *_COUNTS, least=1)
+        hold_integers(self, "shuffle_rows", least=0)
+        object.__setattr__(self, "shuffle_rows", self.shuffle_rows or None)
+        hold_flags(self, "shuffle")
         object.__setattr__(self, "seed", check_seed("seed", self.seed))
         hold_integers(self, "first_row", "stop_row", least=0)
         if self.rank_sharding not in ("rows", "chunks"):
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
         if self.num_lanes is not None and self.rank_sharding == "chunks":
             raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
+        if self.lane_rows is not None and self.num_lanes is None:
+            raise ConfigError(
+                f"lane_rows={self.lane_rows} are rows of a lane's micro-batch, and there is no lane: pass num_lanes=, "
+                "or leave it out."
+            )
         if self.num_lanes is not None and self.strategy:
             raise ConfigError(
                 f"num_lanes={self.num_lanes} with the split strategy {self.strategy}: both deal chunks to "
@@ -115,6 +124,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         hold_integers(self, "num_ranks", "num_workers", "batch_size", least=1)
+        hold_flags(self, "drop_last")
 
     def check_rank(self, rank: int) -> None:
         """Raise ConfigError unless rank is in [0, num_ranks)."""

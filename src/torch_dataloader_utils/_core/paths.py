@@ -1,11 +1,30 @@
 """Paths: as messages may show them, and what their endings say."""
 
+import os
+from typing import Any
+
+from torch_dataloader_utils.errors import ConfigTypeError
+
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 
 def codec_of(path: str) -> str | None:
     """The compression, by pyarrow's name, that the ending of a text file's path says; None for no compression."""
     return _CODECS.get(path.rpartition(".")[2].lower())
+
+
+def check_path(name: str, value: Any) -> str:
+    """The text of a path or URL that a user gives.
+
+        "data/web"  "data/web"      Path("data/web")  "data/web"      None, b"data"  ConfigTypeError
+
+    Raises:
+        ConfigTypeError: neither text nor an os.PathLike of text.
+    """
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise ConfigTypeError(f"{name}={value!r}: pass a path, as a str or an os.PathLike.")
+    return text
 
 
 def redact(path: str) -> str:

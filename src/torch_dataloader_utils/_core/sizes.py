@@ -2,6 +2,7 @@
 
 import operator
 import re
+from typing import Any
 
 from torch_dataloader_utils._core.integers import is_integer
 from torch_dataloader_utils.errors import ConfigError
@@ -26,6 +27,18 @@ def parse_bytes(size: int | str) -> int:
     if match is None or match[2].upper() not in _POWERS:
         raise ConfigError(f"{size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'.")
     return int(float(match[1]) * _POWERS[match[2].upper()])
+
+
+def check_bytes(name: str, size: Any) -> int:
+    """The same for an option that may be 0 and not less.
+
+    Raises:
+        ConfigError: no such number.
+    """
+    number = parse_bytes(size)
+    if number < 0:
+        raise ConfigError(f"{name}={number}: pass 0 or more bytes.")
+    return number
 
 
 def format_bytes(count: float) -> str:

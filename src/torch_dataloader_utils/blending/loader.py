@@ -1,6 +1,6 @@
 """The blend as a loader."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -46,6 +46,8 @@ def blend(
         ConfigError: weights or options out of range, sources of different ranks, of no rows, or of uncounted ones.
     """
     shares = _as_shares(weights)
+    if not isinstance(sources, Iterable):
+        raise ConfigTypeError(f"sources={sources!r}: pass a list of loaders or data sets.")
     loaders = [_as_loader(source, index) for index, source in enumerate(sources)]
     if not loaders or len(loaders) != len(shares):
         raise ConfigError(f"blend got {len(loaders)} sources and {len(shares)} weights: pass one weight a source.")

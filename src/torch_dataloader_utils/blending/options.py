@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils.errors import ConfigError
 
@@ -26,6 +27,7 @@ class BlendOptions:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
+        hold_flags(self, "drop_last")
         for index, weight in enumerate(self.weights):
             if not (math.isfinite(weight) and weight > 0):
                 raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")

@@ -27,6 +27,12 @@ _WORTH_PROCESSES = 1.05
 _COSTLY_BATCHES = 0.5
 
 
+def _above_zero(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not value > 0:  # NaN too, which click's ranges let through
+        raise click.BadParameter(f"{value} is not above 0.", context, parameter)
+    return value
+
+
 @click.command("bench", epilog=_EXAMPLES)
 @data_options
 @click.option("--batch-sizes", default="1024,8192", show_default=True, metavar="N,N", help="Rows of a batch.")
@@ -36,7 +42,9 @@ _COSTLY_BATCHES = 0.5
 @click.option(
     "--output-format", type=click.Choice(["torch", "numpy", "arrow", "dict"]), default="torch", show_default=True
 )
-@click.option("--seconds", "most_seconds", default=5.0, show_default=True, help="Most of one run.")
+@click.option(
+    "--seconds", "most_seconds", default=5.0, callback=_above_zero, show_default=True, help="Most of one run."
+)
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each; the median counts."
 )

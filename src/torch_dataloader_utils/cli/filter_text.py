@@ -27,12 +27,15 @@ def parse_filter(text: str) -> Any:
         ConfigError: anything but comparisons of columns with values, `in [...]`, `is None`, and, or, not.
     """
     try:
-        body = ast.parse(text.strip(), mode="eval").body
+        return _condition(ast.parse(text.strip(), mode="eval").body, text)
+    except ConfigError:
+        raise
     except SyntaxError as error:
         raise _refused(text, f"{error.msg} at character {error.offset}") from error
-    except ValueError as error:
+    except (RecursionError, MemoryError) as error:  # what Python's parser raises for either
+        raise _refused(f"{text[:40]}...", "it is nested too deeply") from error
+    except (ValueError, TypeError, OverflowError) as error:
         raise _refused(text, str(error)) from error
-    return _condition(body, text)
 
 
 def _condition(node: ast.expr, text: str) -> Any:

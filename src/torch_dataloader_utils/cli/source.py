@@ -153,7 +153,8 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
         anon=true  client_kwargs.endpoint_url=http://host:9000      {"anon": True, "client_kwargs": {...}}
 
     Raises:
-        ConfigError: no "="; the text is not repeated, it may be a secret.
+        ConfigError: no "=", or one key with a value and with keys below it; values are not repeated, they may be
+            secrets.
     """
     found: dict[str, Any] = {}
     for number, pair in enumerate(pairs, start=1):
@@ -161,11 +162,21 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
         if not separator or not key:
             raise ConfigError(f"{option} number {number} is not of the form key=value: write it so.")
         *parents, last = key.split(".")
-        place = found
+        place: Any = found
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise _both(option, number, key)
+        if isinstance(place.get(last), dict):
+            raise _both(option, number, key)
         place[last] = _value(text)
     return found
+
+
+def _both(option: str, number: int, key: str) -> ConfigError:
+    return ConfigError(
+        f"{option} number {number}: {key} and another one make a key both a value and a group of keys. Leave one out."
+    )
 
 
 def catalog_properties(name: str | None, pairs: Iterable[str]) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ list the files  →  scan the first  →  judge all by their paths  →  scan th
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -17,9 +18,10 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.executor import Executor
+from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import FileStat, Secret, Store, StoreAccess
+from torch_dataloader_utils._store import FileEntry, FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
@@ -31,12 +33,14 @@ from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, th
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
 from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
 
 CountRows = Literal["auto"] | bool
+
+_TEXT_FORMATS = (FileFormat.CSV, FileFormat.JSON)
 
 # A footer is one request of some ten milliseconds on a remote store and 0.2 ms of decoding on a local one.
 _REMOTE_THREADS = 32
@@ -85,7 +89,10 @@ def scan_files(
         StoreError: the storage refused.
     """
     _check_options(columns, partitioning, count_rows)
+    _check_text_options(format, schema, text)
     check_on_error(on_error)
+    check_executor(executor)
+    check_function("on_progress", on_progress)
     request = ScanRequest(
         file_format=file_format_of(format),
         columns=None if columns is None else tuple(columns),
@@ -95,7 +102,7 @@ def scan_files(
         text_schema=schema,
         on_error=on_error,
     )
-    store, files = find_files(path, storage_options, empty_has_no_rows=_is_text(request))
+    store, files = find_files(path, StoreAccess.of(storage_options), empty_has_no_rows=_is_text(request))
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 
@@ -167,7 +174,7 @@ def _is_answered_by_first(request: ScanRequest) -> bool:
 
 
 def _is_text(request: ScanRequest) -> bool:
-    return request.file_format in (FileFormat.CSV, FileFormat.JSON)
+    return request.file_format in _TEXT_FORMATS
 
 
 def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterator[ScanItem]:
@@ -222,12 +229,33 @@ def _file_table(
     files: DataFiles, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
     return FileTable(
-        paths=StringColumn.of(entry.path for entry in files.entries),
+        paths=_path_column(files.entries),
         sizes=np.array([stat.size for stat in stats], dtype=np.int64),
         identities=StringColumn.of(stat.identity for stat in stats),
         formats=np.full(len(stats), file_format, dtype=np.uint8),
         partitions=partitions,
     )
+
+
+def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ConfigTypeError(f"schema is a {type(schema).__name__}: pass a pyarrow.schema([...]).")
+    if text is not None and not isinstance(text, TextOptions):
+        raise ConfigTypeError(f"text is a {type(text).__name__}: pass TextOptions(...).")
+    if schema is not None and file_format_of(file_format) not in _TEXT_FORMATS:
+        raise ConfigError(
+            f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "
+            "says what is read."
+        )
+
+
+def _path_column(entries: Sequence[FileEntry]) -> StringColumn:
+    try:
+        return StringColumn.of(entry.path for entry in entries)
+    except UnicodeEncodeError as error:
+        raise UnsupportedFeatureError(
+            f"{os.fsencode(error.object)!r}: the name of this data file is not UTF-8. Rename it, or leave it out."
+        ) from error
 
 
 def _check_options(columns: Sequence[str] | None, partitioning: str | None, count_rows: CountRows) -> None:

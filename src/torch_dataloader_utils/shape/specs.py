@@ -1,7 +1,7 @@
 """Column and stack specifications: everything a shaper needs to know about its columns, decided once."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +84,12 @@ def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[Col
     by_name = {column.name: column for column in columns}
     stacks: list[StackSpec] = []
     seen: dict[str, str] = {}
-    for name, members in (stack or {}).items():
-        if isinstance(members, str) or not members:
-            raise ConfigError(f"stack={{{name!r}: {members!r}}}: give a list of one or more column names")
+    for name, given in (stack or {}).items():
+        members = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+        if not members:
+            raise ConfigError(f"stack={{{name!r}: {given!r}}}: give a list of one or more column names")
         for member in members:
-            if member not in by_name:
+            if not isinstance(member, str) or member not in by_name:
                 raise ConfigError(
                     f"stack={{{name!r}: ...}} names column {member!r}, which is not read. "
                     f"Columns read: {', '.join(by_name)}; correct the name or add it to columns="

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -85,8 +86,7 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def _function(name: str, value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass a function of the worker's number, or None.")
+    check_function(name, value, "a function of the worker's number")
     return value
 
 

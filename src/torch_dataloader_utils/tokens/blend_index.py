@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_rule import DEFAULT_SEGMENTS, BlendRule, Counts, continue_blend
-from torch_dataloader_utils.tokens.split import normalize_weights
+from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
 
 # The data set index is int16 in the format.
 MAX_DATASETS = 2**15 - 1
@@ -33,9 +34,10 @@ def blend_by_weight(weights: Sequence[float], size: int, *, normalizes: bool = T
         weights .5 .25 .25, size 8    data sets 0 1 2 0 0 1 2 0    samples 0 0 0 1 2 1 1 3
 
     Raises:
+        ConfigTypeError: weights that are no list of numbers, or a size that is no whole number.
         ConfigError: no data sets or too many, a weight that is not positive, or a negative size.
     """
-    given = np.asarray(weights, dtype=np.float64)
+    given, size = as_weights(weights), check_integer("size", size)
     _check(given, size)
     shares = np.array(normalize_weights(weights)) if normalizes else given
     return _blend(BlendRule(shares=shares, limits=None), size)
@@ -46,7 +48,7 @@ def blend_exhaustively(sizes: Sequence[int]) -> BlendIndex:
 
     sizes 3 1 2    data sets 0 2 1 0 2 0    samples 0 0 0 1 1 2
     """
-    limits = np.asarray(sizes, dtype=np.float64)
+    limits = as_weights(sizes)
     total = int(limits.sum())
     _check(limits, total)
     return _blend(BlendRule(shares=limits / total, limits=limits), total)

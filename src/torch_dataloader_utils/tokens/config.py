@@ -1,14 +1,16 @@
 """Configuration of the data sets over token corpora; names and defaults are Megatron-Core's, unknown ones are ours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
 
@@ -28,6 +30,25 @@ class SpecialTokens:
 
     eod: int | None = None
     pad: int | None = None
+
+
+_FLAGS = (
+    "multiple_validation_sets",
+    "full_validation",
+    "mmap_bin_files",
+    "allow_ambiguous_pad_tokens",
+    "fast_cache_load",
+    "defer_npy_index_mmap",
+)
+_SAMPLE_FLAGS = (
+    "reset_position_ids",
+    "reset_attention_mask",
+    "eod_mask_loss",
+    "create_attention_mask",
+    "drop_last_partial_validation_sequence",
+    "add_extra_token_to_sequence",
+    "inter_document_masking",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +113,16 @@ class BlendedMegatronDatasetConfig:
         if self.random_seed >= 1 << 32:
             raise ConfigError(f"random_seed={self.random_seed}: pass one below 2**32, as numpy's RandomState takes it.")
         hold_integers(self, "sequence_length", "num_dataset_builder_threads", least=1)
+        hold_flags(self, *_FLAGS)
         check_not_negative("mid_level_dataset_surplus", self.mid_level_dataset_surplus)
         check_not_negative("cache_lock_timeout_seconds", self.cache_lock_timeout_seconds, what="number of seconds")
         if self.index_builder not in ("lock", "job", "node"):
             raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
+        if self.path_to_cache is not None:
+            check_path("path_to_cache", self.path_to_cache)
+        _check_facts(self.sequences_per_dataset)
+        if self.split is not None:
+            parse_split(self.split)
         _check_blends(self.blend, self.blend_per_split, self.split)
         if self.multiple_validation_sets:
             _check_validation_sets(self.blend_per_split)
@@ -110,28 +137,48 @@ class BlendedMegatronDatasetConfig:
         return None if self.split is None else parse_split(self.split)
 
 
+def _check_facts(facts: Any) -> None:
+    if facts is None:
+        return
+    if not isinstance(facts, Mapping) or not all(isinstance(each, CorpusFacts) for each in facts.values()):
+        raise ConfigTypeError("sequences_per_dataset is no dict of CorpusFacts: pass what read_sequences(path) gives.")
+
+
 def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None, split: str | None) -> None:
     if per_split is not None:
         if blend is not None or split is not None:
             raise ConfigError("blend_per_split already says which data each split has: drop blend and split.")
+        if isinstance(per_split, str) or not isinstance(per_split, Sequence):
+            raise ConfigTypeError(f"blend_per_split={per_split!r}: pass three blends, for train, valid and test.")
         if len(per_split) != len(Split):
             raise ConfigError(f"blend_per_split has {len(per_split)} entries; train, valid and test are three.")
     if blend is not None and split is None:
         raise ConfigError("blend needs split, the weights of train, valid and test, such as '969,30,1'.")
     for given in (blend, *(per_split or ())):
-        if given is None:
-            continue
-        if isinstance(given, str) or len(given) != 2 or isinstance(given[0], str) or not given[0]:
-            raise ConfigError(
-                f"A blend is a list of corpus prefixes and their weights or None, as in (['web', 'code'], [7, 3]); "
-                f"{given!r} was given."
-            )
-        prefixes, weights = given
-        if weights is None:
-            continue
-        if len(weights) != len(prefixes):
-            raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
-        normalize_weights(weights)
+        if given is not None:
+            _check_blend(given)
+
+
+def _check_blend(blend: Any) -> None:
+    is_pair = _is_list(blend) and isinstance(blend, Sequence) and len(blend) == 2
+    if not is_pair or not _is_list(blend[0]) or len(blend[0]) == 0 or not (blend[1] is None or _is_list(blend[1])):
+        raise ConfigError(
+            f"A blend is a list of corpus prefixes and their weights or None, as in (['web', 'code'], [7, 3]); "
+            f"{blend!r} was given."
+        )
+    prefixes, weights = blend
+    for prefix in prefixes:
+        check_path("A prefix of a blend", prefix)
+    if weights is None:
+        return
+    if len(weights) != len(prefixes):
+        raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
+    normalize_weights(weights)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it holds several values: a list, a tuple, an array; a text and a dict are none."""
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 
 def _check_validation_sets(per_split: Sequence[Blend | None] | None) -> None:
@@ -167,6 +214,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     def __post_init__(self) -> None:
         # A class with slots is made anew by the decorator, and super() would still mean the first one.
         BlendedMegatronDatasetConfig.__post_init__(self)
+        hold_flags(self, *_SAMPLE_FLAGS)
         needs_eod = self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
         if needs_eod and read_token(self.tokenizer, "eod") is None:
             raise ConfigError(

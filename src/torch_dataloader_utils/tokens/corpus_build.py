@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._core.executor import Executor
+from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
@@ -104,12 +107,15 @@ def build_corpus(
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
         FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
     """
-    _check_prefix(str(output_prefix))
-    _check_executor(executor)
+    output_prefix = check_path("output_prefix", output_prefix)
+    _check_prefix(output_prefix)
+    _check_column(column)
+    check_executor(executor)
+    check_function("on_progress", on_progress)
     check_integer("part_bytes", part_bytes, least=1)
     access = StoreAccess.of(storage_options, credentials, remote)
     store = open_parts(
-        str(output_prefix), access if output_options is None else StoreAccess.of(output_options, remote=remote)
+        output_prefix, access if output_options is None else StoreAccess.of(output_options, remote=remote)
     )
     options = CorpusOptions(
         column=column,
@@ -119,9 +125,9 @@ def build_corpus(
         vocabulary_size=vocabulary_size,
         skips_nulls=skips_nulls,
     )
-    outputs = _name_outputs(str(output_prefix), output_count)
-    existing = () if overwrites else _find_existing(outputs, store)
-    parts = plan_parts(sources, column, part_bytes, file_format, access, output_prefix=str(output_prefix))
+    outputs = _name_outputs(output_prefix, output_count)
+    existing = () if check_flag("overwrites", overwrites) else _find_existing(outputs, store)
+    parts = plan_parts(sources, column, part_bytes, file_format, access, output_prefix=output_prefix)
     _check_parts(parts, outputs)
     if len(parts) > 1 and tokenizer is not None and name_tokenizer(tokenizer) is None:
         _log.warning(
@@ -141,11 +147,9 @@ def _check_prefix(output_prefix: str) -> None:
         raise ConfigError(f"output_prefix={output_prefix!r} has no file name: give one, such as 'directory/corpus'.")
 
 
-def _check_executor(executor: object) -> None:
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ConfigTypeError(
-            f"executor={executor!r} has no submit(): pass an executor, such as ProcessPoolExecutor(4), or None."
-        )
+def _check_column(column: object) -> None:
+    if not isinstance(column, str):
+        raise ConfigTypeError(f"column={column!r}: pass the name of a column of token lists or text.")
 
 
 def _check_parts(parts: Sequence[CorpusPart], outputs: Sequence[str]) -> None:

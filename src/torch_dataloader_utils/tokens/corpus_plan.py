@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
@@ -43,6 +44,7 @@ class CorpusOptions:
         if self.tokenizer is not None and key is None:
             key = f"of run {uuid.uuid4()}"
         object.__setattr__(self, "tokenizer_key", key)
+        hold_flags(self, "skips_nulls")
         hold_integers(self, "vocabulary_size", least=1)
         hold_integers(self, "eod", least=0)
         if self.eod is not None:

@@ -2,11 +2,11 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.parallel import map_in_order, threads_for
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.scan import scan_listed
-from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.dataset import TableDataset
@@ -56,10 +56,18 @@ def plan_parts(
     """
     if isinstance(sources, TableDataset):
         return _plan_data_set(sources, column, part_bytes)
-    named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    named = _list_sources(sources)
     for source in named:
         _check_outside(source, output_prefix)
     return _plan_paths(named, column, part_bytes, file_format, access)
+
+
+def _list_sources(sources: Any) -> list[PathLike]:
+    if isinstance(sources, str | os.PathLike):
+        return [sources]
+    if not isinstance(sources, Iterable):
+        raise ConfigTypeError(f"sources={sources!r}: pass a path, a list of paths, or a data set.")
+    return list(sources)
 
 
 def _check_outside(source: PathLike, output_prefix: str) -> None:

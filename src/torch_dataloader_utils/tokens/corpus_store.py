@@ -22,7 +22,7 @@ import numpy as np
 from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
 from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
-from torch_dataloader_utils.tokens.builder import merge_corpora
+from torch_dataloader_utils.tokens.builder import merge_corpora, writing
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
@@ -90,7 +90,8 @@ class LocalParts:
         return IndexedDataset.exists(output)
 
     def prepare(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        with writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
 
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
         whole = [key for key in keys if all((self.directory / f"{key}{ending}").exists() for ending in _PART_ENDINGS)]

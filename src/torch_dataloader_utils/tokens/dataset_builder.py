@@ -2,12 +2,12 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.discover.parallel import map_watched
-from torch_dataloader_utils.errors import ConfigError, InternalError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
 from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
@@ -53,6 +53,7 @@ class BlendedMegatronDatasetBuilder:
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
     ) -> None:
+        _check_types(cls, sizes, is_built_on_rank, config)
         _check_arguments(sizes, config)
         self.cls = cls
         self.sizes = tuple(
@@ -133,6 +134,20 @@ class BlendedMegatronDatasetBuilder:
         corpus = self.cls.build_low_level_dataset(prefix, self.config)
         exposed = split_range(bookends, self.cls.numel_low_level_dataset(corpus))
         return self.cls(corpus, prefix, exposed, size, split, self.config)
+
+
+def _check_types(cls: Any, sizes: Any, is_built_on_rank: Any, config: Any) -> None:
+    for method in ("build_low_level_dataset", "numel_low_level_dataset"):
+        if not callable(getattr(cls, method, None)):
+            raise ConfigTypeError(
+                f"cls={cls!r} has no {method}(): pass the class of the data sets, such as GPTDataset."
+            )
+    if isinstance(sizes, str | Mapping) or not isinstance(sizes, Collection):
+        raise ConfigTypeError(f"sizes={sizes!r}: pass three numbers of samples (or None), for train, valid and test.")
+    if not callable(is_built_on_rank):
+        raise ConfigTypeError(f"is_built_on_rank={is_built_on_rank!r}: pass a function, such as lambda: True.")
+    if not isinstance(config, BlendedMegatronDatasetConfig):
+        raise ConfigTypeError(f"config is a {type(config).__name__}: pass a GPTDatasetConfig(...).")
 
 
 def _check_arguments(sizes: Sizes, config: BlendedMegatronDatasetConfig) -> None:

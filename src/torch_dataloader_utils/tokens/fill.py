@@ -13,8 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+# Positions of tokens are int64; half of what it holds leaves room for a sample behind the last document.
+_MOST_TOKENS = 2.0**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +65,8 @@ def fill_greedily(
         with one extra token        0[0:5] | 0[4:5] 1[0:3] 2[0:1]
 
     Raises:
-        ConfigError: a length is negative, or L is not positive.
+        ConfigTypeError: no list of whole numbers, or no whole number.
+        ConfigError: a length is negative, their sum beyond int64, or L is not positive.
     """
     tokens = _check_lengths(lengths, sequence_length, extra_tokens)
     ends = np.cumsum(tokens)
@@ -94,9 +99,11 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
         length 10, capacity 4                       0[0:4] | 0[4:8] | 0[8:10]
 
     Raises:
-        ConfigError: a length is negative, or capacity or window is not positive.
+        ConfigTypeError: no list of whole numbers, or no whole number.
+        ConfigError: a length is negative, their sum beyond int64, or capacity or window is not positive.
     """
     tokens = _check_lengths(lengths, capacity, 0)
+    window_documents = check_integer("window_documents", window_documents)
     if window_documents < 1:
         raise ConfigError(f"A window has at least one document; {window_documents} were given.")
     document, start, stop = _cut_long(tokens, capacity)
@@ -151,9 +158,16 @@ def _expand(first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _check_lengths(lengths: npt.ArrayLike, sequence_length: int, extra_tokens: int) -> Int64s:
-    tokens = np.asarray(lengths, dtype=np.int64).reshape(-1)
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ConfigTypeError(f"lengths={lengths!r}: pass a list of whole numbers, the tokens of each document.")
+    tokens = given.astype(np.int64, copy=False)
+    sequence_length = check_integer("sequence_length", sequence_length)
+    extra_tokens = check_integer("extra_tokens", extra_tokens)
     if sequence_length < 1 or extra_tokens < 0:
         raise ConfigError(f"Samples of {sequence_length} + {extra_tokens} tokens cannot be filled.")
     if tokens.size and tokens.min() < 0:
         raise ConfigError(f"Document {int(tokens.argmin())} has the length {tokens.min()}.")
+    if tokens.sum(dtype=np.float64) >= _MOST_TOKENS:
+        raise ConfigError(f"{tokens.size} documents have more tokens than int64 counts. Fill some of them at a time.")
     return tokens

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._core.flags import check_flag
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import (
     Credentials,
     RemoteOptions,
@@ -55,7 +57,7 @@ class IndexedDataset(Dataset[Any]):
         trust_index: skip the full check of the arrays. Each access is still checked.
 
     Raises:
-        NoDataError: a file is missing.
+        ConfigTypeError: no path, or a text for a flag. NoDataError: a file is missing.
         CorruptFileError: the index is truncated or does not describe the .bin.
         FileChangedError: a file is not the one that was opened before (on every read of a remote corpus).
         StoreError: the storage failed.
@@ -73,14 +75,14 @@ class IndexedDataset(Dataset[Any]):
         facts: CorpusFacts | None = None,
         trust_index: bool = False,
     ) -> None:
-        self.path_prefix = str(path_prefix)
-        self.multimodal = multimodal
-        self.mmap = mmap
+        self.path_prefix = check_path("path_prefix", path_prefix)
+        self.multimodal = check_flag("multimodal", multimodal)
+        self.mmap = check_flag("mmap", mmap)
         self._access = StoreAccess.of(storage_options, credentials, remote)
         self._facts = facts
         # What the files are known to be, so that no others are ever read.
         self._known: Identities | None = None if facts is None else facts.identities
-        self._trusts_index = trust_index
+        self._trusts_index = check_flag("trust_index", trust_index)
         self._opened: OpenCorpus | None = None
         if facts is None:
             self._open()
@@ -96,9 +98,10 @@ class IndexedDataset(Dataset[Any]):
         """Whether both files of the corpus are there.
 
         Raises:
-            StoreError: the storage does not say.
+            ConfigTypeError: no path. StoreError: the storage does not say.
         """
-        paths = (index_path(str(path_prefix)), bin_path(str(path_prefix)))
+        prefix = check_path("path_prefix", path_prefix)
+        paths = (index_path(prefix), bin_path(prefix))
         store = open_store(paths[0], StoreAccess.of(storage_options, credentials, remote))
         if store.is_local:
             return all(Path(store.local_path(path)).is_file() for path in paths)

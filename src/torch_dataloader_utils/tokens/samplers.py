@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Sampler
 
+from torch_dataloader_utils._core.flags import check_flag, hold_flags
+from torch_dataloader_utils._core.integers import check_integer, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 Batch = list[int | None]
@@ -25,6 +27,7 @@ class RankShare:
     data_parallel_size: int
 
     def __post_init__(self) -> None:
+        hold_integers(self, "micro_batch_size", "data_parallel_rank", "data_parallel_size")
         if self.micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size must be at least 1; {self.micro_batch_size} was given.")
         if not 0 <= self.data_parallel_rank < self.data_parallel_size:
@@ -57,6 +60,7 @@ class _StepSampler(Sampler[Batch]):
     data_parallel_size: int
 
     def __post_init__(self) -> None:
+        hold_integers(self, "total_samples", "consumed_samples")
         _check_counts(self.total_samples, self.consumed_samples)
         self._share = RankShare(
             micro_batch_size=self.micro_batch_size,
@@ -74,6 +78,10 @@ class PretrainingSampler(_StepSampler):
     """
 
     drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hold_flags(self, "drop_last")
 
     def __len__(self) -> int:
         remaining = max(0, self.total_samples - self.consumed_samples)
@@ -104,6 +112,7 @@ class PretrainingRandomSampler(_StepSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        hold_flags(self, "data_sharding")
         if self._epoch_samples == 0:
             raise ConfigError(f"{self.total_samples} samples do not fill one step of {self._share.step_samples}.")
         if self.consumed_samples % self._share.step_samples:
@@ -166,12 +175,13 @@ class GlobalBatchSampler(Sampler[Batch]):
             total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=False
         )
         step_samples = micro_batch_size * data_parallel_size
+        global_batch_size = check_integer("global_batch_size", global_batch_size)
         if global_batch_size < 1 or global_batch_size % step_samples:
             raise ConfigError(f"A global batch of {global_batch_size} is no whole number of steps of {step_samples}.")
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self._steps_per_batch = global_batch_size // step_samples
-        self.drop_last = drop_last
+        self.drop_last = check_flag("drop_last", drop_last)
 
     def __len__(self) -> int:
         remaining = max(0, self._steps.total_samples - self._steps.consumed_samples)
@@ -192,8 +202,8 @@ class FullValidationSampler(Sampler[int | None]):
     """
 
     def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:
-        _check_counts(total_samples, 0)
-        self.total_samples = total_samples
+        self.total_samples = check_integer("total_samples", total_samples)
+        _check_counts(self.total_samples, 0)
         self._share = RankShare(
             micro_batch_size=1, data_parallel_rank=data_parallel_rank, data_parallel_size=data_parallel_size
         )

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
 from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
@@ -79,8 +80,10 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
     """The facts of every corpus in a sequences file, ours or one that Megatron-Core's tool wrote.
 
     Raises:
-        NoDataError: there is no such file. CorruptFileError: not JSON, or not of this shape; names the entry.
+        ConfigTypeError: no path. NoDataError: there is no such file.
+        CorruptFileError: not JSON, or not of this shape; names the entry.
     """
+    path = check_path("path", path)
     try:
         content = json.loads(Path(path).read_bytes())
     except FileNotFoundError as error:

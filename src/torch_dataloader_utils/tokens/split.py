@@ -8,10 +8,15 @@ import itertools
 import re
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+# What may stand between the numbers of a split: brackets and quotes of a list too.
+_BETWEEN_NUMBERS = re.compile(r"[\s,;:/|%()\[\]'\"]*")
 
 Bookends = tuple[float, float]
 SplitMatrix = tuple[Bookends | None, ...]
@@ -25,13 +30,28 @@ class Split(Enum):
     test = 2
 
 
+def as_weights(weights: Any) -> npt.NDArray[np.float64]:
+    """The weights as an array, shape [n].
+
+    Raises:
+        ConfigTypeError: no list of numbers.
+    """
+    try:
+        array = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise ConfigTypeError(f"weights={weights!r}: pass a list of numbers, one for each data set.")
+    return array
+
+
 def normalize_weights(weights: Sequence[float]) -> list[float]:
     """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
 
     Raises:
-        ConfigError: no weights, a negative or not finite one, or a sum of 0.
+        ConfigTypeError: no list of numbers. ConfigError: no weights, a negative or not finite one, or a sum of 0.
     """
-    array = np.array(weights, dtype=np.float64)
+    array = as_weights(weights)
     total = np.sum(array)
     if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
         raise ConfigError(f"Weights must be finite, not negative and not all 0; {list(weights)} were given.")
@@ -45,10 +65,17 @@ def parse_split(split: str) -> SplitMatrix:
         "99,1,0"     (0, 0.99)  (0.99, 1.0)  None
         "1"          (0, 1.0)   None         None
 
+    Any sign but a minus separates numbers, as in "[0.9, 0.05, 0.05]" or "90% / 10%".
+
     Raises:
-        ConfigError: no numbers, more than three, or a sum of 0.
+        ConfigTypeError: no text.
+        ConfigError: no numbers, more than three, or a sum of 0; letters or a minus, which Megatron-Core leaves out.
     """
+    if not isinstance(split, str):
+        raise ConfigTypeError(f"split={split!r}: pass a text of weights, such as '969,30,1'.")
     try:
+        if not _BETWEEN_NUMBERS.fullmatch(re.sub(r"[.0-9]+", "", split)):
+            raise ValueError(split)
         weights = [float(number) for number in re.findall(r"[.0-9]+", split)]
     except ValueError as error:
         raise ConfigError(f"The split {split!r} holds something that is no number. Write it as '969,30,1'.") from error

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Sized
+from itertools import combinations
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.utils.data import Dataset
 
 from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.stateful import (
     check_counts,
@@ -38,7 +39,7 @@ class DatasetImplementingSortKeyProtocol(Protocol[ItemT_co]):
         """One item."""
 
     def sort_key(self, index: int) -> Any:
-        """Something to sort by, as a rule the length; the keys of one data set compare with `<`."""
+        """Something to sort by, as a rule the length; the keys of one data set compare with `<`, and none is NaN."""
 
 
 class BufferSortedDataset(Dataset[ItemT]):
@@ -158,7 +159,35 @@ class BufferSortedDataset(Dataset[ItemT]):
         start = buffer * self._buffer_size
         stop = min(start + self._buffer_size, len(self))
         keys = [self._base_dataset.sort_key(index) for index in range(start, stop)]
-        return start + order_packs(keys, self._pack_size, seed=self._seed, epoch=epoch, buffer=buffer)
+        _check_numbers(keys, start)
+        try:
+            return start + order_packs(keys, self._pack_size, seed=self._seed, epoch=epoch, buffer=buffer)
+        except TypeError as error:
+            raise _not_in_order(keys, start) from error
+
+
+def _check_numbers(keys: list[Any], start: int) -> None:
+    for index, key in enumerate(keys, start):
+        if isinstance(key, float | np.floating) and key != key:
+            raise ConfigError(f"sort_key({index}) is NaN, which is in no order: give a number for every item.")
+
+
+def _not_in_order(keys: list[Any], start: int) -> ConfigTypeError:
+    """The error for keys of which some do not compare, with the first two that do not."""
+    pairs = combinations(range(len(keys)), 2)
+    first, second = next(pair for pair in pairs if not _compare(keys[pair[0]], keys[pair[1]]))
+    return ConfigTypeError(
+        f"sort_key({start + first}) is {keys[first]!r} and sort_key({start + second}) is {keys[second]!r}, which do "
+        "not compare: give keys of one type, such as numbers."
+    )
+
+
+def _compare(one: Any, other: Any) -> bool:
+    try:
+        _ = one < other, other < one
+    except TypeError:
+        return False
+    return True
 
 
 def order_packs(keys: list[Any], pack_size: int, *, seed: int, epoch: int, buffer: int) -> npt.NDArray[np.int64]:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.wrappers.stateful import Stateful
 
 ItemT = TypeVar("ItemT")
@@ -53,7 +54,10 @@ class StreamSource(Generic[ItemT]):
             self._source.load_state_dict(state)
             state = None
         # An iterable may also be callable (a Hugging Face or torch pipeline object): iterating it wins.
-        self._items = iter(self._source if isinstance(self._source, Iterable) else self._source())
+        items = self._source if isinstance(self._source, Iterable) else self._source()
+        if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+            raise ConfigTypeError(f"The function of the stream gave a {type(items).__name__}: return an iterable.")
+        self._items = iter(items)
         if state is not None and isinstance(self._items, Stateful):
             self._items.load_state_dict(state)
         return self._items

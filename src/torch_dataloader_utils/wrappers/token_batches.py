@@ -201,6 +201,9 @@ def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
     endless = np.flatnonzero(~np.isfinite(lengths))
     if len(endless):
         raise ConfigError(f"lengths: row {endless[0]} has length {lengths[endless[0]]}. Give numbers of tokens.")
+    negative = np.flatnonzero(lengths < 0)
+    if len(negative):
+        raise ConfigError(f"lengths: row {negative[0]} has length {lengths[negative[0]]}. Give numbers of tokens.")
     widths = budget.widths(lengths)
     too_long = np.flatnonzero(widths > budget.max_tokens)
     if len(too_long):

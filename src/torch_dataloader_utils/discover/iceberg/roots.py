@@ -9,6 +9,7 @@ from itertools import chain
 from urllib.parse import unquote
 
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.iceberg.paths import client_scheme, is_local, split
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
@@ -48,6 +49,7 @@ class Roots:
             raise ConfigTypeError(
                 f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."
             )
+        roots = [check_path("A prefix of allowed_roots", root) for root in roots]
         places = {root: _place(root) for root in roots}
         for root, (_, _, directory) in places.items():
             if directory == _UNCLEAR:
