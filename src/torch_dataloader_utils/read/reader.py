@@ -13,6 +13,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
+from torch_dataloader_utils.fixed_lists import for_take
 from torch_dataloader_utils.read.arrow import decode_arrow
 from torch_dataloader_utils.read.checks import (
     check_live_rows,
@@ -225,7 +226,7 @@ def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: In
     live = rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows
     if mask is None or mask.true_count == rows.num_rows:
         return live
-    return live.filter(mask) if projection.delivered else rows_only(mask.true_count)
+    return for_take(live).filter(mask) if projection.delivered else rows_only(mask.true_count)
 
 
 def _with_partitions(tasks: Sequence[tuple[RowGroupTask, int]], projection: Projection, stored: Any) -> Any:

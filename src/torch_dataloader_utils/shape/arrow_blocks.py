@@ -9,6 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.fixed_lists import for_take
 from torch_dataloader_utils.record_batches import one_after_other, without_categories
 
 
@@ -103,7 +104,8 @@ class ArrowShaper:
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ArrowBlock:
         """Row order[i] of the blocks' concatenation, for all i."""
-        return ArrowBlock(rows=self.concat(blocks).rows.take(pa.array(order)), as_python=self.as_python)
+        rows = for_take(self.concat(blocks).rows)
+        return ArrowBlock(rows=rows.take(pa.array(order)), as_python=self.as_python)
 
 
 def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

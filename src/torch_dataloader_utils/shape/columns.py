@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.fixed_lists import array_for_take
 from torch_dataloader_utils.shape.memory import (
     COLUMNS_AT_ONCE,
     Gatherer,
@@ -188,7 +189,9 @@ class Objects:
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
         """The rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
-        return cls(joined.rows.take(pa.array(gatherer.order.numpy())), joined.null)
+        chunks = list(map(array_for_take, joined.rows.chunks))
+        rows = pa.chunked_array(chunks, joined.rows.type)
+        return cls(rows.take(pa.array(gatherer.order.numpy())), joined.null)
 
 
 Column = Rows | Matrix | Lists | Objects

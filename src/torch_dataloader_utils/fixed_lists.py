@@ -1,0 +1,43 @@
+"""Fixed-size lists inside of others, of which pyarrow's take and filter give other rows if they are slices.
+
+Seen with pyarrow 26.0.1: the offset of the inner list is counted twice. What is taken as the first row of a slice that
+begins with row 3 is row 6.
+"""
+
+from functools import lru_cache
+
+import pyarrow as pa
+
+
+def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, to take from or to filter: a column of which others would come is copied."""
+    columns = rows.columns
+    taken = list(map(array_for_take, columns))
+    if all(new is old for new, old in zip(taken, columns, strict=True)):
+        return rows
+    return pa.RecordBatch.from_arrays(taken, schema=rows.schema)
+
+
+def array_for_take(array: pa.Array) -> pa.Array:
+    """The same for one column."""
+    if not _nests(array.type) or not _is_sliced(array):
+        return array
+    return pa.concat_arrays([array, array.slice(0, 0)])
+
+
+@lru_cache(maxsize=256)
+def _nests(data_type: pa.DataType, *, is_inside: bool = False) -> bool:
+    """Whether there is a fixed-size list inside of another one."""
+    is_fixed = pa.types.is_fixed_size_list(data_type)
+    if is_fixed and is_inside:
+        return True
+    children = [data_type.field(index).type for index in range(data_type.num_fields)]
+    return any(_nests(child, is_inside=is_inside or is_fixed) for child in children)
+
+
+def _is_sliced(array: pa.Array) -> bool:
+    if array.offset:
+        return True
+    if pa.types.is_struct(array.type):
+        return any(_is_sliced(array.field(index)) for index in range(array.type.num_fields))
+    return hasattr(array, "values") and _is_sliced(array.values)
