@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Inventory
+from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover import with_live_rows
-from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 

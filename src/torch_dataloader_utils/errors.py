@@ -91,3 +91,9 @@ class CheckpointMismatchError(LoaderError, ValueError):
 
 class InternalError(LoaderError, RuntimeError):
     """An invariant of this library broke; please report it with the message."""
+
+
+def of_type(value: object) -> str:
+    """What a message calls a value of the wrong type: "a dict", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

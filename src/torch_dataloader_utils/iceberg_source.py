@@ -16,7 +16,7 @@ from torch_dataloader_utils.discover.iceberg.paths import PathRules
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.row_filter import check_filters
 
 # Stands for no snapshot among ids, as in tables of format version 1.
@@ -99,7 +99,7 @@ class TableSource:
 def _table_name(table: Any) -> str:
     name = os.fspath(table) if isinstance(table, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name:
-        given = repr(name) if name == "" else f"a {type(table).__name__}"
+        given = repr(name) if name == "" else of_type(table)
         raise ConfigTypeError(
             f'table is {given}: pass its name in the catalog ("db.events") or, without catalog_config, the path of its '
             "metadata file or directory."
@@ -112,7 +112,7 @@ def _catalog_secret(catalog_config: Any) -> Secret | None:
         return None
     if not isinstance(catalog_config, Mapping):
         raise ConfigTypeError(
-            f"catalog_config is a {type(catalog_config).__name__}: pass a dict of what pyiceberg's load_catalog takes. "
+            f"catalog_config is {of_type(catalog_config)}: pass a dict of what pyiceberg's load_catalog takes. "
             'A catalog of its configuration file goes by its name alone: {"name": "prod"}.'
         )
     return Secret(dict(catalog_config))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import acero
 
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 # pyarrow.field(0), but not the place of a field inside a struct.
 _POSITION = re.compile(r"(?<!field_ref=FieldRef\.)FieldPath\(")
@@ -19,9 +19,7 @@ _POSITION = re.compile(r"(?<!field_ref=FieldRef\.)FieldPath\(")
 def check_filters(filters: Any) -> None:
     """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
     if filters is not None and not isinstance(filters, ds.Expression):
-        raise ConfigTypeError(
-            f"filters is a {type(filters).__name__}: pass a pyarrow expression, such as pc.field('x') > 3."
-        )
+        raise ConfigTypeError(f"filters is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3.")
 
 
 def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._core.sizes import check_bytes, parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
 from torch_dataloader_utils.row_filter import check_filters
@@ -112,13 +112,12 @@ class TableOptions:
         # Not by its class, which only a torch that was built with distributed has.
         if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):
             raise ConfigTypeError(
-                f"mesh is a {type(self.mesh).__name__}: pass a DeviceMesh, such as init_device_mesh of "
-                "torch.distributed gives."
+                f"mesh is {of_type(self.mesh)}: pass a DeviceMesh, such as init_device_mesh of torch.distributed gives."
             )
 
     def _check_packing(self, packing: TokenPacking) -> None:
         if not isinstance(packing, TokenPacking):
-            raise ConfigTypeError(f"pack is a {type(packing).__name__}: pass what pack_tokens(...) gives.")
+            raise ConfigTypeError(f"pack is {of_type(packing)}: pass what pack_tokens(...) gives.")
         if self.columns is not None and tuple(self.columns) != (packing.column,):
             raise ConfigError(
                 f"columns={list(self.columns)} with pack=: samples are made of column {packing.column!r} alone. Leave "

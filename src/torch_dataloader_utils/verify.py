@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover import with_live_rows
-from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import (
     CorruptFileError,
     DataError,

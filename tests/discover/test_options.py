@@ -31,11 +31,11 @@ def one(tmp_path):
         ({"partitioning": "directory"}, ConfigError, 'use "hive" or None'),
         ({"count_rows": "always"}, ConfigError, "count_rows"),
         ({"schema": pa.schema([("row", pa.int64())])}, ConfigError, "schema= is for text files"),
-        ({"schema": 5}, ConfigTypeError, "schema is a int: pass a pyarrow.schema"),
-        ({"text": 5}, ConfigTypeError, r"text is a int: pass TextOptions\(\.\.\.\)"),
-        ({"storage_options": 5}, ConfigTypeError, "storage_options is a int: pass a dict"),
+        ({"schema": 5}, ConfigTypeError, "schema is an int: pass a pyarrow.schema"),
+        ({"text": 5}, ConfigTypeError, r"text is an int: pass TextOptions\(\.\.\.\)"),
+        ({"storage_options": 5}, ConfigTypeError, "storage_options is an int: pass a dict"),
         ({"executor": 5}, ConfigTypeError, r"executor=5 has no submit\(\)"),
-        ({"on_progress": 5}, ConfigTypeError, "on_progress is a int: pass a function, or None"),
+        ({"on_progress": 5}, ConfigTypeError, "on_progress is an int: pass a function, or None"),
     ],
 )
 def test_a_wrong_option_says_what_to_do(one, options, error, message):

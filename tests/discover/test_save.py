@@ -101,7 +101,7 @@ def test_what_is_no_inventory_is_not_saved(tmp_path):
         save_inventory({}, tmp_path / "i")
     with pytest.raises(ConfigTypeError, match="A prefix of allowed_roots=5: pass a path"):
         load_inventory(tmp_path / "inventory", allowed_roots=[5])
-    with pytest.raises(ConfigTypeError, match="allowed_roots is a int: pass a list"):
+    with pytest.raises(ConfigTypeError, match="allowed_roots is an int: pass a list"):
         load_inventory(tmp_path / "i", allowed_roots=3)
 
 

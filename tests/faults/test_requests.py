@@ -15,6 +15,7 @@ from tests.store.moto_server import BUCKET, running_moto
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover.paths import find_files
 
 ROWS, GROUPS = 40_000, 4
 COLUMNS = {
@@ -133,6 +134,16 @@ def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAc
     server.latency_seconds = 0.05
     assert_rows(loader, total)
     assert server.most_in_flight >= 8
+
+
+def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Server, access: StoreAccess) -> None:
+    total = upload(server, files=40, rows=10)
+    server.latency_seconds = 0.03
+    paths = [f"s3://bucket/{key}" for key in server.objects]
+    assert find_files(paths, access)[1].entries == find_files("s3://bucket/data", access)[1].entries
+    assert len(server.of("HEAD")) == 41  # and one for the directory
+    assert 8 <= server.most_in_flight <= 32
+    assert scan_files(paths, storage_options=access).num_rows == total
 
 
 def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access: StoreAccess) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 
 @dataclass
@@ -82,7 +83,7 @@ def web_server() -> Iterator[WebServer]:
 
         def do_GET(self) -> None:
             status, headers, body = files.answer(
-                self.command, self.path.lstrip("/").partition("?")[0], dict(self.headers)
+                self.command, unquote(self.path.lstrip("/").partition("?")[0]), dict(self.headers)
             )
             self.send_response(status)
             for name, value in headers.items():

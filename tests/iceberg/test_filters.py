@@ -204,7 +204,7 @@ def test_a_scan_filter_leaves_out_files_and_filters_no_rows(tmp_path: Path) -> N
         scan_iceberg(table.metadata, scan_filter=EqualTo("nope", 1))
     with pytest.raises(ConfigError, match="scan_filter='v = ' does not parse"):
         scan_iceberg(table.metadata, scan_filter="v = ")
-    with pytest.raises(TypeError, match="scan_filter is a int"):
+    with pytest.raises(TypeError, match="scan_filter is an int"):
         scan_iceberg(table.metadata, scan_filter=5)
     with pytest.raises(TypeError, match="filters is a str"):
         IcebergDataset.create_dataloader(table.metadata, filters="v > 5")

@@ -21,6 +21,7 @@ from torch_dataloader_utils.errors import (
     ConfigTypeError,
     SchemaError,
     UnsupportedFeatureError,
+    of_type,
 )
 
 ROWS = 40
@@ -181,12 +182,12 @@ def test_what_is_printed_holds_no_secret(trips):
         ("drop_last", "no", "drop_last='no': pass True or False"),
         ("drop_last", [], r"drop_last=\[\]: pass True or False"),
         ("progress_interval_sec", "10", "progress_interval_sec='10': pass a finite number of seconds"),
-        ("transform", 3, "transform is a int: pass a function of a batch, or None"),  # failed at the first batch
+        ("transform", 3, "transform is an int: pass a function of a batch, or None"),  # failed at the first batch
         ("collate_fn", "default", "collate_fn is a str: pass a function of a batch"),
         ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
         ("decode_ahead_bytes", -1, "decode_ahead_bytes=-1: pass 0 or more bytes"),
         ("lane_rows", 5, "lane_rows=5 .* pass num_lanes="),
-        ("storage_options", 5, "storage_options is a int: pass a dict"),
+        ("storage_options", 5, "storage_options is an int: pass a dict"),
         ("stack", "row", "stack='row': pass a dict of lists of columns"),
         ("stack", 5, "stack=5: pass a dict of lists of columns"),
         ("stack", {"x": 5}, r"stack=\{'x': 5\}: give a list of one or more column names"),
@@ -244,7 +245,7 @@ def test_a_plan_takes_no_text_for_a_flag(trips, name):
 @pytest.mark.parametrize("value", ["x.parquet", {}, [], 5])
 @pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset, RowDataset])
 def test_what_is_no_inventory_is_refused_by_every_data_set(dataset, value):
-    with pytest.raises(ConfigTypeError, match=f"Got a {type(value).__name__} as inventory: pass what scan_files"):
+    with pytest.raises(ConfigTypeError, match=f"Got {of_type(value)} as inventory: pass what scan_files"):
         dataset("db.table", inventory=value)
 
 

@@ -182,7 +182,7 @@ def test_keys_in_no_order_are_told(keys, says):
 
 
 def test_a_function_that_gives_no_stream_is_told():
-    with pytest.raises(ConfigTypeError, match="function of the stream gave a int: return an iterable"):
+    with pytest.raises(ConfigTypeError, match="function of the stream gave an int: return an iterable"):
         list(streaming_shard(lambda: 5, 2, 0))
 
 

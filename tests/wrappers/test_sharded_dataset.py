@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.effort import EFFORT
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers import ShardedDataset, ShardIndexingMode
 
 # (items, mode, padded) -> items of 4 shards. Lengths of the chunked mode were 2, 2, 2, -1 in the system replaced.
@@ -101,7 +101,7 @@ def test_a_fraction_is_no_item():
 
 @pytest.mark.parametrize("state", [None, [1], "state"])
 def test_something_else_than_a_state_is_refused(state):
-    with pytest.raises(CheckpointMismatchError, match=f"it is a {type(state).__name__}. Load what state_dict gave"):
+    with pytest.raises(CheckpointMismatchError, match=f"it is {of_type(state)}. Load what state_dict gave"):
         ShardedDataset([1, 2, 3], 2, 1, "chunked", False).load_state_dict(state)
 
 

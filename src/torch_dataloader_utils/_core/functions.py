@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 
 def check_function(name: str, value: Any, what: str = "a function") -> None:
@@ -14,7 +14,7 @@ def check_function(name: str, value: Any, what: str = "a function") -> None:
         ConfigTypeError: it cannot be called.
     """
     if value is not None and not callable(value):
-        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass {what}, or None.")
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass {what}, or None.")
 
 
 def check_executor(executor: Any) -> None:

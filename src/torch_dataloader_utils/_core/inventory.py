@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 UNKNOWN = -1
 
@@ -240,7 +240,7 @@ def check_inventory(inventory: Any) -> Inventory:
     """
     if not isinstance(inventory, Inventory):
         raise ConfigTypeError(
-            f"Got a {type(inventory).__name__} as inventory: pass what scan_files(path), scan_iceberg(table) or "
+            f"Got {of_type(inventory)} as inventory: pass what scan_files(path), scan_iceberg(table) or "
             "load_inventory(path) gives."
         )
     return inventory

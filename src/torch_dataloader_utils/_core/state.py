@@ -21,7 +21,7 @@ from typing import Any
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.seal import check_seal, sealed
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
 VERSION = 1
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
@@ -100,7 +100,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ConfigTypeError: no list. ConfigError: not one state a rank.
     """
     if isinstance(states, str | Mapping) or not isinstance(states, Sequence):
-        raise ConfigTypeError(f"merge_states got a {type(states).__name__}: pass a list of the states of all ranks.")
+        raise ConfigTypeError(f"merge_states got {of_type(states)}: pass a list of the states of all ranks.")
     if not states:
         raise ConfigError("merge_states got no state: pass those of all ranks.")
     for state in states:

@@ -8,7 +8,7 @@ from uuid import uuid4
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, StoreError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, StoreError, of_type
 
 Credentials = Callable[[], Mapping[str, Any]]
 """Gives storage options that hold credentials; called when a client is opened and when the storage says "expired"."""
@@ -72,14 +72,14 @@ class StoreAccess:
             return storage_options
         if credentials is not None and not callable(credentials):
             raise ConfigTypeError(
-                f"credentials is a {type(credentials).__name__}: pass a function that returns storage options, such as "
+                f"credentials is {of_type(credentials)}: pass a function that returns storage options, such as "
                 "{'key': ..., 'secret': ..., 'token': ...}; it is called again when they expire."
             )
         if remote is not None and not isinstance(remote, RemoteOptions):
-            raise ConfigTypeError(f"remote is a {type(remote).__name__}: pass RemoteOptions(...).")
+            raise ConfigTypeError(f"remote is {of_type(remote)}: pass RemoteOptions(...).")
         if not isinstance(storage_options, Secret):
             if storage_options is not None and not isinstance(storage_options, Mapping):
-                raise ConfigTypeError(f"storage_options is a {type(storage_options).__name__}: pass a dict.")
+                raise ConfigTypeError(f"storage_options is {of_type(storage_options)}: pass a dict.")
             storage_options = Secret(dict(storage_options or {}))
         return cls(options=storage_options, credentials=credentials, remote=remote or RemoteOptions())
 

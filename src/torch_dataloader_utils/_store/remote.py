@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store.access import StoreAccess
@@ -19,7 +20,7 @@ from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
-from torch_dataloader_utils._store.remote_pattern import Infos, files_below, matching_files
+from torch_dataloader_utils._store.remote_pattern import Infos, files_at, matching_files
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
@@ -28,6 +29,8 @@ from torch_dataloader_utils._store.write import Read, delete_object, make_direct
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
 T = TypeVar("T")
+
+_LOOK_UP_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +124,20 @@ class FsspecStore:
         key, found = self._request(path, "list", None, _find)
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
-        entries = {self._url(name): _sized(self._url(name), info) for name, info in found.items()}
-        listed = tuple(FileEntry(path=url, stat=entries[url]) for url in sorted(entries))
+        stats = self._stats({self._url(name): info for name, info in found.items()})
+        listed = tuple(FileEntry(path=url, stat=stats[url]) for url in sorted(stats))
         if key in found:
             return Listing(entries=listed)
-        directory = self._url(before_wildcard(key) if is_pattern(key) else key)
+        directory = self._url(before_wildcard(key) if is_pattern(key) else key.rstrip("/"))
         return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
+
+    def _stats(self, infos: Infos) -> dict[str, FileStat]:
+        """What the listing says of each URL; files whose size it leaves out, as a page of links does, are looked up."""
+        unsized = [url for url, info in infos.items() if info.get("size") is None]
+        looked_up = map_watched(self.stat, unsized, threads=_LOOK_UP_THREADS, name="tdu-look-up")
+        return dict(zip(unsized, looked_up, strict=True)) | {
+            url: stat_of(info) for url, info in infos.items() if info.get("size") is not None
+        }
 
     def write(self, path: str, size: int, read: Read) -> None:
         """Make an object of `size` bytes, which `read(offset, length)` gives, in place of what is there.
@@ -207,4 +218,4 @@ def _find(filesystem: Any, key: str) -> tuple[str, Infos]:
     filesystem.invalidate_cache()
     if is_pattern(key):
         return key, matching_files(filesystem, key)
-    return key, files_below(filesystem, key, filesystem.info(key))
+    return key, files_at(filesystem, key)

@@ -12,7 +12,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
-from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
+from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
 
 Infos = dict[str, Mapping[str, Any]]
 """What a listing says of each object, by its key."""
@@ -23,22 +23,32 @@ _ANY_DEPTH = "**"
 def matching_files(filesystem: Any, pattern: str) -> Infos:
     """The files that match, and those below directories that match: as of `filesystem.glob`, but an error is raised.
 
-    Each part of the pattern is held against listings of the directories that the parts before it match.
+    Each part of the pattern is held against listings of the directories that the parts before it match. Web servers
+    are asked for their pages, and "*" is the only wildcard there.
 
     Raises:
         Whatever the client raises, but for what is not there.
     """
-    if pattern.startswith(("http://", "https://")):
-        # There "?" begins a query, and directories are pages with links: the client knows better.
-        matched = filesystem.glob(pattern, detail=True).items()
-    else:
-        start = before_wildcard(pattern)
-        matched = _below(filesystem, start, pattern[len(start) :].lstrip("/").split("/"))
-    return {key: each for name, info in matched for key, each in files_below(filesystem, name, info).items()}
+    start = before_wildcard(pattern)
+    parts = pattern[len(start) :].lstrip("/").split("/")
+    if is_web(pattern):
+        parts = [re.sub(r"[?[]", r"[\g<0>]", part) for part in parts]
+    matched = _below(filesystem, start, parts)
+    return {key: each for name, info in matched for key, each in _files_below(filesystem, name, info).items()}
 
 
-def files_below(filesystem: Any, key: str, info: Mapping[str, Any]) -> Infos:
-    """The file itself, or all files below a directory."""
+def files_at(filesystem: Any, key: str) -> Infos:
+    """The file itself, or all files below a directory; of a web server, which has files only, if its URL ends in "/".
+
+    Raises:
+        Whatever the client raises, FileNotFoundError included.
+    """
+    if is_web(key) and key.endswith("/"):
+        return _tree(filesystem, key.rstrip("/"))
+    return _files_below(filesystem, key, filesystem.info(key))
+
+
+def _files_below(filesystem: Any, key: str, info: Mapping[str, Any]) -> Infos:
     return {key: info} if info["type"] == "file" else _tree(filesystem, key)
 
 
@@ -105,8 +115,17 @@ def _entries(filesystem: Any, directory: str) -> Infos:
         listed = filesystem.ls(directory, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    own = directory.rstrip("/")
     named = {str(info["name"]).rstrip("/"): info for info in listed}
-    return {name: info for name, info in named.items() if name != directory.rstrip("/")}
+    if is_web(directory):
+        return {name: info for name, info in named.items() if _is_entry(name, own)}
+    return {name: info for name, info in named.items() if name != own}
+
+
+def _is_entry(link: str, page: str) -> bool:
+    """Whether a link of the page of a directory leads to what is in it, not up, elsewhere or to another sort order."""
+    above, _, name = link.rpartition("/")
+    return above == page and not name.startswith(("?", "#"))
 
 
 def _join(directory: str, part: str) -> str:

@@ -12,7 +12,7 @@ from torch_dataloader_utils.blending.progress import BlendPosition, BlendProgres
 from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.blending.source import Source
 from torch_dataloader_utils.blending.steps import RowStream, mixed_batches, steps_with_last, whole_batches
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 
@@ -154,7 +154,7 @@ def _as_loader(source: Any, index: int) -> TableDataLoader:
         return TableDataLoader(source, num_workers=source.num_processes)
     if not isinstance(source, TableDataLoader):
         raise ConfigTypeError(
-            f"Source {index} of the blend is a {type(source).__name__}: pass loaders from create_dataloader, or data "
+            f"Source {index} of the blend is {of_type(source)}: pass loaders from create_dataloader, or data "
             "sets of this package."
         )
     return source

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, StoreAccess, open_store, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
+
+_REMOTE_THREADS = 32
 
 # Of formats whose files are never empty. Writers leave empty files of other names (Hive, for a bucket without rows).
 _DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")
@@ -58,7 +61,7 @@ def find_files(
     if len(places) > 1:
         raise ConfigError(f"{source}: the list mixes stores ({', '.join(places)}). Scan each alone.")
     store = open_store(named[0], storage_options)
-    listings = [store.list_files(each) for each in named]
+    listings = _listings(store, named)
     found: dict[str, FileEntry] = {}
     for listing in listings:
         for entry in listing.entries:
@@ -74,6 +77,12 @@ def find_files(
     root, sidecar = _root(listings)
     entries = tuple(found[name] for name in sorted(found))
     return store, DataFiles(entries=entries, root=root, sidecar=sidecar, source=source)
+
+
+def _listings(store: Store, named: Sequence[str]) -> list[Listing]:
+    if store.is_local or len(named) == 1:
+        return [store.list_files(each) for each in named]
+    return map_watched(store.list_files, named, threads=min(_REMOTE_THREADS, len(named)), name="tdu-list")
 
 
 def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:

@@ -32,7 +32,7 @@ from torch_dataloader_utils._store import (
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.seal import check_seal, sealed_parquet
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError, UnsupportedFeatureError, of_type
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
@@ -55,7 +55,7 @@ def save_inventory(
         StoreError: it cannot be written there, or the storage failed after retries.
     """
     if not isinstance(inventory, Inventory):
-        raise ConfigTypeError(f"inventory is a {type(inventory).__name__}: pass what scan_files gives.")
+        raise ConfigTypeError(f"inventory is {of_type(inventory)}: pass what scan_files gives.")
     target = _as_text(path)
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(

@@ -20,6 +20,7 @@ from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.executor import Executor
 from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
+from torch_dataloader_utils._core.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import FileEntry, FileStat, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
@@ -29,11 +30,10 @@ from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import partition_values
 from torch_dataloader_utils.discover.other_files import other_files_named
-from torch_dataloader_utils.discover.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
@@ -239,9 +239,9 @@ def _file_table(
 
 def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
     if schema is not None and not isinstance(schema, pa.Schema):
-        raise ConfigTypeError(f"schema is a {type(schema).__name__}: pass a pyarrow.schema([...]).")
+        raise ConfigTypeError(f"schema is {of_type(schema)}: pass a pyarrow.schema([...]).")
     if text is not None and not isinstance(text, TextOptions):
-        raise ConfigTypeError(f"text is a {type(text).__name__}: pass TextOptions(...).")
+        raise ConfigTypeError(f"text is {of_type(text)}: pass TextOptions(...).")
     if schema is not None and file_format_of(file_format) not in _TEXT_FORMATS:
         raise ConfigError(
             f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "

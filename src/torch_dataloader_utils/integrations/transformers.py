@@ -6,7 +6,7 @@ from typing import Any, cast
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, of_type
 from torch_dataloader_utils.stream.loader import TableDataLoader
 
 
@@ -55,7 +55,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         loader = kwargs.get("train_dataloader")
         if not isinstance(loader, TableDataLoader):
             raise ConfigError(
-                f"LoaderStateCallback: the Trainer has a {type(loader).__name__} to train with. Override "
+                f"LoaderStateCallback: the Trainer has {of_type(loader)} to train with. Override "
                 "get_train_dataloader to return the loader of create_dataloader."
             )
         self._loader = loader

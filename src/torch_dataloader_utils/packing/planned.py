@@ -10,7 +10,7 @@ import torch
 from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError, of_type
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data
 from torch_dataloader_utils.packing.groups import (
     PackingGroups,
@@ -198,7 +198,7 @@ class PlannedPackedLoader:
         for index, sequence in zip(listed, found, strict=True):
             where, planned = f"sequence {index} of the source", int(self._lengths[index])
             if not isinstance(sequence, Mapping):
-                raise ConfigTypeError(f"{where} is a {type(sequence).__name__}; use a dict of {list(TOKEN_FIELDS)}.")
+                raise ConfigTypeError(f"{where} is {of_type(sequence)}; use a dict of {list(TOKEN_FIELDS)}.")
             fields = {
                 key: flatten_field(sequence[key], key, where, dtype)
                 for key, dtype in TOKEN_FIELDS.items()

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.plan.schedule import Ints
 
 Tensors = Mapping[str, torch.Tensor]
@@ -63,9 +63,7 @@ def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
         where = f"item {index} of the data iterator"
         for sample in [item] if isinstance(item, Mapping) else item:
             if not isinstance(sample, Mapping):
-                raise ConfigTypeError(
-                    f"{where} has a {type(sample).__name__}; use a sample (a dict), or a list of them."
-                )
+                raise ConfigTypeError(f"{where} has {of_type(sample)}; use a sample (a dict), or a list of them.")
             samples.extend(_unpacked(sample, where) if "cu_seqlens" in sample else [_checked(sample, where)])
     lengths = [[int(sample.pop(key)) for sample in samples] for key in LENGTH_FIELDS]
     for sample, original, padded in zip(samples, *lengths, strict=True):
@@ -150,7 +148,7 @@ def flatten_field(value: object, key: str, where: str, dtype: torch.dtype) -> to
         ConfigError: neither [tokens] nor [1, tokens]. ConfigTypeError: no tensor, or fractions as tokens.
     """
     if not isinstance(value, torch.Tensor):
-        raise ConfigTypeError(f"{key} of {where} is a {type(value).__name__}; use a torch.Tensor.")
+        raise ConfigTypeError(f"{key} of {where} is {of_type(value)}; use a torch.Tensor.")
     if value.is_floating_point() and not dtype.is_floating_point:
         raise ConfigTypeError(f"{key} of {where} has dtype {value.dtype}; use whole numbers, best {dtype}.")
     if value.numel() != max(value.shape, default=1):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
 from torch_dataloader_utils.packing.groups import PackingGroups
 from torch_dataloader_utils.packing.plan.check import check_schedule
@@ -95,7 +95,7 @@ class BasePackingScheduler(ABC):
             schedule = Schedule.of_groups(groups, num_ranks=self.shape.num_ranks, empty_span=empty_span)
         except TypeError as error:
             raise ConfigTypeError(
-                f"{type(self).__name__}.get_groups_and_subsamples gave a {type(groups).__name__} that is not, per "
+                f"{type(self).__name__}.get_groups_and_subsamples gave {of_type(groups)} that is not, per "
                 f"microbatch and per rank, a list of ids ({error}). Return a list of lists of lists."
             ) from error
         check_schedule(schedule, aligned, shape=self.shape, policy=self.policy, is_hybrid=self.is_hybrid)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch_dataloader_utils._core.integers import is_integer
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 Expected = TypeVar("Expected")
 
@@ -32,7 +32,7 @@ def _take_shard(name: str, shard: Shard) -> Shard:
         ) from error
     if not isinstance(shard.splits, Iterable):
         raise ConfigTypeError(
-            f"{name}.generate() gave Shard({worker}, ...) a {type(shard.splits).__name__} for its splits. Give it a "
+            f"{name}.generate() gave Shard({worker}, ...) {of_type(shard.splits)} for its splits. Give it a "
             f"list of them: Shard({worker}, [Split(file), ...])."
         )
     return Shard(worker, [_check_split(name, _expect(name, each, Split)) for each in shard.splits])
@@ -41,7 +41,7 @@ def _take_shard(name: str, shard: Shard) -> Shard:
 def _check_split(name: str, split: Split) -> Split:
     if not isinstance(split.file, DataFileInfo):
         raise ConfigTypeError(
-            f"{name}.generate() gave a Split of a {type(split.file).__name__}. Split one of the files that generate() "
+            f"{name}.generate() gave a Split of {of_type(split.file)}. Split one of the files that generate() "
             "is given, as it is: Split(file), not Split(file.path)."
         )
     if split.row_range is not None and not _is_range(split.row_range):
@@ -61,7 +61,7 @@ def _is_range(rows: object) -> bool:
 def _expect(name: str, each: object, kind: type[Expected]) -> Expected:
     if not isinstance(each, kind):
         raise ConfigTypeError(
-            f"{name}.generate() gave a {type(each).__name__} where shards of splits belong. Return a list with "
+            f"{name}.generate() gave {of_type(each)} where shards of splits belong. Return a list with "
             "Shard(worker, [Split(file), ...]) for every worker."
         )
     return each

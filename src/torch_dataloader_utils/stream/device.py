@@ -9,7 +9,7 @@ import torch
 
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 
 @runtime_checkable
@@ -60,7 +60,7 @@ class DevicePrefetcher:
         """
         if not isinstance(loader, PositionedLoader):
             raise ConfigTypeError(
-                f"DevicePrefetcher got a {type(loader).__name__}: pass the loader that create_dataloader or blend "
+                f"DevicePrefetcher got {of_type(loader)}: pass the loader that create_dataloader or blend "
                 "gives. Those of torch have pin_memory=True."
             )
         self.loader = loader

@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 # The rest follows from batches being made where they are read.
 LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
@@ -66,7 +66,7 @@ def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass a list of LoaderCallback objects.")
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass a list of LoaderCallback objects.")
     callbacks = tuple(value)
     for callback in callbacks:
         if isinstance(callback, type) or not isinstance(callback, LoaderCallback):
@@ -92,7 +92,7 @@ def _function(name: str, value: Any) -> Any:
 
 def _generator(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, torch.Generator):
-        raise ConfigTypeError(f"{name} is a {type(value).__name__}: pass a torch.Generator, or None.")
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass a torch.Generator, or None.")
     return value
 
 

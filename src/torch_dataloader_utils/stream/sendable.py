@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, of_type
 from torch_dataloader_utils.stream.worker import Function, function_name
 
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor)
@@ -71,7 +71,7 @@ def _try_to_pickle(place: str, value: Any) -> None:
         _TrialPickler(io.BytesIO()).dump(value)
     except Exception as error:  # see check_functions
         raise TypeError(
-            f"it returned a {type(value).__qualname__}{f' at {place}' if place else ''}, which cannot be sent from a "
+            f"it returned {of_type(value)}{f' at {place}' if place else ''}, which cannot be sent from a "
             f"worker process ({error}). Return tensors, arrays and plain Python values, or read with num_workers=0"
         ) from error
 

@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import Draws, SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils.errors import CorruptFileError, InternalError, LoaderError, TransformError
+from torch_dataloader_utils.errors import CorruptFileError, InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
@@ -208,7 +208,7 @@ class WorkerStream:
 def _hint(error: Exception, batch: Any) -> str:
     """For functions that are made for torch's own loader, such as `default_collate`: they ask for sample 0."""
     if isinstance(error, KeyError) and error.args == (0,):
-        return f" It is given one batch, a {type(batch).__name__} of columns, not a list of samples."
+        return f" It is given one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 
 

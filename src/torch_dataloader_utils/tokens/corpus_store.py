@@ -19,8 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
+from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
-from torch_dataloader_utils.discover.parallel import map_watched
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens.builder import merge_corpora, writing
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS

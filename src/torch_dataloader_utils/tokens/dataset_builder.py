@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils.discover.parallel import map_watched
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError
+from torch_dataloader_utils._core.parallel import map_watched
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, of_type
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
 from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
@@ -147,7 +147,7 @@ def _check_types(cls: Any, sizes: Any, is_built_on_rank: Any, config: Any) -> No
     if not callable(is_built_on_rank):
         raise ConfigTypeError(f"is_built_on_rank={is_built_on_rank!r}: pass a function, such as lambda: True.")
     if not isinstance(config, BlendedMegatronDatasetConfig):
-        raise ConfigTypeError(f"config is a {type(config).__name__}: pass a GPTDatasetConfig(...).")
+        raise ConfigTypeError(f"config is {of_type(config)}: pass a GPTDatasetConfig(...).")
 
 
 def _check_arguments(sizes: Sizes, config: BlendedMegatronDatasetConfig) -> None:

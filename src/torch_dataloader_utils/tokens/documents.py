@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.errors import NullValueError, SchemaError
+from torch_dataloader_utils.errors import NullValueError, SchemaError, of_type
 from torch_dataloader_utils.tokens.plain_layout import to_plain
 
 # Texts of one batch to the token lists of each: one flat list, or array, of whole numbers a text.
@@ -69,7 +69,7 @@ def _tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> tuple[npt.N
             'lists. For one of Hugging Face pass a function that returns tokenizer(texts)["input_ids"].'
         )
     if not hasattr(lists, "__len__") or len(lists) != len(texts):
-        given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else f"a {type(lists).__name__}"
+        given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else of_type(lists)
         raise SchemaError(f"The tokenizer gave {given} for the {len(texts)} texts of {where}; give one list a text.")
     pieces = [_check_tokens(tokens, text, where) for text, tokens in enumerate(lists)]
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)

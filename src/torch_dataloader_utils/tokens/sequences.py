@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
-from torch_dataloader_utils.discover.parallel import map_watched
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError, of_type
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 
@@ -91,7 +91,7 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
     except ValueError as error:
         raise CorruptFileError(f"{path} is not JSON: {error}. Write the sequences file again.") from error
     if not isinstance(content, dict):
-        raise CorruptFileError(f"{path} holds a {type(content).__name__}, not an object of prefixes.")
+        raise CorruptFileError(f"{path} holds {of_type(content)}, not an object of prefixes.")
     extras = content.pop(_EXTRAS, {"version": _VERSION, "corpora": {}})
     try:
         version, known = extras["version"], extras["corpora"]

@@ -4,7 +4,7 @@ import operator
 import sys
 from typing import Any
 
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 
 def name_tokenizer(tokenizer: Any) -> str | int | None:
@@ -22,7 +22,7 @@ def name_tokenizer(tokenizer: Any) -> str | int | None:
         return fingerprint
     if fingerprint is not None:
         raise ConfigTypeError(
-            f"The fingerprint of the tokenizer is a {type(fingerprint).__name__}: give an attribute or a property that "
+            f"The fingerprint of the tokenizer is {of_type(fingerprint)}: give an attribute or a property that "
             "is a text, such as the model's name and revision."
         )
     module, name = getattr(tokenizer, "__module__", None), getattr(tokenizer, "__qualname__", None)

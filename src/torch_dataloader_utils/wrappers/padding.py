@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 
 def pad_stack_1d(
@@ -32,7 +32,7 @@ def pad_stack_1d(
         ConfigTypeError: no list of tensors, or tensors of different dtypes; a pad value that is no number.
     """
     if not isinstance(items, Sequence):
-        raise ConfigTypeError(f"items is a {type(items).__name__}: pass a list of 1-D tensors.")
+        raise ConfigTypeError(f"items is {of_type(items)}: pass a list of 1-D tensors.")
     if not items:
         raise ConfigError(
             "There are no items to pad: the shape and dtype of the result would be unknown. Pass one at least."
@@ -43,7 +43,7 @@ def pad_stack_1d(
         raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
     for row, item in enumerate(items):
         if not isinstance(item, torch.Tensor):
-            raise ConfigTypeError(f"Item {row} is a {type(item).__name__}: pass 1-D tensors.")
+            raise ConfigTypeError(f"Item {row} is {of_type(item)}: pass 1-D tensors.")
         if item.ndim != 1:
             raise ConfigError(f"Item {row} has shape {tuple(item.shape)}; pass 1-D tensors.")
         if item.dtype != items[0].dtype:
@@ -63,7 +63,7 @@ def _filled(like: torch.Tensor, shape: tuple[int, int], value: float) -> torch.T
         _check_kept(value, like.dtype)
         return like.new_full(shape, value)
     except TypeError as error:
-        raise ConfigTypeError(f"pad_value is a {type(value).__name__}: pass a number.") from error
+        raise ConfigTypeError(f"pad_value is {of_type(value)}: pass a number.") from error
     except (RuntimeError, OverflowError) as error:
         raise ConfigError(f"A tensor {list(shape)} of {like.dtype} filled with {value} cannot be: {error}") from error
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
@@ -159,7 +159,7 @@ class ShardedStream(IterableDataset[ItemT]):
         layout = describe_layout(self._layout)
         if not isinstance(state_dict, Mapping):
             raise CheckpointMismatchError(
-                f"Not a streaming_shard state: it is a {type(state_dict).__name__}. Load what state_dict gave."
+                f"Not a streaming_shard state: it is {of_type(state_dict)}. Load what state_dict gave."
             )
         if state_dict.keys() != _STATE_KEYS or state_dict["version"] != _STATE_VERSION:
             raise CheckpointMismatchError(

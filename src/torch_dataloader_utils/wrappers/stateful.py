@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch_dataloader_utils._core.integers import is_integer
-from torch_dataloader_utils.errors import CheckpointMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, of_type
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
     problem: begins the message, before both sides.
     """
     if not isinstance(saved, Mapping):
-        raise CheckpointMismatchError(f"{problem}: it is a {type(saved).__name__}. Load what state_dict gave.")
+        raise CheckpointMismatchError(f"{problem}: it is {of_type(saved)}. Load what state_dict gave.")
     if saved.keys() == mine.keys() and all(saved[key] == mine[key] for key in fixed):
         return
     theirs, ours = ({key: state.get(key) for key in fixed} for state in (saved, mine))

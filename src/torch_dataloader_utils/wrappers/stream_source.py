@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers.stateful import Stateful
 
 ItemT = TypeVar("ItemT")
@@ -56,7 +56,7 @@ class StreamSource(Generic[ItemT]):
         # An iterable may also be callable (a Hugging Face or torch pipeline object): iterating it wins.
         items = self._source if isinstance(self._source, Iterable) else self._source()
         if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
-            raise ConfigTypeError(f"The function of the stream gave a {type(items).__name__}: return an iterable.")
+            raise ConfigTypeError(f"The function of the stream gave {of_type(items)}: return an iterable.")
         self._items = iter(items)
         if state is not None and isinstance(self._items, Stateful):
             self._items.load_state_dict(state)

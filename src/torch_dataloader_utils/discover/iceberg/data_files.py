@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.parallel import watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, unless_bad
 from torch_dataloader_utils.discover.checks import checked
@@ -22,7 +23,6 @@ from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
 from torch_dataloader_utils.discover.orc import scan_orc
-from torch_dataloader_utils.discover.parallel import watched
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError
+from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, of_type
 
 _LOCAL_SCHEMES = ("file", "local")
 # Hadoop's names of clients for one and the same store.
@@ -26,9 +26,7 @@ class PathRules:
             ConfigTypeError: no mapping of texts.
         """
         if not isinstance(rewrites, Mapping | None):
-            raise ConfigTypeError(
-                f"path_rewrites is a {type(rewrites).__name__}: pass a dict, such as {{'s3a://': 's3://'}}."
-            )
+            raise ConfigTypeError(f"path_rewrites is {of_type(rewrites)}: pass a dict, such as {{'s3a://': 's3://'}}.")
         pairs = list((rewrites or {}).items())
         for pair in pairs:
             if not all(isinstance(prefix, str) for prefix in pair):

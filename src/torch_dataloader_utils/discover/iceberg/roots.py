@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.iceberg.paths import client_scheme, is_local, split
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 
 _WEB_SCHEMES = ("http", "https")
 
@@ -44,7 +44,7 @@ class Roots:
             ConfigTypeError: no list; or one string, whose letters are not meant. ConfigError: a web path with "..".
         """
         if not isinstance(roots, Iterable):
-            raise ConfigTypeError(f"allowed_roots is a {type(roots).__name__}: pass a list of prefixes.")
+            raise ConfigTypeError(f"allowed_roots is {of_type(roots)}: pass a list of prefixes.")
         if isinstance(roots, str):
             raise ConfigTypeError(
                 f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."

@@ -31,7 +31,7 @@ from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.translate import translate
 from torch_dataloader_utils.discover.schemas import check_columns
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, of_type
 from torch_dataloader_utils.row_filter import filter_columns
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "Bool
         scan_filter = _parsed(scan_filter)
     if scan_filter is not None and not isinstance(scan_filter, BooleanExpression):
         raise ConfigTypeError(
-            f"scan_filter is a {type(scan_filter).__name__}: pass a pyiceberg expression, such as "
+            f"scan_filter is {of_type(scan_filter)}: pass a pyiceberg expression, such as "
             "pyiceberg.expressions.EqualTo('x', 3), or its text."
         )
     by_filters = AlwaysTrue() if options.filters is None else translate(options.filters, schema)
