@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._core.recycled import RecycledMemory
-from torch_dataloader_utils.errors import LoaderError, NullValueError, SchemaError
+from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
 
 
 class RowGroupReader(Protocol):
@@ -135,7 +135,7 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
         try:
             return shaper.block(columns)
         except LoaderError as error:
-            if isinstance(error, SchemaError | NullValueError) and task.where not in str(error):
+            if isinstance(error, SchemaError | NullValueError | CorruptFileError) and task.where not in str(error):
                 error.args = (f"{task.where}: {error}",)
             columns.throw(error)  # values that do not fit may be those of a file that was replaced
             raise

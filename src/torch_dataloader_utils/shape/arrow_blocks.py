@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.fixed_lists import for_take
 from torch_dataloader_utils.record_batches import one_after_other, without_categories
+from torch_dataloader_utils.shape.text import check_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +64,7 @@ class ArrowShaper:
         """The block of these columns, in the order of the schema.
 
         Raises:
-            SchemaError: a column is missing or has another type.
+            SchemaError: a column is missing or has another type. CorruptFileError: text that is not UTF-8.
         """
         (came,) = self._plain([list(parts)])
         if not self.schema.names:
@@ -80,6 +81,8 @@ class ArrowShaper:
                 raise SchemaError(
                     f"column {field.name!r} is {field.type} in a record batch and {wanted.type} in the data set"
                 )
+            if self.as_python:
+                check_text(field.name, part.column(index))
             fields.append(field)
             arrays.append(part.column(index))
         rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

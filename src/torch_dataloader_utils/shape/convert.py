@@ -16,6 +16,7 @@ from torch_dataloader_utils.shape.decode import Bools, RawNumbers, plain, raw_li
 from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.nulls import Fill, Mask, Natural, Refuse
 from torch_dataloader_utils.shape.specs import ColumnSpec, StackSpec
+from torch_dataloader_utils.shape.text import check_text
 
 
 def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
@@ -24,7 +25,7 @@ def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
     The mask of numbers has the shape of the numbers; that of lists and objects is one bool a row.
 
     Raises:
-        NullValueError: nulls that the policy does not allow.
+        NullValueError: nulls that the policy does not allow. CorruptFileError: text that is not UTF-8.
     """
     if spec.is_plain and array.null_count == 0 and not isinstance(spec.nulls, Mask):
         return (Rows(from_dlpack(array)),)
@@ -91,6 +92,7 @@ def _convert_lists(spec: ColumnSpec, item: NumberType, array: pa.Array) -> tuple
 
 def _convert_objects(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
     array = plain(array)
+    check_text(spec.name, array)
     valid = validity(array)
     if valid is not None and isinstance(spec.nulls, Refuse):
         raise _null_error(spec, valid, "nulls")

@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import Draws, SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils.errors import CorruptFileError, InternalError, LoaderError, TransformError, of_type
+from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
@@ -119,13 +119,6 @@ class WorkerStream:
             for lane in self._lanes:
                 lane.prefetch()
             yield
-        except UnicodeDecodeError as error:
-            # Found where text becomes Python's; looking at all of it when it is read would cost as much again.
-            places = "; ".join(dict.fromkeys(lane.where for lane in self._lanes))
-            raise CorruptFileError(
-                f"{places}: a text column holds bytes that are not UTF-8 ({error}). Write the file anew, "
-                'or leave the column out; output_format="arrow" gives bytes as they are.'
-            ) from error
         finally:
             self._decoder.close()
             for lane in self._lanes:
