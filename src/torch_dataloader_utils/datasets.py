@@ -36,7 +36,7 @@ class WiredDataset(TableDataset):
     def __init__(
         self, inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None
     ) -> None:
-        super().__init__(**wire(inventory, options, storage_options))
+        super().__init__(wire(inventory, options, storage_options))
         self._wired_from = inventory, options, storage_options
 
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
@@ -55,7 +55,7 @@ class WiredDataset(TableDataset):
             raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
         inventory, options, storage_options = self._wired_from
         chosen = pack_tokens(column, sequence_length, **packing)
-        return TableDataset(**wire(inventory, replace(options, pack=chosen, columns=None), storage_options))
+        return TableDataset(wire(inventory, replace(options, pack=chosen, columns=None), storage_options))
 
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes only iterate: they need neither a second inventory nor the caller's options.
@@ -256,4 +256,4 @@ class StructuredDataset(WiredDataset):
             decode_ahead_bytes=decode_ahead_bytes,
             mesh=mesh,
         )
-        return make_loader(dataset, remote, credentials, checked), dataset
+        return make_loader(dataset, checked), dataset

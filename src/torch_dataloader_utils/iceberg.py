@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.cpus import available_cpus
+from torch_dataloader_utils._core.flags import check_count_rows
 from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.share import Share
@@ -89,10 +90,11 @@ def scan_iceberg(
         "allow_bare_vectors": allow_bare_vectors,
     }
     check_function("on_progress", on_progress)
+    counts = check_count_rows(count_rows)
     source = TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
     inventory = scan_table(opened, source.scan, on_progress)
-    if count_rows is False:
+    if not counts:
         return inventory
     spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.access)
     return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()))
@@ -264,4 +266,4 @@ class IcebergDataset(WiredDataset):
             shuffle_buffer_size=shuffle_buffer_size,
             **own,
         )
-        return make_loader(dataset, remote, credentials, checked), dataset
+        return make_loader(dataset, checked), dataset

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch_dataloader_utils._core.column_names import check_column_name, check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
-from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.flags import check_count_rows, hold_flags
 from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
@@ -86,8 +86,6 @@ class TableOptions:
             self._check_packing(self.pack)
         if self.on_error not in ("raise", "skip"):
             raise ConfigError(f'on_error={self.on_error!r}: pass "raise" or "skip".')
-        if self.count_rows not in ("auto", True, False):
-            raise ConfigError(f'count_rows={self.count_rows!r}: pass "auto", True or False.')
 
     def _check_types(self) -> None:
         """What `PlanOptions` and `Topology` do not look at, or only once the data was scanned."""
@@ -99,6 +97,7 @@ class TableOptions:
         hold_integers(self, "num_workers")
         hold_integers(self, "decode_threads", least=0)
         check_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
+        object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))

@@ -8,15 +8,14 @@ from typing import Any
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store
+from torch_dataloader_utils._store import Secret, StoreAccess, open_store
 from torch_dataloader_utils.plan_warnings import warn_about
 from torch_dataloader_utils.planning import Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
-from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import resolve_ranks
-from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.table_options import TableOptions
 from torch_dataloader_utils.table_rows import counting_share, wire_lengths, wire_rows
@@ -28,8 +27,8 @@ _REMOTE_THREADS = 16
 _SMALL_BYTES = 64 << 10
 
 
-def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> dict[str, Any]:
-    """The stages of one data set, as the arguments of TableDataset."""
+def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> Stages:
+    """The stages of one data set."""
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
@@ -39,39 +38,36 @@ def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAcce
     rows = wire_rows(inventory, options, storage_options, share)
     lengths = wire_lengths(rows.inventory, options, storage_options, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
-    return {
-        "planner": planner,
-        "pipeline": Pipeline(
+    access = storage_options if isinstance(storage_options, StoreAccess) else StoreAccess()
+    return Stages(
+        planner=planner,
+        pipeline=Pipeline(
             reader=rows.reader,
             shaper=rows.shaper,
             codec=TensorBatchCodec() if options.output_format == "torch" else None,
             functions=options.functions,
         ),
-        "topology": topology,
-        "rank": rank,
-        "num_processes": options.worker_processes,
-        "decode": _decode_options(rows.inventory, options),
-        "callbacks": (ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
-    }
+        topology=topology,
+        rank=rank,
+        num_processes=options.worker_processes,
+        decode=_decode_options(rows.inventory, options),
+        callbacks=(ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
+        credentials=access.credentials,
+        # Discovery has used obstore in this process already; see _store/obstore.py.
+        start_method="forkserver" if access.remote.backend == "obstore" else None,
+    )
 
 
-def make_loader(
-    dataset: TableDataset, remote: RemoteOptions | None, credentials: Credentials | None, options: Mapping[str, Any]
-) -> TableDataLoader:
+def make_loader(dataset: TableDataset, options: Mapping[str, Any]) -> TableDataLoader:
     """The loader of a data set, for a public function to give its caller, who is warned of what the plan has.
 
     options: those of torch's DataLoader and callbacks, checked.
 
     Raises:
-        ConfigError: a function of the user, or `credentials`, cannot be sent to worker processes.
+        ConfigError: a function of the user cannot be sent to worker processes.
     """
     warn_about(dataset.plan())
-    if remote is not None and remote.backend == "obstore" and dataset.num_processes:
-        # Discovery has used it in this process already; see _store/obstore.py.
-        options = {"multiprocessing_context": "forkserver", **options}
-    if credentials is not None and dataset.num_processes:
-        check_functions([credentials], options.get("multiprocessing_context"))
-    return TableDataLoader(dataset, num_workers=dataset.num_processes, **options)
+    return TableDataLoader(dataset, **options)
 
 
 def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:

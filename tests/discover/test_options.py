@@ -29,7 +29,8 @@ def one(tmp_path):
         ({"filters": pc.field(0) > 1}, ConfigError, "by position; name them"),
         ({"filters": pc.field("row") + 1}, ConfigError, "not true or false"),
         ({"partitioning": "directory"}, ConfigError, 'use "hive" or None'),
-        ({"count_rows": "always"}, ConfigError, "count_rows"),
+        ({"count_rows": "always"}, ConfigError, "count_rows='always': pass \"auto\", True or False"),
+        ({"count_rows": 2}, ConfigTypeError, 'count_rows=2: pass "auto", True or False'),
         ({"schema": pa.schema([("row", pa.int64())])}, ConfigError, "schema= is for text files"),
         ({"schema": 5}, ConfigTypeError, "schema is an int: pass a pyarrow.schema"),
         ({"text": 5}, ConfigTypeError, r"text is an int: pass TextOptions\(\.\.\.\)"),
@@ -52,6 +53,10 @@ def test_projected_bytes_are_uncompressed_bytes_of_the_projected_columns(one):
     whole = scan_files(one)
     assert whole.groups.projected_bytes[0] == metadata.row_group(0).total_byte_size
     assert whole.fingerprint() == inventory.fingerprint()
+
+
+def test_columns_may_come_from_a_generator(one):
+    assert scan_files(one, columns=(name for name in ["x", "row"])).projection == ("x", "row")
 
 
 def test_a_nested_column_counts_all_its_leaves(tmp_path):

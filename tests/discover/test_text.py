@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files, text
 from torch_dataloader_utils.discover.lines import LineCounter
@@ -201,3 +202,12 @@ def test_json_lines_whose_types_differ_are_told_from_damage(tmp_path, other):
 def test_options_that_cut_no_blocks_are_refused(options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}="):
         TextOptions(**options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_value_that_speaks_of_encryption_is_still_no_number(tmp_path, num_workers):
+    (tmp_path / "a.csv").write_text("x\n" + "1\n" * 10)
+    (tmp_path / "b.csv").write_text("x\n" + "1\n" * 10 + "encrypted\n")
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, format="csv", num_workers=num_workers)
+    with pytest.raises(SchemaError, match="does not fit the data set's schema"):
+        list(loader)

@@ -164,7 +164,8 @@ def test_a_window_does_not_wait_for_row_groups_of_later_ones(tmp_path, threads):
     dataset = StructuredDataset(str(tmp_path), **options)
     reader = GatedReader(dataset.pipeline.reader, free=2)
     dataset.pipeline = replace(dataset.pipeline, reader=reader)
-    dataset.decode = replace(dataset.decode, threads=threads, small_bytes=0)  # as for a store
+    decode = replace(dataset.stages.decode, threads=threads, small_bytes=0)  # as for a store
+    dataset.stages = replace(dataset.stages, decode=decode)
     batches = iter(dataset)
     rows = next(batches).num_rows
     reader.gate.set()

@@ -8,7 +8,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.stream.tables import write_table
-from torch_dataloader_utils import DevicePrefetcher, LoaderCallback, StructuredDataset
+from torch_dataloader_utils import (
+    DevicePrefetcher,
+    LoaderCallback,
+    RemoteOptions,
+    StructuredDataset,
+    TableDataLoader,
+    blend,
+)
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
@@ -97,3 +104,39 @@ def test_a_device_that_is_not_there_is_refused(table):
 def test_a_depth_is_a_whole_number(table, depth):
     with pytest.raises(ConfigTypeError, match="depth"):
         DevicePrefetcher(load(table), "cpu", depth=depth)
+
+
+@pytest.mark.parametrize(("made_for", "asked"), [(2, 0), (2, 1), (0, 2), (1, 2)])
+def test_a_loader_has_the_workers_that_its_data_set_is_planned_for(table, made_for, asked):
+    dataset = StructuredDataset(table, batch_size=8, num_workers=made_for)
+    with pytest.raises(ConfigError, match=f"num_workers={asked}, and the data set was made for {max(1, made_for)}"):
+        TableDataLoader(dataset, num_workers=asked)
+    assert TableDataLoader(dataset).num_workers == made_for
+    assert sum(batch.num_rows for batch in TableDataLoader(dataset)) == 20
+
+
+def test_a_loader_is_of_a_data_set_of_this_package(table):
+    with pytest.raises(ConfigTypeError, match="TableDataLoader got an int: pass a StructuredDataset"):
+        TableDataLoader(3, num_workers=0)
+    with pytest.raises(ConfigTypeError, match="num_workers='2'"):
+        TableDataLoader(StructuredDataset(table), num_workers="2")
+
+
+@pytest.mark.parametrize("how", ["own loader", "blend"])
+def test_credentials_that_cannot_be_sent_to_workers_are_refused_of_any_loader(table, how):
+    dataset = StructuredDataset(table, batch_size=8, num_workers=1, credentials=lambda: {})  # noqa: PIE807
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        with pytest.raises(ConfigError, match="cannot be sent to worker processes"):
+            TableDataLoader(dataset) if how == "own loader" else blend([dataset], [1])
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+
+
+def test_workers_are_not_forked_once_obstore_was_used(table):
+    options = {"batch_size": 8, "num_workers": 1, "remote": RemoteOptions(backend="obstore")}
+    loaders = [load(table, **options), TableDataLoader(StructuredDataset(table, **options))]
+    assert [loader.multiprocessing_context.get_start_method() for loader in loaders] == ["forkserver", "forkserver"]
+    spawned = TableDataLoader(StructuredDataset(table, **options), multiprocessing_context="spawn")
+    assert spawned.multiprocessing_context.get_start_method() == "spawn"
+    assert load(table, num_workers=0, remote=options["remote"]).multiprocessing_context is None

@@ -51,7 +51,7 @@ class Rank:
         self.plan = self.dataset.planner.plan(self.run.position)
         self.done = self.run.position.segment.steps_of(rank)
         self.first = self.done
-        decode = replace(self.dataset.decode, threads=1)
+        decode = replace(self.dataset.stages.decode, threads=1)
         self.streams = [
             (worker, WorkerStream(work, self.dataset.pipeline, decode))
             for worker, work in enumerate(self.plan.worker_inputs(rank))
@@ -344,3 +344,16 @@ def test_tdu_state_tells_of_ranks_that_have_finished(table, tmp_path):
     assert (finished["epoch"], finished["topologies"]) == (1, [])
     text = tdu("state", path, table).stdout
     assert "1 to 2 steps (ranks differ) on 3 ranks × 1 workers, batch 8; 1 of the ranks took all of theirs" in text
+
+
+def test_the_state_of_another_rank_is_refused_where_counts_are_unknown(table):
+    first, second = load(table, 2, 0, **UNKNOWN), load(table, 2, 1, **UNKNOWN)
+    assert len(receive(first, 2)) == 2
+    state = first.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=r"ranks \[1\] are missing. Gather state_dict\(\) of all ranks"):
+        second.load_state_dict(state)
+    assert second.epoch == 0
+    assert len(receive(second)) > 2
+    first.load_state_dict(state)
+    own = load(table, 2, 0, first.state_dict(), **UNKNOWN)
+    assert receive(own) == receive(first)

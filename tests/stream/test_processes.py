@@ -13,10 +13,10 @@ from typing import ClassVar
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend
 from torch_dataloader_utils.errors import ConfigError, TransformError
 
 pytestmark = [
@@ -193,6 +193,44 @@ def test_out_of_order_delivery_is_complete_and_never_gives_a_wrong_state(table):
         except ConfigError:
             assert not is_prefix
     assert sorted(received) == sorted(whole)
+
+
+class LateWorker:
+    """A transform under which the first batch of worker 0 comes after the first of worker 1."""
+
+    def __init__(self):
+        self.gate = multiprocessing.get_context("fork").Event()
+        self.calls = 0
+
+    def __call__(self, batch):
+        self.calls += 1
+        if get_worker_info().id == 0:
+            assert self.gate.wait(60)
+        elif self.calls == 2:
+            self.gate.set()
+        return batch
+
+
+def test_a_prefetcher_gives_no_state_of_batches_that_came_out_of_turn(table):
+    whole = [check_batch(batch) for batch in load(table[0])[0]]
+    loader, _ = load(table[0], in_order=False, transform=LateWorker(), multiprocessing_context="fork")
+    prefetcher, received, refused = DevicePrefetcher(loader, "cpu"), [], 0
+    for step, batch in enumerate(prefetcher, start=1):
+        received.append(check_batch(batch))
+        try:
+            assert prefetcher.state_dict()["log"]["steps"] == ([step] if step < len(whole) else [])
+            assert sorted(received) == sorted(whole[:step])
+        except ConfigError:
+            refused += 1
+    assert refused
+    assert sorted(received) == sorted(whole)
+    assert prefetcher.state_dict()["epoch"] == 1
+
+
+def test_a_blend_refuses_sources_whose_batches_come_out_of_turn(table):
+    loader, _ = load(table[0], in_order=False)
+    with pytest.raises(ConfigError, match="Source 0 of the blend has in_order=False"):
+        blend([loader], [1])
 
 
 def test_unknown_counts_over_processes_resume_by_cursor(table):

@@ -46,7 +46,8 @@ class CountingReader:
 def counted(dataset):
     reader = CountingReader(dataset.pipeline.reader)
     dataset.pipeline = replace(dataset.pipeline, reader=reader)
-    dataset.decode = replace(dataset.decode, threads=1, budget_bytes=0)
+    decode = replace(dataset.stages.decode, threads=1, budget_bytes=0)
+    dataset.stages = replace(dataset.stages, decode=decode)
     return reader.read_groups
 
 

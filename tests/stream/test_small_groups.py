@@ -126,7 +126,8 @@ def test_jobs_that_are_needed_now_take_no_more_than_the_budget_has(tmp_path, mon
 
 def one_by_one(loader):
     """The same loader, with every row group a job of its own."""
-    loader.dataset.decode = replace(loader.dataset.decode, small_bytes=0)
+    stages = loader.dataset.stages
+    loader.dataset.stages = replace(stages, decode=replace(stages.decode, small_bytes=0))
     return loader
 
 

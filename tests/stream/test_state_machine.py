@@ -49,9 +49,8 @@ class Rank:
         self.plan = self.dataset.planner.plan(self.run.position)
         self.done = self.run.position.segment.steps_of(rank)
         works = self.plan.worker_inputs(rank)
-        self.streams = [
-            iter(WorkerStream(work, self.dataset.pipeline, replace(self.dataset.decode, threads=1))) for work in works
-        ]
+        decode = replace(self.dataset.stages.decode, threads=1)
+        self.streams = [iter(WorkerStream(work, self.dataset.pipeline, decode)) for work in works]
         self.steps = self.plan.rank_steps[rank]
 
     def step(self):

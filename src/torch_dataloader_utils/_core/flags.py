@@ -5,7 +5,7 @@ import operator
 import numpy as np
 
 from torch_dataloader_utils._core.integers import is_integer
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -19,6 +19,20 @@ def check_flag(name: str, value: object) -> bool:
     if isinstance(value, bool | np.bool_) or (is_integer(value) and operator.index(value) in (0, 1)):
         return bool(value)
     raise ConfigTypeError(f"{name}={value!r}: pass True or False.")
+
+
+def check_count_rows(value: object) -> bool:
+    """Whether `count_rows` asks for counts; "auto" does.
+
+    Raises:
+        ConfigTypeError, ConfigError: none of "auto", True and False.
+    """
+    if isinstance(value, str) and value != "auto":
+        raise ConfigError(f'count_rows={value!r}: pass "auto", True or False.')
+    try:
+        return isinstance(value, str) or check_flag("count_rows", value)
+    except ConfigTypeError as error:
+        raise ConfigTypeError(f'count_rows={value!r}: pass "auto", True or False.') from error
 
 
 def hold_flags(options: object, *names: str) -> None:

@@ -1,11 +1,11 @@
 """How far an epoch has come: the topologies it has seen, and what was received under each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch_dataloader_utils._core.options import Topology
-from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.errors import CheckpointMismatchError, InternalError
 
 Cursor = tuple[int, int]
 """(units finished, rows received of the next unit) of one worker; only where row counts are not known."""
@@ -31,7 +31,7 @@ class Segment:
         if isinstance(self.steps, int):
             return self.steps
         given = self.steps or (None,)
-        steps = given[rank] if rank < len(given) else max(each for each in given if each is not None)
+        steps = given[rank] if rank < len(given) else max((each for each in given if each is not None), default=None)
         if steps is None:
             raise InternalError(f"How many steps rank {rank} took was asked for before it was counted.")
         return steps
@@ -39,6 +39,29 @@ class Segment:
     def has_finished(self, rank: int) -> bool:
         """Whether the log says that one rank took all its steps, however many."""
         return self.steps is None or (isinstance(self.steps, tuple) and self.steps[rank] is None)
+
+    def check_cursors(self, ranks: Iterable[int]) -> None:
+        """Refuses a segment of unknown row counts that does not say how far each of these ranks came.
+
+        Raises:
+            CheckpointMismatchError: a rank's cursors are missing.
+        """
+        known = self.known_cursors()
+        missing = [rank for rank in ranks if rank not in known]
+        if missing:
+            raise CheckpointMismatchError(
+                f"Row counts are not known, so a state says only how far its own rank came; ranks {missing} are "
+                "missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
+                '(count_rows="auto").'
+            )
+
+    def known_cursors(self) -> dict[int, RankCursors | None]:
+        """The cursors of every rank that is known of; None of those that have finished."""
+        known: dict[int, RankCursors | None] = {**dict(self.cursors or ())}
+        for rank, steps in enumerate(self.steps if isinstance(self.steps, tuple) else ()):
+            if not steps:
+                known.setdefault(rank, None if steps is None else ((0, 0),) * self.topology.num_workers)
+        return known
 
     def counted(self, rank_steps: tuple[int, ...]) -> "Segment":
         """The same, with the number of steps that the plan has for each rank that took all of them."""

@@ -151,7 +151,7 @@ def _as_shares(weights: Any) -> tuple[float, ...]:
 
 def _as_loader(source: Any, index: int) -> TableDataLoader:
     if isinstance(source, TableDataset):
-        return TableDataLoader(source, num_workers=source.num_processes)
+        return TableDataLoader(source)
     if not isinstance(source, TableDataLoader):
         raise ConfigTypeError(
             f"Source {index} of the blend is {of_type(source)}: pass loaders from create_dataloader, or data "

@@ -60,6 +60,11 @@ class Source:
         self._data = dataset
         self._unit = unit
         self._identity = dataset.planner.identity
+        if loader.num_workers > 1 and not loader.in_order:
+            raise ConfigError(
+                f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "
+                "state could say which of them were given. Leave in_order=True."
+            )
         if unit == "sample" and dataset.planner.options.max_tokens_per_batch is not None:
             raise ConfigError(
                 f"Source {index} of the blend limits the tokens of its batches (max_tokens_per_batch), and "

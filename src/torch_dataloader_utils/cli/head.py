@@ -58,7 +58,7 @@ def first_batches(dataset: "TableDataset", count: int) -> list[Any]:
 
     works = dataset.plan().worker_inputs(dataset.rank)
     with ExitStack() as stack:
-        streams = [iter(WorkerStream(work, dataset.pipeline, dataset.decode)) for work in works[:count]]
+        streams = [iter(WorkerStream(work, dataset.pipeline, dataset.stages.decode)) for work in works[:count]]
         for stream in streams:
             stack.callback(stream.close)  # type: ignore[attr-defined]  # a generator
         taken = (next(streams[number % len(works)], None) for number in range(count))

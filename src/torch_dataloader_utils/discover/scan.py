@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.column_names import check_column_names
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.executor import Executor
+from torch_dataloader_utils._core.flags import check_count_rows
 from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.parallel import map_in_order, map_quick, threads_for, watched
@@ -88,7 +89,8 @@ def scan_files(
         SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
         StoreError: the storage refused.
     """
-    _check_options(columns, partitioning, count_rows)
+    columns = check_column_names(columns)
+    _check_partitioning(partitioning)
     _check_text_options(format, schema, text)
     check_on_error(on_error)
     check_executor(executor)
@@ -97,7 +99,7 @@ def scan_files(
         file_format=file_format_of(format),
         columns=None if columns is None else tuple(columns),
         row_filter=filters,
-        count_rows=count_rows is not False,
+        count_rows=check_count_rows(count_rows),
         text=text or TextOptions(),
         text_schema=schema,
         on_error=on_error,
@@ -258,9 +260,6 @@ def _path_column(entries: Sequence[FileEntry]) -> StringColumn:
         ) from error
 
 
-def _check_options(columns: Sequence[str] | None, partitioning: str | None, count_rows: CountRows) -> None:
-    check_column_names(columns)
+def _check_partitioning(partitioning: str | None) -> None:
     if partitioning not in (None, "hive"):
         raise ConfigError(f'partitioning={partitioning!r} is unknown; use "hive" or None.')
-    if count_rows not in ("auto", True, False):
-        raise ConfigError(f'count_rows={count_rows!r} is unknown; use "auto", True or False.')

@@ -8,7 +8,7 @@ from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.inexact import InexactDeal, after_cursor, remaining_after
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
@@ -80,15 +80,6 @@ def _all_cursors(segment: Segment) -> list[RankCursors | None]:
     Raises:
         CheckpointMismatchError: a rank's cursors are missing.
     """
-    known: dict[int, RankCursors | None] = {**dict(segment.cursors or ())}
-    for rank, steps in enumerate(segment.steps if isinstance(segment.steps, tuple) else ()):
-        if not steps:
-            known.setdefault(rank, None if steps is None else ((0, 0),) * segment.topology.num_workers)
-    missing = [rank for rank in range(segment.topology.num_ranks) if rank not in known]
-    if missing:
-        raise CheckpointMismatchError(
-            f"Row counts are not known, so a state says only how far its own rank came; ranks {missing} are missing. "
-            "Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
-            '(count_rows="auto").'
-        )
-    return [known[rank] for rank in range(segment.topology.num_ranks)]
+    ranks = range(segment.topology.num_ranks)
+    segment.check_cursors(ranks)
+    return list(map(segment.known_cursors().__getitem__, ranks))

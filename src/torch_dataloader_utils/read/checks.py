@@ -1,5 +1,6 @@
 """What must hold of every row group, and the one place where foreign exceptions become ours."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from torch_dataloader_utils.errors import (
 # Everything that Arrow's readers raise on foreign files (501 of them were probed), and no more: a TypeError or
 # KeyError of our own stays what it is.
 _FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError)
+
+# How pyarrow's Parquet reader names what is missing to read an encrypted file.
+_ENCRYPTED = re.compile(r"\bencrypted\b|\bdecrypt(ion|or)\b")
 
 # How pyarrow's CSV and JSON readers say that a value is not of the column's type.
 _MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
@@ -60,7 +64,7 @@ def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> I
 def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
     text = f"{type(error).__name__}: {error}".replace(task.path, redact(task.path)).rstrip(". \n")
     match error:
-        case _ if "crypt" in text.replace(redact(task.path), ""):
+        case _ if task.file_format is FileFormat.PARQUET and _ENCRYPTED.search(text.replace(redact(task.path), "")):
             return UnsupportedFeatureError(
                 f"{task.where} is encrypted ({text}). Encrypted files are not supported; decrypt them first."
             )

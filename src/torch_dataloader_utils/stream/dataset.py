@@ -2,8 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
@@ -21,6 +21,26 @@ from torch_dataloader_utils.stream.shared_passes import SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """What a data set runs, wired: who plans, what reads and shapes, for which rank and where.
+
+    num_processes: worker processes of the loader that is made for it; the topology has 1 worker where there are none.
+    credentials: a function of the user that storage asks, which workers need too. start_method: how processes start if
+    the caller does not say; None is Python's own choice.
+    """
+
+    planner: PlanSource
+    pipeline: Pipeline
+    topology: Topology
+    rank: int
+    num_processes: int
+    decode: DecodeOptions
+    callbacks: tuple[LoaderCallback, ...] = ()
+    credentials: Callable[..., Any] | None = None
+    start_method: str | None = None
+
+
 class TableDataset(IterableDataset[Any]):
     """Batches of one rank, as an iterable data set of torch.
 
@@ -30,27 +50,17 @@ class TableDataset(IterableDataset[Any]):
     that has it itself.
     """
 
-    def __init__(
-        self,
-        *,
-        planner: PlanSource,
-        pipeline: Pipeline,
-        topology: Topology,
-        rank: int,
-        num_processes: int,
-        decode: DecodeOptions,
-        callbacks: tuple[LoaderCallback, ...] = (),
-    ) -> None:
+    def __init__(self, stages: Stages) -> None:
         super().__init__()
-        topology.check_rank(rank)
-        self.num_processes = num_processes
-        self.planner = planner
-        self.pipeline = pipeline
-        self.topology = topology
-        self.rank = rank
-        self.decode = decode
-        self.callbacks = callbacks
-        self.progress = Progress(planner.identity, topology, rank, is_uneven=not planner.has_equal_steps)
+        stages.topology.check_rank(stages.rank)
+        self.stages = stages
+        self.planner = stages.planner
+        self.pipeline = stages.pipeline
+        self.topology = stages.topology
+        self.rank = stages.rank
+        self.progress = Progress(
+            self.planner.identity, self.topology, self.rank, is_uneven=not self.planner.has_equal_steps
+        )
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
@@ -136,15 +146,7 @@ class TableDataset(IterableDataset[Any]):
                 f"Split strategy {planner.options.strategy} has no rank arguments: every rank reads everything, so "
                 "shards in turn would repeat rows. Give generate() num_ranks and rank, or shard with contiguous=True."
             )
-        shard = TableDataset(
-            planner=planner,
-            pipeline=self.pipeline,
-            topology=topology,
-            rank=rank,
-            num_processes=self.num_processes,
-            decode=self.decode,
-            callbacks=self.callbacks,
-        )
+        shard = TableDataset(replace(self.stages, planner=planner, topology=topology, rank=rank))
         shard.set_epoch(self.epoch)
         return shard
 
@@ -189,7 +191,7 @@ class TableDataset(IterableDataset[Any]):
         plan = self.planner.plan(run.position)
         index = worker if plan.rank_steps is None else run.position.segment.steps_of(self.rank) % num_workers
         work = plan.worker_inputs(self.rank)[index]
-        yield from counted(WorkerStream(work, self.pipeline, self.decode), run, self.progress, index)
+        yield from counted(WorkerStream(work, self.pipeline, self.stages.decode), run, self.progress, index)
 
     def _follow_trainer(self, worker: int | None) -> None:
         """Take over what was set in the trainer's process since this copy of the data set last looked.

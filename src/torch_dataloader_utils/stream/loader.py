@@ -8,16 +8,19 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
 from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
 from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
+from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 
@@ -40,24 +43,40 @@ class TableDataLoader(DataLoader[Any]):
         self,
         dataset: TableDataset,
         *,
-        num_workers: int,
+        num_workers: int | None = None,
         callbacks: Sequence[LoaderCallback] | None = None,
         **options: Any,
     ) -> None:
+        """A loader of this data set.
+
+        Args:
+            dataset: what is read.
+            num_workers: as many as the data set was made for; None says that too.
+            callbacks: what hears of its passes.
+            options: those of torch's DataLoader that do not follow from the data set.
+
+        Raises:
+            ConfigTypeError: no data set of this package, or an option of another type.
+            ConfigError: another number of workers, an option out of range, or a function that cannot be sent to them.
+        """
+        num_workers = _check_workers(dataset, num_workers)
         callbacks = check_callbacks("callbacks", callbacks)
         options = check_loader_options(options)
         check_has_workers(num_workers, options)
+        stages = dataset.stages
+        if num_workers > 0 and stages.start_method is not None:
+            options.setdefault("multiprocessing_context", stages.start_method)
         super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
-        self._meter = LoaderMeter((*dataset.callbacks, *callbacks))
+        self._meter = LoaderMeter((*stages.callbacks, *callbacks))
         # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._ranks_at_build = running_ranks()
         self._processes: WorkerProcesses | None = None
         if num_workers > 0:
-            self._processes = WorkerProcesses(
-                dataset.pipeline, dataset.decode, num_workers=num_workers, options=options
-            )
+            if stages.credentials is not None:
+                check_functions([stages.credentials], options.get("multiprocessing_context"))
+            self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers=num_workers, options=options)
 
     def __repr__(self) -> str:
         engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
@@ -157,7 +176,7 @@ class TableDataLoader(DataLoader[Any]):
 
     def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:
         dataset = self.dataset
-        stream = WorkerStream(work, dataset.pipeline, dataset.decode, self._meter.worker())
+        stream = WorkerStream(work, dataset.pipeline, dataset.stages.decode, self._meter.worker())
         for batch in counted(stream, run, dataset.progress, 0):
             yield self._pinned(batch)
 
@@ -180,3 +199,22 @@ class TableDataLoader(DataLoader[Any]):
         if self.pin_memory and torch.cuda.is_available():
             return pin(batch)  # type: ignore[no-untyped-call]
         return batch
+
+
+def _check_workers(dataset: Any, num_workers: int | None) -> int:
+    """The number of worker processes, which the plan of the data set is made for."""
+    if not isinstance(dataset, TableDataset):
+        raise ConfigTypeError(
+            f"TableDataLoader got {of_type(dataset)}: pass a StructuredDataset or an IcebergDataset, or use torch's "
+            "DataLoader."
+        )
+    planned = dataset.topology.num_workers
+    if num_workers is None:
+        return dataset.stages.num_processes
+    num_workers = check_integer("num_workers", num_workers, least=0)
+    if max(1, num_workers) != planned:
+        raise ConfigError(
+            f"num_workers={num_workers}, and the data set was made for {planned}: each worker has its own part of the "
+            "plan. Leave num_workers= out here, or make the data set with the number that is wanted."
+        )
+    return num_workers

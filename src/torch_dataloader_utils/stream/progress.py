@@ -15,6 +15,7 @@ class Pass:
     """One pass over an epoch, or over the rest of one; counts the batches that were received.
 
     stride: steps from one batch to the next; the number of workers where one worker counts its own batches.
+    left_turn: whether the batches received were not the first ones of the epoch at some time (`in_order=False`).
     """
 
     def __init__(self, position: Position, rank: int, stride: int) -> None:
@@ -27,6 +28,7 @@ class Pass:
         self._reached: list[Cursor] | None = None if stored is None else list(stored)
         self._before_last: Position | None = None
         self._from_worker: dict[int, int] = {}
+        self.left_turn = False
 
     @property
     def before_last(self) -> Position:
@@ -48,6 +50,7 @@ class Pass:
         """A batch of `worker` was received, whoever's turn it was (`in_order=False`)."""
         self._steps += 1
         self._from_worker[worker] = self._from_worker.get(worker, 0) + 1
+        self.left_turn = self.left_turn or not self.is_in_turn
 
     @property
     def is_in_turn(self) -> bool:
@@ -188,14 +191,17 @@ class Progress:
             ConfigError: batches came out of turn (`in_order=False`), so that no number of steps says which they were.
         """
         if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_turn:
-            raise ConfigError(
-                "With in_order=False the batches received so far are not the first of the epoch, and a state would "
-                "lose or repeat rows. Save states at the end of an epoch, or leave in_order=True."
-            )
-        return self.encode(self.position)
+            raise _out_of_turn()
+        return encode_state(self._identity, self.position, self._worker)
 
     def encode(self, position: Position) -> dict[str, Any]:
-        """The state of a position that was looked at before."""
+        """The state of a position that was looked at before.
+
+        Raises:
+            ConfigError: batches of its pass came out of turn, and whether they had by then is not known any more.
+        """
+        if self._pass is not None and self._pass.left_turn and position.epoch == self._pass.position.epoch:
+            raise _out_of_turn()
         return encode_state(self._identity, position, self._worker)
 
     def load_state_dict(self, state: Mapping[str, Any], counted: Callable[[Position], Position]) -> None:
@@ -204,10 +210,21 @@ class Progress:
         counted: gives a position with the plan's numbers of steps where its log says that ranks took all of them.
 
         Raises:
-            CheckpointMismatchError: the state is of other data or other options, or was changed.
+            CheckpointMismatchError: the state is of other data or other options, or was changed; or it is another
+                rank's, where row counts are not known.
         """
         loaded, worker = decode_state(state, self._identity, self._topology)
+        stopped = loaded.segment
+        if stopped.cursors and stopped.topology == self._topology:
+            stopped.check_cursors([self._rank])
         self._loaded, self._loaded_worker = counted(loaded), worker
         self._epoch = self._loaded.epoch
         self._pass = None
         self._finished_epoch = None
+
+
+def _out_of_turn() -> ConfigError:
+    return ConfigError(
+        "With in_order=False the batches received so far are not the first of the epoch, and a state would lose or "
+        "repeat rows. Save states at the end of an epoch, or leave in_order=True."
+    )

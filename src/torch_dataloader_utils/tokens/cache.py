@@ -6,7 +6,6 @@ decided by a lock file in the directory, not by ranks: no process group is neede
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -148,7 +147,11 @@ def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Whether the lock is ours; None where the file system has no locks."""
+    """Whether the lock is ours; None where the file system or this system has no locks."""
+    try:
+        import fcntl  # not on every system
+    except ImportError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
