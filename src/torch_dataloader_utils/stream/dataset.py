@@ -98,7 +98,9 @@ class TableDataset(IterableDataset[Any]):
                 "the loader that create_dataloader gives, or from torchdata's StatefulDataLoader; after a pass, "
                 "set_epoch() to the next epoch first."
             )
-        return self.progress.state_dict()
+        # torchdata takes states of the same data set behind its last batch and behind its end, and goes on differently.
+        is_torchdata = sys._getframe(1).f_globals.get("__name__", "").startswith("torchdata.")
+        return self.progress.state_inside() if is_torchdata else self.progress.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stood, on this data set's own topology.
@@ -228,7 +230,7 @@ def counted(stream: WorkerStream, run: Pass, progress: Progress, worker: int) ->
             if left == 0:
                 progress.finish(run)
         yield batch
-    progress.finish(run)
+    progress.end(run)
 
 
 def count_batches(planner: PlanSource, position: Position, rank: int) -> int:

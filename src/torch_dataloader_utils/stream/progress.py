@@ -101,6 +101,7 @@ class Progress:
         self._worker: int | None = None
         self._pass: Pass | None = None
         self._finished_epoch: int | None = None
+        self._has_ended = False
         self.is_read_ahead = False
 
     @property
@@ -147,6 +148,7 @@ class Progress:
             )
         self.forget_loaded()
         self._finished_epoch = None
+        self._has_ended = False
         self._worker = worker
         self._pass = Pass(position, self._rank, 1 if worker is None else topology.num_workers)
         return self._pass
@@ -163,6 +165,11 @@ class Progress:
         if self._pass is of:
             self._finished_epoch = self._epoch
 
+    def end(self, of: Pass) -> None:
+        """`of` was asked for a batch after its last one."""
+        self.finish(of)
+        self._has_ended = self._has_ended or self._pass is of
+
     @property
     def position(self) -> Position:
         """What the state says: the present place, or the start of the next epoch once the last batch is out.
@@ -175,6 +182,8 @@ class Progress:
             return Position(epoch=self._finished_epoch + 1, segment=start, before=self._finished_log())
         if self._pass is not None:
             return self._pass.before_last if self.is_read_ahead else self._pass.position
+        if self._loaded is not None and self._loaded_worker is not None:
+            return self._loaded
         return self.next_position(self._topology)
 
     def _finished_log(self) -> tuple[Segment, ...]:
@@ -192,7 +201,20 @@ class Progress:
         """
         if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_turn:
             raise _out_of_turn()
-        return encode_state(self._identity, self.position, self._worker)
+        return self._encoded(self.position)
+
+    def state_inside(self) -> dict[str, Any]:
+        """The same for who keeps the end of a pass apart from its last batch, as torchdata does.
+
+        Until the pass was asked for one batch more, the state is then behind the last batch of its epoch: a pass that
+        goes on from there is empty.
+
+        Raises:
+            ConfigError: see `state_dict`.
+        """
+        if self._pass is None or self._has_ended or self._finished_epoch is None:
+            return self.state_dict()
+        return self._encoded(self._pass.position)
 
     def encode(self, position: Position) -> dict[str, Any]:
         """The state of a position that was looked at before.
@@ -202,7 +224,12 @@ class Progress:
         """
         if self._pass is not None and self._pass.left_turn and position.epoch == self._pass.position.epoch:
             raise _out_of_turn()
-        return encode_state(self._identity, position, self._worker)
+        return self._encoded(position)
+
+    def _encoded(self, position: Position) -> dict[str, Any]:
+        # A worker that has not begun stands where the state that was loaded says, which may be one of its own.
+        worker = self._loaded_worker if self._pass is None else self._worker
+        return encode_state(self._identity, position, worker)
 
     def load_state_dict(self, state: Mapping[str, Any], counted: Callable[[Position], Position]) -> None:
         """Let the next pass continue where `state` stood.
