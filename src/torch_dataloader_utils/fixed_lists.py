@@ -4,8 +4,6 @@ Seen with pyarrow 26.0.1: the offset of the inner list is counted twice. What is
 begins with row 3 is row 6.
 """
 
-from functools import lru_cache
-
 import pyarrow as pa
 
 
@@ -25,9 +23,10 @@ def array_for_take(array: pa.Array) -> pa.Array:
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
-@lru_cache(maxsize=256)
 def _nests(data_type: pa.DataType, *, is_inside: bool = False) -> bool:
     """Whether there is a fixed-size list inside of another one."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _nests(data_type.storage_type, is_inside=is_inside)
     is_fixed = pa.types.is_fixed_size_list(data_type)
     if is_fixed and is_inside:
         return True
@@ -38,6 +37,8 @@ def _nests(data_type: pa.DataType, *, is_inside: bool = False) -> bool:
 def _is_sliced(array: pa.Array) -> bool:
     if array.offset:
         return True
+    if isinstance(array, pa.ExtensionArray):
+        return _is_sliced(array.storage)
     if pa.types.is_struct(array.type):
         return any(_is_sliced(array.field(index)) for index in range(array.type.num_fields))
     return hasattr(array, "values") and _is_sliced(array.values)

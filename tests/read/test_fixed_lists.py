@@ -18,11 +18,37 @@ ROWS = pa.array([[[2 * i], [2 * i + 1]] for i in range(40)], MATRIX)
 IN_STRUCT = pa.array([{"x": row} for row in ROWS.to_pylist()], pa.struct([("x", MATRIX)]))
 
 
+class Matrix(pa.ExtensionType):
+    """As pyarrow's documentation writes one: without a hash."""
+
+    def __init__(self):
+        super().__init__(MATRIX, "tests.matrix")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type, serialized):
+        return cls()
+
+
+EXTENDED = pa.ExtensionArray.from_storage(Matrix(), ROWS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    pa.register_extension_type(Matrix())
+    yield
+    pa.unregister_extension_type("tests.matrix")
+
+
 @pytest.mark.parametrize(
     "rows",
     [
         ROWS.slice(3, 9),
         IN_STRUCT.slice(3, 9),
+        EXTENDED.slice(3, 9),
+        pa.StructArray.from_arrays([EXTENDED], ["x"]).slice(3, 9),
         pa.StructArray.from_arrays([ROWS.slice(3, 9)], ["x"]),
         pa.ListArray.from_arrays([0, 1, 1, 3, 4, 5, 6, 7, 8, 9], ROWS.slice(3, 9)),
         pa.FixedSizeListArray.from_arrays(ROWS.slice(3, 18), 2),
@@ -39,14 +65,16 @@ def test_taking_and_filtering_gives_the_rows_that_are_meant(rows):
     assert array_for_take(rows).take(pa.array(order)).to_pylist() == wanted
 
 
-@pytest.mark.parametrize("rows", [ROWS, IN_STRUCT, pa.array(range(40)).slice(3), pa.array([[1], [2]]).slice(1)])
+@pytest.mark.parametrize(
+    "rows", [ROWS, IN_STRUCT, EXTENDED, pa.array(range(40)).slice(3), pa.array([[1], [2]]).slice(1)]
+)
 def test_what_pyarrow_takes_rightly_is_not_copied(rows):
     assert array_for_take(rows) is rows
     batch = pa.record_batch({"rows": rows})
     assert for_take(batch) is batch
 
 
-@pytest.mark.parametrize("column", [ROWS, IN_STRUCT], ids=["matrix", "struct"])
+@pytest.mark.parametrize("column", [ROWS, IN_STRUCT, EXTENDED], ids=["matrix", "struct", "extension"])
 @pytest.mark.parametrize("output_format", ["arrow", "dict", "torch"])
 def test_shuffled_and_filtered_rows_stay_together(tmp_path, output_format, column):
     """Windows take their rows from parts of row groups."""

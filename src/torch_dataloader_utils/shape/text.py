@@ -1,7 +1,5 @@
 """Text before Python looks at it: Parquet promises UTF-8, and no reader holds writers to it."""
 
-from functools import lru_cache
-
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -25,8 +23,9 @@ def check_text(name: str, array: pa.Array) -> None:
         ) from error
 
 
-@lru_cache
 def _holds_text(arrow: pa.DataType) -> bool:
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _holds_text(arrow.storage_type)
     if pt.is_dictionary(arrow):
         return _holds_text(arrow.value_type)
     if pt.is_string(arrow) or pt.is_large_string(arrow) or pt.is_string_view(arrow):
