@@ -20,7 +20,14 @@ def check_seal(state: Mapping[str, Any], version: int) -> None:
             f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
             "release that wrote it, or start the epoch afresh."
         )
-    if state["checksum"] != _checksum({key: state[key] for key in state if key != "checksum"}):
+    try:
+        seen = _checksum({key: state[key] for key in state if key != "checksum"})
+    except (TypeError, ValueError) as error:
+        raise CheckpointMismatchError(
+            f"The state holds what no state has ({error}), such as numpy's numbers or tensors: what kept it changed its "
+            "values. Keep it as it is, or as JSON."
+        ) from error
+    if state["checksum"] != seen:
         raise CheckpointMismatchError(
             "The state does not match its checksum: it was changed after it was saved. Load an unchanged copy."
         )

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ _WITHOUT_RANKS = ("files", "num_workers", "epoch")
 def strategy_name(strategy: SplitStrategy | None) -> str:
     """How a strategy is named in states and messages, with what is set otherwise than by default; "" for none.
 
-    Of dataclasses alone, whose settings are known, and of settings that are plain values.
+    Of dataclasses alone, whose settings are known, and of settings that are plain values. What the dataclass does not
+    compare is no setting; what it does not print is not shown either, so that states hold no secret.
 
         RoundRobinSplitStrategy(shuffle=True)      "RoundRobinSplitStrategy(shuffle=True)"
     """
@@ -41,10 +43,14 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
     changed = []
     for each in settings:
         value = getattr(strategy, each.name)
-        if isinstance(value, int | float | str | None) and value != each.default:
-            changed.append(f"{each.name}={value!r}")
+        if each.compare and isinstance(value, int | float | str | None) and value != each.default:
+            changed.append(f"{each.name}={repr(value) if each.repr else _digest(value)}")
     name = type(strategy).__qualname__
     return f"{name}({', '.join(changed)})" if changed else name
+
+
+def _digest(value: object) -> str:
+    return blake2b(repr(value).encode(), digest_size=4).hexdigest()
 
 
 def takes_ranks(strategy: SplitStrategy) -> bool:
