@@ -2,8 +2,7 @@
 
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,20 +13,13 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
-from torch_dataloader_utils.errors import (
-    ConfigError,
-    ConfigTypeError,
-    CorruptFileError,
-    DataError,
-    LoaderError,
-    SchemaError,
-    StoreError,
-)
+from torch_dataloader_utils._store import sync_directory
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, DataError, SchemaError
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
+from torch_dataloader_utils.tokens.local_files import local_path, pending_file
+from torch_dataloader_utils.tokens.open_corpus import bin_path
 
 _MAX_SEQUENCE_TOKENS = 2**31 - 1
 
@@ -49,7 +41,7 @@ class IndexedDatasetBuilder:
         self.multimodal = check_flag("multimodal", multimodal)
         # Arrays of machine integers: a list of Python ints would cost eight times as much for a billion sequences.
         self._lengths, self._documents, self._modes = array("i"), array("q", [0]), array("b")
-        self._bin = _pending_file("bin_path", bin_path)
+        self._bin = pending_file("bin_path", bin_path)
 
     @property
     def sequence_count(self) -> int:
@@ -120,7 +112,7 @@ class IndexedDatasetBuilder:
         Raises:
             ConfigError: it is not on a local disk. SchemaError: another dtype, or no modes where this corpus has them.
         """
-        source_path = _local_path(bin_path(check_path("path_prefix", path_prefix)))
+        source_path = local_path("path_prefix", bin_path(check_path("path_prefix", path_prefix)))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)
         if other.dtype != self.dtype:
             raise SchemaError(f"{path_prefix} holds {other.dtype.name}, this corpus {self.dtype.name}. Convert one.")
@@ -147,7 +139,7 @@ class IndexedDatasetBuilder:
             raise ConfigError(f"{self._bin.path} was finalized or discarded before. Make a new builder.")
         if self._documents[-1] != len(self._lengths):
             raise ConfigError(f"{self._bin.path}: the last document was not ended. Call end_document().")
-        index = _pending_file("idx_path", idx_path)
+        index = pending_file("idx_path", idx_path)
         try:
             for piece in self._encode():
                 index.file.write(piece)
@@ -228,64 +220,3 @@ def _check_modes(modes: Sequence[int]) -> bytes:
         if not -128 <= check_integer("mode", mode) <= 127:
             raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")
     return np.asarray(modes, dtype=np.int8).tobytes()
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Tells of a place that cannot be written.
-
-    Raises:
-        StoreError: the operating system refused.
-    """
-    try:
-        yield
-    except LoaderError:
-        raise
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}). Choose a directory that can.") from error
-
-
-def _pending_file(name: str, path: str | Path) -> PendingFile:
-    target = _local_path(path, name)
-    with writing(target):
-        return PendingFile(target)
-
-
-def _local_path(path: str | Path, name: str = "path_prefix") -> Path:
-    """ConfigError for a URL of a store: a corpus is written to, and merged from, a local disk."""
-    text = check_path(name, path)
-    return Path(open_store(text).local_path(text))
-
-
-def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimodal: bool = False) -> None:
-    """Append the corpora in the given order into one; it takes the dtype of the first.
-
-    Raises:
-        ConfigError: nothing to merge, or a corpus that is not on a local disk.
-        SchemaError: dtypes differ.
-    """
-    if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
-        raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
-    if not path_prefixes:
-        raise ConfigError("There is no corpus to merge.")
-    for path_prefix in (*path_prefixes, output_prefix):
-        _local_path(path_prefix)  # before any is opened
-    dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
-    with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:
-        for path_prefix in path_prefixes:
-            builder.add_index(path_prefix)
-        builder.finalize(index_path(output_prefix))
-
-
-def find_corpora(directory: str | Path) -> list[str]:
-    """Prefixes of all corpora directly in `directory`, sorted by name; the order a merge of the directory takes.
-
-    Raises:
-        ConfigTypeError: no path. ConfigError: an .idx without its .bin, or the other way round.
-    """
-    folder = Path(check_path("directory", directory))
-    indexes = {path.with_suffix("") for path in folder.glob("*.idx")}
-    bins = {path.with_suffix("") for path in folder.glob("*.bin")}
-    if lonely := indexes ^ bins:
-        raise ConfigError(f"{sorted(map(str, lonely))[0]} has only one of its two files. Remove it or build it again.")
-    return sorted(str(prefix) for prefix in indexes)
