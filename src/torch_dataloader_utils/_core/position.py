@@ -27,11 +27,15 @@ class Segment:
     cursors: tuple[tuple[int, RankCursors], ...] | None = None
 
     def steps_of(self, rank: int) -> int:
-        """Batches that one rank received; for a rank that the topology did not have, the most that any received."""
+        """Batches that one rank received; for a rank that the topology did not have, the most that any received.
+
+        Raises:
+            InternalError: that is all there were, and nobody has counted them.
+        """
         if isinstance(self.steps, int):
             return self.steps
         given = self.steps or (None,)
-        steps = given[rank] if rank < len(given) else max(each for each in given if each is not None)
+        steps = given[rank] if rank < len(given) else max((each for each in given if each is not None), default=None)
         if steps is None:
             raise InternalError(f"How many steps rank {rank} took was asked for before it was counted.")
         return steps
