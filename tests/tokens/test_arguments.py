@@ -203,7 +203,7 @@ def test_samplers_take_no_text_for_a_flag(sampler: Any, name: str) -> None:
         (["a"], 5, r"lengths=\['a'\]: pass a list of whole numbers"),
         ([[1]], 5, "pass a list of whole numbers"),
         ([1.5], 5, "pass a list of whole numbers"),
-        ([1], "a", "sequence_length='a': pass a whole number"),
+        ([1], "a", "(sequence_length|capacity)='a': pass a whole number"),
         ([2**62, 2**62], 5, "2 documents have more tokens than int64 counts"),
     ],
 )

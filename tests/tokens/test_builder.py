@@ -60,9 +60,24 @@ def test_corpora_of_a_directory_are_found_by_name(tmp_path: Path) -> None:
     for name in ("b", "a.1", "a"):
         write_corpus(tmp_path / name, EXAMPLE)
     assert find_corpora(tmp_path) == [str(tmp_path / name) for name in ("a", "a.1", "b")]
+    assert find_corpora(f"file://{tmp_path}") == find_corpora(tmp_path)
     (tmp_path / "c.idx").touch()
     with pytest.raises(ConfigError, match="only one of its two files"):
         find_corpora(tmp_path)
+
+
+def test_a_directory_without_corpora_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for directory in ("empty", tmp_path / "empty"):
+        with pytest.raises(NoDataError, match=r"There is no corpus in .*empty, .* Name the directory"):
+            find_corpora(directory)
+    (tmp_path / "file").touch()
+    for directory in ("none", "file"):
+        with pytest.raises(NoDataError, match=f"There is no directory {directory}"):
+            find_corpora(directory)
+    with pytest.raises(ConfigError, match="no local path"):
+        find_corpora("http://127.0.0.1:9/corpora")
 
 
 def test_documents_come_from_list_buffers_with_end_tokens(tmp_path: Path) -> None:
