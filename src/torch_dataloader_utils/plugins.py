@@ -12,8 +12,8 @@ def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
     """The strategy: an object as it is, or the entry point of that name (a class is called without arguments).
 
     Raises:
-        ConfigError: no such entry point, or an object without `generate`.
-        ConfigTypeError: a class.
+        ConfigError: no such entry point.
+        ConfigTypeError: a class, or an object without `generate`.
     """
     found = _load(strategy) if isinstance(strategy, str) else strategy
     if isinstance(found, type):
@@ -21,7 +21,7 @@ def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
             f"split_strategy={found.__name__} is a class: pass an object of it, such as {found.__name__}()."
         )
     if found is not None and not callable(getattr(found, "generate", None)):
-        raise ConfigError(
+        raise ConfigTypeError(
             f"split_strategy={found!r} has no generate(files, num_workers, epoch, num_ranks, rank) method. "
             "Write one, or use a built-in strategy."
         )

@@ -197,7 +197,7 @@ class RowDataset(Dataset[Any]):
         positions = _whole_numbers(indices, total)
         wrong = np.flatnonzero((positions < -total) | (positions >= total))
         if len(wrong):
-            raise IndexError(f"row {positions[wrong[0]]} of {total} rows")
+            raise _no_such_row(int(positions[wrong[0]]), total)
         return np.where(positions < 0, positions + total, positions)
 
     def _gather(self, positions: Int64s) -> Block:
@@ -245,4 +245,8 @@ def _whole_numbers(indices: Any, total: int) -> Int64s:
             f"rows {indices!r}: pass whole numbers, a list of them to take(); rows[3] is one row."
         ) from error
     except OverflowError as error:
-        raise IndexError(f"row {max(map(operator.index, indices), key=abs)} of {total} rows") from error
+        raise _no_such_row(max(map(operator.index, indices), key=abs), total) from error
+
+
+def _no_such_row(row: int, total: int) -> IndexError:
+    return IndexError(f"Row {row} is not in a data set of {total} rows: pass one in [{-total}, {total}).")

@@ -215,8 +215,11 @@ def test_states_of_others_are_refused(tables, tmp_path):
         make(tables, weights=(1, 1, 1)).load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match="checksum"):
         make(tables).load_state_dict({**state, "epoch": 4})
-    with pytest.raises(CheckpointMismatchError, match="Not a state of a blend"):
-        make(tables).load_state_dict(make(tables).sources[0].loader.state_dict())
+    for other in (make(tables).sources[0].loader.state_dict(), {"version": 2, "checksum": ""}, None):
+        with pytest.raises(CheckpointMismatchError, match="Not a state of a blend"):
+            make(tables).load_state_dict(other)
+    with pytest.raises(CheckpointMismatchError, match="has version 9, this library reads version"):
+        make(tables).load_state_dict({**state, "version": 9, "order": []})
     write_table(tmp_path, [[9]])
     with pytest.raises(CheckpointMismatchError, match=r"Source 2 of the blend: .*data fingerprint"):
         make([*tables[:2], scan_files(str(tmp_path))]).load_state_dict(state)

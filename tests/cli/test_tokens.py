@@ -67,6 +67,9 @@ def test_corpora_are_merged_and_listed(tmp_path):
     }
     assert "exists" in one_line(tdu("tokens", "merge", tmp_path / "parts", merged, code=2))
     assert "no file" in one_line(tdu("tokens", "merge", tmp_path / "gone", tmp_path / "new", code=2))
+    (tmp_path / "empty").mkdir()
+    line = one_line(tdu("tokens", "merge", tmp_path / "parts", tmp_path / "empty", tmp_path / "new", code=2))
+    assert f"no corpus in {tmp_path / 'empty'}" in line
 
 
 def list_of_ints(field_id, name):

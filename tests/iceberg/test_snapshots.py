@@ -47,6 +47,7 @@ def test_time_travel_reads_under_the_schema_of_that_time(tmp_path: Path) -> None
     assert values(table, snapshot_id=1003) == ("a", [1, 2, 3, 4, 5])
     assert values(table, tag="v1") == ("a", [0, 1, 2, 3])
     assert values(table, as_of_timestamp=1_700_000_002_999) == ("a", [0, 1, 2, 3, 4, 5])
+    assert values(table, as_of_timestamp=np.int64(1_700_000_002_999)) == ("a", [0, 1, 2, 3, 4, 5])
     at = datetime.datetime.fromtimestamp(1_700_000_003, tz=datetime.UTC)
     assert values(table, as_of_timestamp=at) == ("a", [1, 2, 3, 4, 5])
     assert values(table, as_of_timestamp=at.replace(tzinfo=None)) == ("a", [1, 2, 3, 4, 5])
@@ -87,7 +88,6 @@ def test_an_increment_is_what_was_appended_in_between(tmp_path: Path) -> None:
         ({"tag": "nope"}, "it has v1"),
         ({"tag": "v1", "branch": "main"}, "pass one of them"),
         ({"as_of_timestamp": 1}, "had no snapshot at 1"),
-        ({"as_of_timestamp": "2024-01-01"}, "milliseconds since 1970"),
         ({"snapshot_id": "1001"}, "snapshot_id='1001': pass a whole number"),
         ({"from_snapshot_id": "1001"}, "from_snapshot_id='1001': pass a whole number"),
     ],
@@ -102,6 +102,9 @@ def test_wrong_choices_say_what_there_is(tmp_path: Path, options: dict[str, obje
     [
         ({"branch": ["main"]}, r"branch=\['main'\]: pass the name of one branch"),
         ({"tag": 1}, "tag=1: pass the name of one tag"),
+        ({"as_of_timestamp": "2024-01-01"}, "as_of_timestamp='2024-01-01': pass milliseconds since 1970"),
+        ({"as_of_timestamp": True}, "as_of_timestamp=True: pass milliseconds since 1970"),
+        ({"as_of_timestamp": 1.5}, "as_of_timestamp=1.5: pass milliseconds since 1970"),
         ({"allow_empty": "yes"}, "allow_empty='yes': pass True or False"),
         ({"path_rewrites": {"/old": 3}}, "path_rewrites has '/old': 3: pass a text for a text"),
     ],

@@ -2,6 +2,7 @@
 
 import builtins
 import gc
+import weakref
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,7 +15,7 @@ from torch_dataloader_utils._observe.instruments import INSTRUMENTS
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils._observe.opentelemetry import export_to_opentelemetry
 from torch_dataloader_utils._observe.prometheus import export_to_prometheus
-from torch_dataloader_utils.errors import MissingDependencyError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError
 
 
 def loader_of(folder, **options):
@@ -57,6 +58,64 @@ def test_prometheus_forgets_a_loader_that_is_gone(table):
     assert generate_latest(registry) == b""
 
 
+def test_prometheus_takes_labels_by_name_in_any_order(table):
+    registry = CollectorRegistry()
+    train, valid = loader_of(table), loader_of(table)
+    export_to_prometheus(train.metrics, {"loader": "train", "rank": "3"}, registry)
+    export_to_prometheus(valid.metrics, {"rank": "3", "loader": "valid"}, registry)
+    assert registry.get_sample_value("tdu_rows_total", {"loader": "valid", "rank": "3"}) == 0
+
+
+@pytest.mark.parametrize("others", [{"b": "2"}, {"a": "1", "b": "2"}, None])
+def test_prometheus_refuses_labels_of_other_names(table, others):
+    registry = CollectorRegistry()
+    loader = loader_of(table)
+    export_to_prometheus(loader.metrics, {"a": "1"}, registry)
+    with pytest.raises(ConfigError, match=r"names \[.*\], those of a loader that this registry has \['a'\]\. Give all"):
+        export_to_prometheus(loader.metrics, others, registry)
+    assert generate_latest(registry).decode().count("\ntdu_rows_total{") == 1
+    del loader
+    gc.collect()
+    later = loader_of(table)
+    export_to_prometheus(later.metrics, others, registry)
+    assert registry.get_sample_value("tdu_rows_total", others or {}) == 0
+
+
+class Name(str):
+    """A text that one can see being forgotten."""
+
+
+def test_nothing_is_kept_of_loaders_that_are_gone(table):
+    registry, labels = CollectorRegistry(), {"loader": Name("train")}
+    exported = weakref.ref(labels["loader"])
+    loader = loader_of(table)
+    export_to_prometheus(loader.metrics, labels, registry)
+    del loader, labels
+    gc.collect()
+    generate_latest(registry)
+    gc.collect()
+    assert exported() is None
+
+
+@pytest.mark.parametrize("export", [export_to_prometheus, export_to_opentelemetry])
+@pytest.mark.parametrize("wrong", [3, None, Metrics()])
+def test_metrics_that_cannot_be_read_are_refused_at_once(export, wrong):
+    with pytest.raises(ConfigTypeError, match=r"metrics is an? \w+: pass loader\.metrics"):
+        export(wrong)
+
+
+@pytest.mark.parametrize("export", [export_to_prometheus, export_to_opentelemetry])
+@pytest.mark.parametrize("wrong", ["train", ["train"], {3: "train"}])
+def test_labels_that_are_no_dict_of_names_are_refused(export, wrong):
+    with pytest.raises(ConfigTypeError, match="pass a dict with names for keys"):
+        export(Metrics, wrong)
+
+
+def test_prometheus_refuses_values_of_labels_that_it_cannot_write():
+    with pytest.raises(ConfigTypeError, match="pass texts for values too"):
+        export_to_prometheus(Metrics, {"rank": 3})
+
+
 def test_opentelemetry_observes_with_units(table):
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -71,6 +130,33 @@ def test_opentelemetry_observes_with_units(table):
         assert (point.value, dict(point.attributes)) == (105, {"rank": 3})
         assert seen["tdu.rows"].data.is_monotonic
         assert (seen["tdu.wait"].unit, seen["tdu.decoded"].unit) == ("s", "By")
+    finally:
+        provider.shutdown()
+
+
+def test_opentelemetry_observes_all_loaders_of_a_meter_that_live(table):
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+
+    def observed():
+        data = reader.get_metrics_data()
+        metrics = data.resource_metrics[0].scope_metrics[0].metrics if data else ()
+        return {
+            point.attributes["loader"]: point.value
+            for m in metrics
+            if m.name == "tdu.rows"
+            for point in m.data.data_points
+        }
+
+    try:
+        loaders = {name: loader_of(table) for name in ("train", "valid")}
+        for name, loader in loaders.items():
+            export_to_opentelemetry(loader.metrics, {"loader": name}, provider.get_meter("test"))
+        list(loader)
+        assert observed() == {"train": 0, "valid": 105}
+        del loader, loaders["valid"]
+        gc.collect()
+        assert observed() == {"train": 0}
     finally:
         provider.shutdown()
 

@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.settings import options_text
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError
 
 
 def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones() -> None:
@@ -27,6 +27,12 @@ def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones
     packing = pack_tokens("tokens", np.int64(8), eod=np.uint16(3))
     assert json.loads(packing.describe())["eod"] == 3
     assert parse_bytes(np.int64(5)) == 5
+
+
+@pytest.mark.parametrize(("steps", "rank"), [(None, 1), ((None,), 1), ((2, None), 1)])
+def test_steps_that_only_a_plan_can_count_are_not_guessed(steps: Any, rank: int) -> None:
+    with pytest.raises(InternalError, match=f"steps rank {rank} took was asked for before it was counted"):
+        Segment(topology=Topology(), steps=steps).steps_of(rank)
 
 
 @pytest.mark.parametrize("value", [1.5, "7", True])

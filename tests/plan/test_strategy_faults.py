@@ -82,6 +82,8 @@ def test_a_worker_that_is_no_whole_number_is_refused(worker):
         (lambda files: [Shard(0, [Split(files[0], range(50))])], r"row_range=range\(0, 50\).*RowRange\(offset"),
         (lambda files: [Shard(0, [Split(files[0], RowRange("0", "50"))])], r"offset='0', length='50'\).*whole numbers"),
         (lambda files: [Shard(0, [Split(files[0], RowRange(0, None))])], r"offset=0, length=None\).*whole numbers"),
+        (lambda files: [Shard(0, [Split(files[0], RowRange(0, 50.5))])], r"offset=0, length=50\.5\).*whole numbers"),
+        (lambda files: [Shard(0, [Split(files[0], RowRange(True, 50))])], r"offset=True, length=50\).*whole numbers"),
     ],
 )
 def test_splits_that_are_no_rows_of_files_are_told_what_to_give(deal, says):

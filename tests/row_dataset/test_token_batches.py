@@ -103,6 +103,17 @@ def test_refusals():
         TokenBatchSampler([3], LIMIT, num_ranks=2, rank=2)
 
 
+def test_an_epoch_that_is_refused_changes_nothing():
+    sampler = TokenBatchSampler(range(1, 30), LIMIT)
+    sampler.set_epoch(3)
+    expected = list(sampler)
+    with pytest.raises(ConfigError, match="epoch=-1: pass a whole number of at least 0"):
+        sampler.set_epoch(-1)
+    with pytest.raises(ConfigError, match="first_batch=-1: pass a whole number of at least 0"):
+        sampler.set_epoch(4, first_batch=-1)
+    assert list(sampler) == expected
+
+
 def test_with_a_row_dataset_and_workers(tmp_path):
     lengths = np.random.default_rng(1).integers(0, 31, 200)
     pq.write_table(

@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": ["a", "nope"]}, "columns= names 'nope'.*a, b, i"),
+        ({"columns": ["a", "nope"]}, "columns= names 'nope'.*Name some of a, b, i"),
         ({"columns": ["a", "a"]}, "columns= has column 'a' more than once"),
         ({"stack": {"x": ["a", "nope"]}}, "stack.*names column 'nope', which is not read"),
         ({"stack": {"x": ["a", "b"]}, "columns": ["a"]}, "'b', which is not read"),
@@ -52,15 +52,16 @@ SCHEMA = pa.schema(
         ({"nulls": {"s": ("fill", 1)}}, "column 's' of type string with 1"),
         ({"nulls": {"t": ("fill", 0.5)}}, "column 't'"),
         ({"nulls": ("fill", "x")}, "which it cannot hold"),
-        ({"output_format": "pandas"}, "output_format='pandas'; it is one of torch, numpy, arrow, dict"),
+        ({"output_format": "pandas"}, "output_format='pandas' is unknown; choose one of torch, numpy, arrow, dict"),
         ({"output_format": "arrow", "stack": {"x": ["a"]}}, 'stack= is for output_format "torch" and "numpy"'),
         ({"output_format": "dict", "nulls": "mask"}, 'nulls= is for output_format "torch" and "numpy"'),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     options = {"output_format": "torch", "schema": SCHEMA, **options}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         make_shaper(**options)
+    assert str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from torch_dataloader_utils._store import SparseFile
 from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.read.source import _FetchingFile
 
 DATA = bytes(range(100))
 
@@ -42,6 +43,39 @@ def test_a_byte_that_was_not_fetched_is_an_internal_error():
     sparse.seek(12)
     with pytest.raises(InternalError, match="bytes 15 to 18 of 100 were not fetched"):
         sparse.read(6)
+
+
+spans = st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda span: (span[0], min(span[1], 40 - span[0])))
+
+
+@settings(max_examples=200 * EFFORT, deadline=None)
+@given(fetched=st.lists(spans, max_size=5), wanted=st.tuples(st.integers(0, 45), st.integers(0, 45)))
+def test_a_file_covers_what_it_can_read(fetched, wanted):
+    start, length = wanted
+    sparse = SparseFile(fetched, [DATA[a : a + n] for a, n in fetched], 40)
+    held = {byte for a, n in fetched for byte in range(a, a + n)}
+    assert sparse.covers(start, length) == held.issuperset(range(start, min(start + length, 40)))
+    sparse.seek(start)
+    if sparse.covers(start, length):
+        assert bytes(sparse.read(length)) == DATA[start : min(start + length, 40)]
+    else:
+        with pytest.raises(InternalError):
+            sparse.read(length)
+
+
+def test_a_range_that_came_too_short_is_not_fetched_once_more():
+    fetched = []
+    file = _FetchingFile(SparseFile([(10, 5)], [DATA[10:13]], 100), fetched.append)
+    file.seek(10)
+    with pytest.raises(InternalError, match="bytes 13 to 15 of 100 were not fetched"):
+        file.read(5)
+    assert fetched == []
+
+
+def test_what_was_not_fetched_comes_when_it_is_asked_for():
+    file = _FetchingFile(SparseFile([(10, 5)], [DATA[10:15]], 100), lambda span: DATA[span[0] : sum(span)])
+    file.seek(8)
+    assert (bytes(file.read(4)), file.tell(), bytes(file.read(3))) == (DATA[8:12], 12, DATA[12:15])
 
 
 def test_arrow_reads_a_row_group_from_its_column_chunks_alone():

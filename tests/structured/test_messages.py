@@ -199,6 +199,22 @@ def test_an_option_of_another_type_is_refused_before_anything_is_read(trips, nam
         StructuredDataset.create_dataloader(**{"path": trips, name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("format", 3, "format=3: pass one of the texts parquet, orc"),
+        ("format", ["parquet"], r"format=\['parquet'\]: pass one of the texts"),
+        ("num_ranks", "2", "num_ranks='2': pass the number of training processes, or \"auto\""),
+        ("num_ranks", 2.0, "num_ranks=2.0: pass the number of training processes"),
+        ("num_ranks", True, "num_ranks=True: pass the number of training processes"),
+        ("split_strategy", 3, "split_strategy=3 has no generate"),
+    ],
+)
+def test_a_wrong_type_is_a_type_error_too(trips, name, value, says):
+    with pytest.raises(ConfigTypeError, match=says):
+        StructuredDataset.create_dataloader(**{"path": trips, name: value})
+
+
 def test_options_may_be_numpy_values_and_zero_or_one(trips):
     options = {"num_ranks": np.int64(2), "rank": np.int32(1), "num_workers": np.int8(0), "shuffle": np.True_}
     loader = load(trips, **options, columns=np.array(["row"]), drop_last=1, batch_size=np.uint16(4))

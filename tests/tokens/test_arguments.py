@@ -8,8 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.tokens.corpora import write_lengths
+from torch_dataloader_utils import RowDataset, StructuredDataset
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
 from torch_dataloader_utils.tokens import (
     BlendedMegatronDatasetBuilder,
@@ -50,8 +52,6 @@ def _config(**options: Any) -> GPTDatasetConfig:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("sources", None),
-        ("sources", 5),
         ("output_prefix", None),
         ("output_prefix", 5),
         ("column", None),
@@ -64,6 +64,24 @@ def test_a_corpus_is_not_built_of_what_is_none(source: Path, tmp_path: Path, nam
     with pytest.raises(ConfigTypeError, match=f"{name}={value!r}: pass"):
         build_corpus(**arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["documents.parquet"]
+
+
+def test_a_corpus_is_not_built_of_rows_that_are_taken_one_by_one(source: Path, tmp_path: Path) -> None:
+    loader, dataset = StructuredDataset.create_dataloader(source, num_workers=0)
+    rows = RowDataset(source)
+    for sources, says in (
+        (None, "a NoneType: pass a path"),
+        (5, "an int: pass a path"),
+        (b"tokens", "a bytes: pass a path"),
+        (source.parent.glob("*.parquet"), "a generator: pass a path, a list of paths"),
+        (rows, "a RowDataset: pass a path, a list of paths, or a StructuredDataset or IcebergDataset"),
+        (DataLoader(rows), "a DataLoader: pass a path, a list of paths, or a StructuredDataset"),
+        (loader, r"a TableDataLoader: pass a path, a list of paths, or the loader's data set, loader\.dataset"),
+    ):
+        with pytest.raises(ConfigTypeError, match=f"^sources is {says}"):
+            build_corpus(sources, tmp_path / "out", column="tokens")  # type: ignore[arg-type]
+    assert rows.cache_info().misses == 0
+    assert build_corpus(dataset, tmp_path / "out", column="tokens").document_count == 2
 
 
 def test_a_place_that_cannot_be_written_is_told(source: Path) -> None:
@@ -185,7 +203,7 @@ def test_samplers_take_no_text_for_a_flag(sampler: Any, name: str) -> None:
         (["a"], 5, r"lengths=\['a'\]: pass a list of whole numbers"),
         ([[1]], 5, "pass a list of whole numbers"),
         ([1.5], 5, "pass a list of whole numbers"),
-        ([1], "a", "sequence_length='a': pass a whole number"),
+        ([1], "a", "(sequence_length|capacity)='a': pass a whole number"),
         ([2**62, 2**62], 5, "2 documents have more tokens than int64 counts"),
     ],
 )

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.tokens.corpora import pick_greatest_error
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.blend_index import _blend
 from torch_dataloader_utils.tokens.blend_rule import BlendRule, continue_blend
@@ -99,6 +99,9 @@ def test_blends_that_make_no_sense() -> None:
         blend_by_weight([1.0, 0.0], 4)
     with pytest.raises(ConfigError, match="Data set 0"):
         blend_exhaustively([0, 4])
+    for sizes in ([1.5, 1.5], [3, float("inf")], [float("nan"), 2]):
+        with pytest.raises(ConfigTypeError, match=r"sizes=\[.*\]: pass whole numbers, the samples of each data set"):
+            blend_exhaustively(sizes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="-1 samples"):
         blend_by_weight([1.0], -1)
     with pytest.raises(ConfigError, match="0 were given"):

@@ -1,6 +1,7 @@
 import contextlib
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 import torch
 
 from tests.tokens.corpora import EXAMPLE, write_corpus
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError, SchemaError
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    ConfigTypeError,
+    CorruptFileError,
+    DataError,
+    NoDataError,
+    SchemaError,
+)
 from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, find_corpora, merge_corpora
 
 
@@ -52,9 +60,24 @@ def test_corpora_of_a_directory_are_found_by_name(tmp_path: Path) -> None:
     for name in ("b", "a.1", "a"):
         write_corpus(tmp_path / name, EXAMPLE)
     assert find_corpora(tmp_path) == [str(tmp_path / name) for name in ("a", "a.1", "b")]
+    assert find_corpora(f"file://{tmp_path}") == find_corpora(tmp_path)
     (tmp_path / "c.idx").touch()
     with pytest.raises(ConfigError, match="only one of its two files"):
         find_corpora(tmp_path)
+
+
+def test_a_directory_without_corpora_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for directory in ("empty", tmp_path / "empty"):
+        with pytest.raises(NoDataError, match=r"There is no corpus in .*empty, .* Name the directory"):
+            find_corpora(directory)
+    (tmp_path / "file").touch()
+    for directory in ("none", "file"):
+        with pytest.raises(NoDataError, match=f"There is no directory {directory}"):
+            find_corpora(directory)
+    with pytest.raises(ConfigError, match="no local path"):
+        find_corpora("http://127.0.0.1:9/corpora")
 
 
 def test_documents_come_from_list_buffers_with_end_tokens(tmp_path: Path) -> None:
@@ -126,6 +149,92 @@ def test_a_sequence_whose_mode_is_refused_is_not_added(tmp_path: Path, mode: Any
     corpus = IndexedDataset(str(tmp_path / "c"), multimodal=True)
     assert [(tokens.tolist(), int(kept)) for tokens, kept in corpus] == [([1, 2, 3], -128), ([4], 127)]
     assert corpus.document_indices.tolist() == [0, 1, 2]
+
+
+@contextlib.contextmanager
+def _disk_of(file_bytes: int) -> Iterator[None]:
+    """Files cannot grow beyond this: a write gives what fits, and the next one is an OSError, as on a full disk."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+
+
+_MANY = np.full(100_000, 2, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda builder, _: builder.add_item(_MANY),
+        lambda builder, _: builder.add_document(_MANY, [_MANY.size]),
+        lambda builder, _: builder.add_documents(_MANY, [0, 500, _MANY.size]),
+        lambda builder, source: builder.add_index(source),
+    ],
+)
+def test_what_a_full_disk_refused_is_not_in_the_corpus(tmp_path: Path, add: Callable[..., None]) -> None:
+    source = write_corpus(tmp_path / "source", [[_MANY.tolist()]], dtype=np.int32)
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=np.int32) as builder:
+        builder.add_document([1, 1], [2])
+        with _disk_of(300_000), pytest.raises(OSError):
+            add(builder, source)
+        assert (builder.sequence_count, builder.document_count, builder.token_count) == (1, 1, 2)
+        builder.add_document([3], [1])
+        builder.finalize(tmp_path / "c.idx")
+    assert [tokens.tolist() for tokens in IndexedDataset(str(tmp_path / "c"))] == [[1, 1], [3]]
+
+
+def test_a_corpus_has_all_that_was_added_before_the_disk_was_full_and_after(tmp_path: Path) -> None:
+    added: list[list[int]] = []
+
+    def add_until(last: int) -> None:
+        while len(added) < last:
+            tokens = [len(added)] * 50
+            builder.add_document(tokens, [50])
+            added.append(tokens)
+
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=np.int32) as builder:
+        with _disk_of(100_000), pytest.raises(OSError):
+            add_until(10_000)
+        add_until(len(added) + 100)
+        builder.finalize(tmp_path / "c.idx")
+    assert [tokens.tolist() for tokens in IndexedDataset(str(tmp_path / "c"))] == added
+
+
+class _CannotShrink:
+    """A file of which nothing can be cut off."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def truncate(self) -> None:
+        raise OSError("cannot shrink")
+
+
+def test_a_builder_that_cannot_take_back_what_it_wrote_is_discarded(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=np.int32) as builder:
+        builder._bin.file = _CannotShrink(builder._bin.file)  # type: ignore[assignment]
+        with _disk_of(300_000), pytest.raises(OSError):
+            builder.add_item(_MANY)
+        with pytest.raises(ConfigError, match="discarded before"):
+            builder.add_item([1])
+        with pytest.raises(ConfigError, match="discarded before"):
+            builder.finalize(tmp_path / "c.idx")
+    assert _names(tmp_path) == set()
+
+
+def test_tokens_that_were_lost_before_the_end_are_an_error(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(tmp_path / "c.bin", dtype=np.int32) as builder:
+        builder.add_document(np.arange(100_000), [100_000])
+        os.truncate(next(tmp_path.iterdir()), 300_000)
+        with pytest.raises(CorruptFileError, match="built of 400000 bytes of tokens, and 300000 are on the disk"):
+            builder.finalize(tmp_path / "c.idx")
+    assert _names(tmp_path) == set()
 
 
 def test_lengths_and_offsets_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:

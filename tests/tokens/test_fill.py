@@ -90,9 +90,13 @@ def test_best_fit_of_the_small_corpora() -> None:
 
 
 def test_impossible_fills() -> None:
-    with pytest.raises(ConfigError, match="Document 1 has the length -1"):
+    with pytest.raises(ConfigError, match="Document 1 has the length -1: pass 0 or more"):
         fill_greedily([1, -1], 4)
-    with pytest.raises(ConfigError, match="cannot be filled"):
+    with pytest.raises(ConfigError, match="sequence_length=0: pass a whole number of at least 1"):
         fill_greedily([1], 0)
-    with pytest.raises(ConfigError, match="at least one document"):
+    with pytest.raises(ConfigError, match="extra_tokens=-1: pass a whole number of at least 0"):
+        fill_greedily([1], 4, extra_tokens=-1)
+    with pytest.raises(ConfigError, match="capacity=0: pass a whole number of at least 1"):
+        fill_best_fit([1], 0, window_documents=1)
+    with pytest.raises(ConfigError, match="window_documents=0: pass a whole number of at least 1"):
         fill_best_fit([1], 4, window_documents=0)

@@ -55,7 +55,7 @@ def test_random_epochs_are_equal_on_ranks_and_resume_anywhere(
 ) -> None:
     step = micro_batch * ranks
     if total < step:
-        with pytest.raises(ConfigError, match="do not fill one step"):
+        with pytest.raises(ConfigError, match=r"do not fill one step of .* Lower micro_batch_size"):
             PretrainingRandomSampler(total, 0, micro_batch, 0, ranks, sharding)
         return
     seen = []
@@ -103,15 +103,19 @@ def test_full_validation_is_even() -> None:
 
 
 def test_impossible_samplers() -> None:
-    with pytest.raises(ConfigError, match="Rank 2 is not one of 2"):
+    with pytest.raises(ConfigError, match=r"data_parallel_rank=2 is not in \[0, data_parallel_size=2\)\. Pass"):
         PretrainingSampler(10, 0, 2, 2, 2)
     with pytest.raises(ConfigError, match="micro_batch_size"):
         PretrainingSampler(10, 0, 0, 0, 2)
     with pytest.raises(ConfigError, match="micro_batch_size"):
         GlobalBatchSampler(10, 0, 0, 8, 0, 2)
-    with pytest.raises(ConfigError, match="0 of 0 samples consumed"):
+    with pytest.raises(ConfigError, match="total_samples=0: pass a whole number of at least 1"):
         PretrainingSampler(0, 0, 1, 0, 1)
-    with pytest.raises(ConfigError, match="whole number of steps"):
+    with pytest.raises(ConfigError, match="total_samples=0: pass a whole number of at least 1"):
+        FullValidationSampler(0, 0, 1)
+    with pytest.raises(ConfigError, match="consumed_samples=-1: pass a whole number of at least 0"):
+        PretrainingSampler(9, -1, 1, 0, 1)
+    with pytest.raises(ConfigError, match=r"whole number of steps of 4\. Resume with"):
         PretrainingRandomSampler(10, 3, 2, 0, 2)
-    with pytest.raises(ConfigError, match="no whole number of steps"):
+    with pytest.raises(ConfigError, match=r"global_batch_size=7 is no whole number of steps of 4 samples\. Pass a"):
         GlobalBatchSampler(10, 0, 2, 7, 0, 2)

@@ -27,7 +27,11 @@ class Segment:
     cursors: tuple[tuple[int, RankCursors], ...] | None = None
 
     def steps_of(self, rank: int) -> int:
-        """Batches that one rank received; for a rank that the topology did not have, the most that any received."""
+        """Batches that one rank received; for a rank that the topology did not have, the most that any received.
+
+        Raises:
+            InternalError: that is all there were, and nobody has counted them.
+        """
         if isinstance(self.steps, int):
             return self.steps
         given = self.steps or (None,)

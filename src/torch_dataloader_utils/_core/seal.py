@@ -13,13 +13,17 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "checksum": _checksum(state)}
 
 
-def check_seal(state: Mapping[str, Any], version: int) -> None:
-    """Raises CheckpointMismatchError unless the state is of this version, and as it was sealed."""
-    if state["version"] != version:
+def check_version(state: Mapping[str, Any], version: int) -> None:
+    """Raises CheckpointMismatchError for a sealed state of another version, whatever other keys that version has."""
+    if {"version", "checksum"} <= set(state) and state["version"] != version:
         raise CheckpointMismatchError(
             f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
             "release that wrote it, or start the epoch afresh."
         )
+
+
+def check_seal(state: Mapping[str, Any]) -> None:
+    """Raises CheckpointMismatchError unless the state is as it was sealed."""
     try:
         seen = _checksum({key: state[key] for key in state if key != "checksum"})
     except (TypeError, ValueError) as error:

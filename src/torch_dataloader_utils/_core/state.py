@@ -20,7 +20,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
-from torch_dataloader_utils._core.seal import check_seal, sealed
+from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
 VERSION = 1
@@ -78,12 +78,14 @@ def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topolog
 
 def check_intact(state: Mapping[str, Any]) -> None:
     """Raise CheckpointMismatchError unless this is a whole, unchanged state of a version we know."""
+    if isinstance(state, Mapping):
+        check_version(state, VERSION)
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise CheckpointMismatchError(
             f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
         )
-    check_seal(state, VERSION)
+    check_seal(state)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

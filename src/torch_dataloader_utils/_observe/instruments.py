@@ -1,10 +1,6 @@
 """The metrics as instruments of monitoring systems: one table, so that every exporter says the same."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakMethod
-
-from torch_dataloader_utils._observe.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +38,3 @@ INSTRUMENTS = (
         only_grows=False,
     ),
 )
-
-MetricsSource = Callable[[], Metrics]
-
-
-def weak_source(metrics: MetricsSource) -> Callable[[], Metrics | None]:
-    """The same source without keeping its loader alive: gives None once the loader is gone."""
-    if not hasattr(metrics, "__self__"):
-        return metrics
-    method = WeakMethod(metrics)
-
-    def read() -> Metrics | None:
-        source = method()
-        return None if source is None else source()
-
-    return read

@@ -1,11 +1,13 @@
 """Metrics for Prometheus: read when Prometheus scrapes, so that batches cost nothing."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from torch_dataloader_utils._observe.instruments import INSTRUMENTS, Instrument, MetricsSource, weak_source
+from torch_dataloader_utils._observe.exported import ExportedLoaders, Labels, MetricsSource, check_export
+from torch_dataloader_utils._observe.instruments import INSTRUMENTS, Instrument
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils.errors import MissingDependencyError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -23,11 +25,13 @@ def export_to_prometheus(
 
     Args:
         metrics: `loader.metrics`. The loader is not kept alive; when it is gone, so are its figures.
-        labels: told apart by them are ranks and loaders. Use the same names for all loaders of a process.
+        labels: they tell ranks and loaders apart. All loaders of a registry have the same names, in any order.
         registry: None for the client's default one.
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.
+        ConfigTypeError: metrics that cannot be called, or labels that are no dict of texts.
+        ConfigError: labels of other names than those of a loader that lives.
     """
     try:
         from prometheus_client import REGISTRY
@@ -35,19 +39,33 @@ def export_to_prometheus(
         raise MissingDependencyError(
             'Exporting to Prometheus needs its client. Run: pip install "torch-dataloader-utils[prometheus]"'
         ) from error
+    check_export(metrics, "labels", labels)
+    if not all(isinstance(value, str) for value in (labels or {}).values()):
+        raise ConfigTypeError(f'labels={labels!r}: pass texts for values too, such as {{"rank": "3"}}.')
     chosen = REGISTRY if registry is None else registry
     collector = _collectors.get(chosen)
     if collector is None:
         collector = _collectors[chosen] = _Collector()
         chosen.register(collector)
-    collector.sources.append((weak_source(metrics), dict(labels or {})))
+    collector.add(metrics, dict(labels or {}))
 
 
 class _Collector:
     """All loaders of one registry; a family of metrics may be registered once only."""
 
     def __init__(self) -> None:
-        self.sources: list[tuple[Callable[[], Metrics | None], dict[str, str]]] = []
+        self._loaders = ExportedLoaders()
+
+    def add(self, metrics: MetricsSource, labels: Labels) -> None:
+        """ConfigError for names that others do not have: the samples of a family have one list of names."""
+        for _, others in self._loaders.read():
+            if set(labels) != set(others):
+                raise ConfigError(
+                    f"The labels have the names {sorted(labels)}, those of a loader that this registry has "
+                    f"{sorted(others)}. Give all loaders of a registry the same names, or this one a registry of its "
+                    "own."
+                )
+        self._loaders.add(metrics, labels)
 
     def describe(self) -> list[Any]:
         """Nothing: the registry need not collect to find the names."""
@@ -55,21 +73,21 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """One family for each instrument, with a sample for each loader that lives."""
-        read = [(source(), labels) for source, labels in self.sources]
-        living = [(metrics, labels) for metrics, labels in read if metrics is not None]
+        living = self._loaders.read()
         for instrument in INSTRUMENTS if living else ():
             yield _family(instrument, living)
 
 
-_collectors: dict[Any, _Collector] = {}
+_collectors: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
 
 
-def _family(instrument: Instrument, living: list[tuple[Metrics, dict[str, str]]]) -> Any:
+def _family(instrument: Instrument, living: list[tuple[Metrics, Labels]]) -> Any:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     name = f"tdu_{instrument.name}{_SUFFIXES[instrument.unit]}"
     kind = CounterMetricFamily if instrument.only_grows else GaugeMetricFamily
-    family = kind(name, instrument.help, labels=list(living[0][1]))
+    names = list(living[0][1])
+    family = kind(name, instrument.help, labels=names)
     for metrics, labels in living:
-        family.add_metric(list(labels.values()), getattr(metrics, instrument.attribute))
+        family.add_metric([labels[each] for each in names], getattr(metrics, instrument.attribute))
     return family

@@ -12,19 +12,21 @@ class SparseFile:
 
     Not thread-safe: it has a position, like any file. A read inside one range is a view; one across neighbouring
     ranges is a copy. `size` is the size of the whole file. Reading a byte that was not fetched raises
-    InternalError: the caller fetched too little.
+    InternalError: the caller fetched too little, or did not ask whether the file `covers` it.
 
         SparseFile([(4, 3)], [b"abc"], size=20); seek(5); read(2)      b"bc"
     """
 
     def __init__(self, spans: Sequence[Span], data: Sequence[Buffer], size: int) -> None:
         self._starts: list[int] = []
+        self._stops: list[int] = []
         self._views: list[memoryview] = []
         reached = 0
         for index in sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1])):
             start, length = spans[index]
             if start + length > reached:  # else it lies inside an earlier range
                 self._starts.append(start)
+                self._stops.append(start + length)
                 self._views.append(memoryview(data[index]))
                 reached = start + length
         self._size = size
@@ -52,6 +54,16 @@ class SparseFile:
         self._position += length
         return view
 
+    def covers(self, start: int, length: int) -> bool:
+        """Whether all of these bytes were fetched, so that reading them cannot fail."""
+        stop = min(start + length, self._size)
+        while start < stop:
+            index = bisect_right(self._starts, start) - 1
+            if index < 0 or self._stops[index] <= start:
+                return False
+            start = self._stops[index]
+        return True
+
     def readable(self) -> bool:
         """True."""
         return True
@@ -70,7 +82,7 @@ class SparseFile:
     def close(self) -> None:
         """Drops the ranges."""
         self.closed = True
-        self._starts, self._views = [], []
+        self._starts, self._stops, self._views = [], [], []
 
     def _view(self, start: int, length: int) -> memoryview:
         part = self._part(start, length)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.seal import check_seal, sealed
+from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
 from torch_dataloader_utils.blending.options import BlendOptions
 from torch_dataloader_utils.blending.source import Mark, Source
 from torch_dataloader_utils.errors import CheckpointMismatchError
@@ -117,13 +117,16 @@ class BlendProgress:
         return BlendPosition(epoch=epoch, steps=0, counts=(0,) * len(marks), marks=marks)
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or set(state) != _KEYS or state["kind"] != "blend":
+        is_of_blend = isinstance(state, Mapping) and state.get("kind") == "blend"
+        if is_of_blend:
+            check_version(state, _VERSION)
+        if not is_of_blend or set(state) != _KEYS:
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise CheckpointMismatchError(
                 f"Not a state of a blend: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a blend "
                 "returned; states of single loaders are for those."
             )
-        check_seal(state, _VERSION)
+        check_seal(state)
         # As JSON has it: 1 and 1.0 are one number, and so they are here.
         if state["options"] != self._options.describe():
             raise CheckpointMismatchError(

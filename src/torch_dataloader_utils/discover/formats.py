@@ -13,7 +13,7 @@ from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRe
 from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.text import scan_text
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _NAMES = {
     "parquet": FileFormat.PARQUET,
@@ -31,12 +31,13 @@ def file_format_of(name: str) -> FileFormat:
     """The format of that name; "json" and "jsonl" both mean one JSON object a line.
 
     Raises:
-        ConfigError: no such format.
+        ConfigTypeError: no text. ConfigError: no such format.
     """
-    try:
-        return _NAMES[name]
-    except (KeyError, TypeError):
-        raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}.") from None
+    if not isinstance(name, str):
+        raise ConfigTypeError(f"format={name!r}: pass one of the texts {', '.join(_NAMES)}.")
+    if name not in _NAMES:
+        raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}.")
+    return _NAMES[name]
 
 
 def format_hint(path: str, file_format: FileFormat) -> str:

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterable
-from numbers import Real
 from typing import TypeVar
 
 from torch_dataloader_utils._core.integers import is_integer
@@ -16,7 +15,7 @@ def take_shards(name: str, given: object) -> list[Shard]:
     """The shards that strategy `name` gave, each with a list of its splits. Generators are read here, once.
 
     Raises:
-        ConfigTypeError: no list of shards of splits of files, or a worker or rows that are no numbers.
+        ConfigTypeError: no list of shards of splits of files, or a worker or rows that are no whole numbers.
     """
     shards = given if isinstance(given, Iterable) else [given]
     return [_take_shard(name, _expect(name, each, Shard)) for each in shards]
@@ -53,9 +52,7 @@ def _check_split(name: str, split: Split) -> Split:
 
 
 def _is_range(rows: object) -> bool:
-    return isinstance(rows, RowRange) and all(
-        isinstance(number, Real) or is_integer(number) for number in (rows.offset, rows.length)
-    )
+    return isinstance(rows, RowRange) and is_integer(rows.offset) and is_integer(rows.length)
 
 
 def _expect(name: str, each: object, kind: type[Expected]) -> Expected:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Buffer, Span, SparseFile, Store
 from torch_dataloader_utils._store.identity import is_pipe
-from torch_dataloader_utils.errors import InternalError, LoaderError, NoDataError
+from torch_dataloader_utils.errors import LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
 
 # One read gets all but very wide footers; what pyarrow itself reads.
@@ -166,9 +166,8 @@ class _FetchingFile:
         start = self.tell()
         left = max(0, self._sparse.size() - start)
         length = left if length < 0 else min(length, left)
-        try:
+        if self._sparse.covers(start, length):
             return self._sparse.read(length)
-        except InternalError:
-            data = self._fetch((start, length))
-            self.seek(start + length)
-            return data
+        data = self._fetch((start, length))
+        self.seek(start + length)
+        return data

@@ -21,7 +21,10 @@ from torch_dataloader_utils.shape.decode import plain
 def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:
     """Raises ConfigError unless `measure_rows` can measure this column; `option` is what the user called it."""
     if schema.names.count(column) != 1:
-        raise ConfigError(f"{option}={column!r}: the data set has no such column, or several; {schema.names}")
+        raise ConfigError(
+            f"{option}={column!r}: the data set has no such column, or several of that name. Name one that is there "
+            f"once: {', '.join(schema.names)}."
+        )
     arrow = schema.field(column).type
     if not (_is_number(arrow) or _is_list(arrow) or _is_text(arrow)):
         raise ConfigError(

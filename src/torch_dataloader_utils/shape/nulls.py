@@ -58,7 +58,7 @@ def parse_nulls(nulls: Any, columns: Mapping[str, ColumnType]) -> dict[str, Null
         if missing:
             raise ConfigError(
                 f"nulls= names {', '.join(missing)}, but the columns read are {', '.join(columns)}. "
-                "Correct the name, or add it to columns="
+                "Correct the name, or name it in columns= too."
             )
         return {
             name: _parse_policy(nulls[name], name, kind) if name in nulls else Natural()
@@ -82,7 +82,7 @@ def _parse_policy(policy: Any, name: str, kind: ColumnType) -> NullPolicy:
         case {"fill": value} if len(policy) == 1:
             return Fill(value=fill_value(value, name, kind))
         case _:
-            raise ConfigError(f"nulls= for column {name!r} is {policy!r}; a policy is {_FORMS}")
+            raise ConfigError(f"nulls= for column {name!r} is {policy!r}; a policy is {_FORMS}.")
 
 
 def fill_value(value: Any, name: str, kind: ColumnType) -> Any:
@@ -104,7 +104,7 @@ def fill_value(value: Any, name: str, kind: ColumnType) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"nulls= fills column {name!r} of type {element} with {value!r}, which it cannot hold ({error}). "
-            'Give a value of that type, or use "mask"'
+            'Give a value of that type, or use "mask".'
         ) from error
 
 

@@ -59,13 +59,15 @@ def make_shaper(
     """
     fields = select_fields(schema, columns)
     if output_format not in get_args(OutputFormat):
-        raise ConfigError(f"output_format={output_format!r}; it is one of {', '.join(get_args(OutputFormat))}")
+        raise ConfigError(
+            f"output_format={output_format!r} is unknown; choose one of {', '.join(get_args(OutputFormat))}."
+        )
     if output_format in ("arrow", "dict"):
         for option, value in (("stack", stack), ("nulls", nulls)):
             if value:
                 raise ConfigError(
                     f'{option}= is for output_format "torch" and "numpy"; "{output_format}" keeps columns and nulls '
-                    f"as they are. Leave {option}= out, or change output_format="
+                    f"as they are. Leave {option}= out, or choose another output_format."
                 )
         return ArrowShaper(schema=fields, as_python=output_format == "dict")
     specs = column_specs(fields, nulls)

@@ -49,11 +49,13 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
     names = list(there.elements() if columns is None else columns)
     for name in names:
         if name not in there:
-            raise ConfigError(f"columns= names {name!r}, which the data set does not have: {', '.join(schema.names)}")
+            raise ConfigError(
+                f"columns= names {name!r}, which the data set does not have. Name some of {', '.join(schema.names)}."
+            )
     for name, count in Counter(names).items():
         if count > 1 or there[name] > 1:
             where = "columns=" if count > 1 and columns is not None else "the data set"
-            raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names")
+            raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names.")
     fields = {field.name: field for field in schema}
     return pa.schema([fields[name] for name in names])
 
@@ -87,15 +89,15 @@ def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[Col
     for name, given in (stack or {}).items():
         members = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
         if not members:
-            raise ConfigError(f"stack={{{name!r}: {given!r}}}: give a list of one or more column names")
+            raise ConfigError(f"stack={{{name!r}: {given!r}}}: give a list of one or more column names.")
         for member in members:
             if not isinstance(member, str) or member not in by_name:
                 raise ConfigError(
                     f"stack={{{name!r}: ...}} names column {member!r}, which is not read. "
-                    f"Columns read: {', '.join(by_name)}; correct the name or add it to columns="
+                    f"Columns read: {', '.join(by_name)}; correct the name or name it in columns= too."
                 )
             if member in seen:
-                raise ConfigError(f"column {member!r} is in stack {seen[member]!r} and again in {name!r}; keep one")
+                raise ConfigError(f"column {member!r} is in stack {seen[member]!r} and again in {name!r}; keep one.")
             seen[member] = name
         stacks.append(StackSpec(name=name, columns=_of_one_type(name, [by_name[member] for member in members])))
     return tuple(stacks)
@@ -105,14 +107,14 @@ def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]
     for member in members:
         if not isinstance(member.kind, NumberType) or member.kind.shape:
             raise ConfigError(
-                f"stack {name!r}: column {member.name!r} is {member.arrow}; only columns of one number a row stack"
+                f"stack {name!r}: column {member.name!r} is {member.arrow}; only columns of one number a row stack."
             )
     first = members[0]
     for member in members:
         if member.kind != first.kind:
             raise ConfigError(
                 f"stack {name!r} mixes types: {first.name!r} is {first.arrow}, {member.name!r} is {member.arrow}. "
-                "Make one stack for each type, or cast in the files"
+                "Make one stack for each type, or cast in the files."
             )
     return tuple(members)
 
@@ -132,6 +134,6 @@ def output_names(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> 
         if count > 1:
             raise ConfigError(
                 f"two entries of a batch would be called {name!r}: stacks, masks (<column>{MASK_SUFFIX}) and columns "
-                "share one namespace. Rename the stack or the column"
+                "share one namespace. Rename the stack or the column."
             )
     return tuple(names)

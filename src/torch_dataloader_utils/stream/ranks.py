@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError
+from torch_dataloader_utils._core.integers import check_integer, is_integer
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, LoaderError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,8 +66,8 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
     Warns when a loader for one rank is built while torch.distributed runs several: each would read everything.
 
     Raises:
-        ConfigError: num_ranks is neither "auto" nor an int, or is given beside a mesh; the mesh or the environment
-            does not say which rank this is.
+        ConfigTypeError: num_ranks is neither "auto" nor a whole number.
+        ConfigError: num_ranks is given beside a mesh; the mesh or the environment does not say which rank this is.
     """
     if mesh is not None:
         if num_ranks not in (1, "auto") or rank != 0:
@@ -74,8 +75,9 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
         return mesh_ranks(mesh)
     if num_ranks == "auto":
         return _surrounding_ranks()
-    if not isinstance(num_ranks, int):
-        raise ConfigError(f'num_ranks={num_ranks!r}: pass the number of training processes, or "auto".')
+    if not is_integer(num_ranks):
+        raise ConfigTypeError(f'num_ranks={num_ranks!r}: pass the number of training processes, or "auto".')
+    num_ranks = check_integer("num_ranks", num_ranks, least=1)
     warn_if_unshared(num_ranks, running_ranks())
     return num_ranks, rank
 

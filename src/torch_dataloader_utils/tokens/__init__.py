@@ -13,7 +13,7 @@ over ranks (see `torch_dataloader_utils.packing`).
 
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
-from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder, find_corpora, merge_corpora
+from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, SpecialTokens
 from torch_dataloader_utils.tokens.corpus_build import CorpusReport, build_corpus
 from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
@@ -23,6 +23,7 @@ from torch_dataloader_utils.tokens.fill import Pieces, fill_best_fit, fill_greed
 from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
+from torch_dataloader_utils.tokens.merge import find_corpora, merge_corpora
 from torch_dataloader_utils.tokens.samplers import (
     FullValidationSampler,
     GlobalBatchSampler,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.integers import check_integer
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.blend_rule import DEFAULT_SEGMENTS, BlendRule, Counts, continue_blend
 from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
 
@@ -46,9 +46,15 @@ def blend_by_weight(weights: Sequence[float], size: int, *, normalizes: bool = T
 def blend_exhaustively(sizes: Sequence[int]) -> BlendIndex:
     """Every sample of every data set once, in proportion to the sizes throughout; a data set that is used up rests.
 
-    sizes 3 1 2    data sets 0 2 1 0 2 0    samples 0 0 0 1 1 2
+        sizes 3 1 2    data sets 0 2 1 0 2 0    samples 0 0 0 1 1 2
+
+    Raises:
+        ConfigTypeError: sizes that are no list of whole numbers.
+        ConfigError: no data sets or too many, or a size that is not positive.
     """
     limits = as_weights(sizes)
+    if not np.isfinite(limits).all() or (limits % 1).any():
+        raise ConfigTypeError(f"sizes={sizes!r}: pass whole numbers, the samples of each data set.")
     total = int(limits.sum())
     _check(limits, total)
     return _blend(BlendRule(shares=limits / total, limits=limits), total)

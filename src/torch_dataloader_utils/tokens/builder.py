@@ -1,5 +1,6 @@
 """Writing a token corpus: sequences go in, `<prefix>.bin` and `<prefix>.idx` come out together."""
 
+import os
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
@@ -14,20 +15,13 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import PendingFile, open_store, sync_directory
-from torch_dataloader_utils.errors import (
-    ConfigError,
-    ConfigTypeError,
-    CorruptFileError,
-    DataError,
-    LoaderError,
-    SchemaError,
-    StoreError,
-)
+from torch_dataloader_utils._store import sync_directory
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, DataError, SchemaError
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
+from torch_dataloader_utils.tokens.local_files import local_path, pending_file
+from torch_dataloader_utils.tokens.open_corpus import bin_path
 
 _MAX_SEQUENCE_TOKENS = 2**31 - 1
 
@@ -37,6 +31,9 @@ class IndexedDatasetBuilder:
 
     Sequences are appended in order; a document ends with `end_document` (or `add_document`). Use it in a `with`
     block, so that an exception leaves no half-written file behind.
+
+    A call that raises has added nothing, also where the disk is full (OSError): more can be added then. If what it
+    wrote cannot be cut off again, the builder is discarded.
 
     Args:
         bin_path: the .bin file to write; the directory must exist.
@@ -49,7 +46,7 @@ class IndexedDatasetBuilder:
         self.multimodal = check_flag("multimodal", multimodal)
         # Arrays of machine integers: a list of Python ints would cost eight times as much for a billion sequences.
         self._lengths, self._documents, self._modes = array("i"), array("q", [0]), array("b")
-        self._bin = _pending_file("bin_path", bin_path)
+        self._bin = pending_file("bin_path", bin_path)
 
     @property
     def sequence_count(self) -> int:
@@ -71,10 +68,11 @@ class IndexedDatasetBuilder:
 
         Raises:
             DataError: a token does not fit the dtype, or the sequence is longer than 2^31 − 1 tokens.
-            ConfigError: a mode that is no whole number from −128 to 127. Nothing is added then, as with all errors.
+            ConfigError: a mode that is no whole number from −128 to 127, or the builder has ended.
         """
         tokens = self._convert(tensor)
-        self._write(tokens, np.array([tokens.size]), [mode])
+        with self._all_or_nothing():
+            self._write(tokens, np.array([tokens.size]), [mode])
 
     def add_document(self, tensor: Any, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
         """Append one document: its tokens, and how many of them each of its sequences takes.
@@ -85,8 +83,9 @@ class IndexedDatasetBuilder:
         tokens, counts = self._convert(tensor), _whole_numbers("lengths", lengths)
         if counts.sum() != tokens.size or (counts < 0).any():
             raise ConfigError(f"The lengths of a document add up to {counts.sum()}, it has {tokens.size} tokens.")
-        self._write(tokens, counts, [0] * len(counts) if modes is None else modes)
-        self.end_document()
+        with self._all_or_nothing():
+            self._write(tokens, counts, [0] * len(counts) if modes is None else modes)
+            self.end_document()
 
     def add_documents(self, values: Any, offsets: Any, eod: int | None = None) -> None:
         """Append many documents of one sequence each: document i is values[offsets[i]:offsets[i + 1]].
@@ -107,8 +106,9 @@ class IndexedDatasetBuilder:
             tokens = np.insert(tokens, bounds[1:] - bounds[0], self._convert([eod])[0])
             counts = counts + 1
         first = self.sequence_count
-        self._write(tokens, counts, [0] * len(counts))
-        self._documents.frombytes(np.arange(first + 1, first + len(counts) + 1, dtype=np.int64).tobytes())
+        with self._all_or_nothing():
+            self._write(tokens, counts, [0] * len(counts))
+            self._documents.frombytes(np.arange(first + 1, first + len(counts) + 1, dtype=np.int64).tobytes())
 
     def end_document(self) -> None:
         """End the open document."""
@@ -120,20 +120,20 @@ class IndexedDatasetBuilder:
         Raises:
             ConfigError: it is not on a local disk. SchemaError: another dtype, or no modes where this corpus has them.
         """
-        source_path = _local_path(bin_path(check_path("path_prefix", path_prefix)))
+        source_path = local_path("path_prefix", bin_path(check_path("path_prefix", path_prefix)))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)
         if other.dtype != self.dtype:
             raise SchemaError(f"{path_prefix} holds {other.dtype.name}, this corpus {self.dtype.name}. Convert one.")
-        first = self.sequence_count
-        self._lengths.frombytes(other.sequence_lengths.tobytes())
-        self._documents.frombytes((other.document_indices[1:] + first).tobytes())
-        if other.sequence_modes is not None:
-            self._modes.frombytes(other.sequence_modes.tobytes())
-        expected = self._bin.file.tell() + other.identities[1].size
-        with source_path.open("rb") as source:
-            shutil.copyfileobj(source, self._bin.file, length=1 << 22)
-        if self._bin.file.tell() != expected:
-            raise CorruptFileError(f"{bin_path(path_prefix)} changed its size while it was copied. Merge again.")
+        with self._all_or_nothing():
+            first, start = self.sequence_count, self._bin.file.tell()
+            with source_path.open("rb") as source:
+                shutil.copyfileobj(source, self._bin.file, length=1 << 22)
+            if self._bin.file.tell() != start + other.identities[1].size:
+                raise CorruptFileError(f"{bin_path(path_prefix)} changed its size while it was copied. Merge again.")
+            self._lengths.frombytes(other.sequence_lengths.tobytes())
+            self._documents.frombytes((other.document_indices[1:] + first).tobytes())
+            if other.sequence_modes is not None:
+                self._modes.frombytes(other.sequence_modes.tobytes())
 
     def finalize(self, idx_path: str | Path) -> None:
         """Publish the corpus: .bin first, then .idx, whose presence means that the corpus is whole.
@@ -142,12 +142,13 @@ class IndexedDatasetBuilder:
 
         Raises:
             ConfigError: sequences were added after the last document ended, or the builder has ended before.
+            CorruptFileError: the tokens on the disk are not as many as were added.
         """
-        if self._bin.file.closed:
-            raise ConfigError(f"{self._bin.path} was finalized or discarded before. Make a new builder.")
+        self._check_open()
         if self._documents[-1] != len(self._lengths):
             raise ConfigError(f"{self._bin.path}: the last document was not ended. Call end_document().")
-        index = _pending_file("idx_path", idx_path)
+        self._check_size()
+        index = pending_file("idx_path", idx_path)
         try:
             for piece in self._encode():
                 index.file.write(piece)
@@ -172,6 +173,40 @@ class IndexedDatasetBuilder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.discard()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Takes back what the block adds, if it fails: tokens without lengths would move all that come after them."""
+        self._check_open()
+        end, sequences, documents = self._bin.file.tell(), len(self._lengths), len(self._documents)
+        modes = len(self._modes)
+        try:
+            yield
+        except BaseException:
+            del self._lengths[sequences:], self._documents[documents:], self._modes[modes:]
+            self._cut_back(end)
+            raise
+
+    def _cut_back(self, end: int) -> None:
+        try:
+            if self._bin.file.tell() != end:  # else there is nothing to cut, and seeking would write what is buffered
+                self._bin.file.seek(end)
+                self._bin.file.truncate()
+        except OSError:
+            self.discard()
+
+    def _check_open(self) -> None:
+        if self._bin.file.closed:
+            raise ConfigError(f"{self._bin.path} was finalized or discarded before. Make a new builder.")
+
+    def _check_size(self) -> None:
+        wanted = int(np.frombuffer(self._lengths, dtype=np.int32).sum(dtype=np.int64)) * self.dtype.itemsize
+        found = self._bin.file.seek(0, os.SEEK_END)
+        if found != wanted:
+            raise CorruptFileError(
+                f"{self._bin.path} was built of {wanted} bytes of tokens, and {found} are on the disk. Something else "
+                "changed the file: build it again."
+            )
 
     def _encode(self) -> list[bytes]:
         return encode_index(
@@ -228,64 +263,3 @@ def _check_modes(modes: Sequence[int]) -> bytes:
         if not -128 <= check_integer("mode", mode) <= 127:
             raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")
     return np.asarray(modes, dtype=np.int8).tobytes()
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Tells of a place that cannot be written.
-
-    Raises:
-        StoreError: the operating system refused.
-    """
-    try:
-        yield
-    except LoaderError:
-        raise
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}). Choose a directory that can.") from error
-
-
-def _pending_file(name: str, path: str | Path) -> PendingFile:
-    target = _local_path(path, name)
-    with writing(target):
-        return PendingFile(target)
-
-
-def _local_path(path: str | Path, name: str = "path_prefix") -> Path:
-    """ConfigError for a URL of a store: a corpus is written to, and merged from, a local disk."""
-    text = check_path(name, path)
-    return Path(open_store(text).local_path(text))
-
-
-def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimodal: bool = False) -> None:
-    """Append the corpora in the given order into one; it takes the dtype of the first.
-
-    Raises:
-        ConfigError: nothing to merge, or a corpus that is not on a local disk.
-        SchemaError: dtypes differ.
-    """
-    if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
-        raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
-    if not path_prefixes:
-        raise ConfigError("There is no corpus to merge.")
-    for path_prefix in (*path_prefixes, output_prefix):
-        _local_path(path_prefix)  # before any is opened
-    dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
-    with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:
-        for path_prefix in path_prefixes:
-            builder.add_index(path_prefix)
-        builder.finalize(index_path(output_prefix))
-
-
-def find_corpora(directory: str | Path) -> list[str]:
-    """Prefixes of all corpora directly in `directory`, sorted by name; the order a merge of the directory takes.
-
-    Raises:
-        ConfigTypeError: no path. ConfigError: an .idx without its .bin, or the other way round.
-    """
-    folder = Path(check_path("directory", directory))
-    indexes = {path.with_suffix("") for path in folder.glob("*.idx")}
-    bins = {path.with_suffix("") for path in folder.glob("*.bin")}
-    if lonely := indexes ^ bins:
-        raise ConfigError(f"{sorted(map(str, lonely))[0]} has only one of its two files. Remove it or build it again.")
-    return sorted(str(prefix) for prefix in indexes)

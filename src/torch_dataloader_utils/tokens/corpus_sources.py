@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.parallel import map_in_order, threads_for
@@ -18,7 +19,7 @@ from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.scan import scan_listed
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, of_type
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.dataset import TableDataset
@@ -50,9 +51,9 @@ def plan_parts(
     pattern; a file that is named twice is read once.
 
     Raises:
-        NoDataError: a path that names no file. ConfigError: a data set that gives no stored rows, no such column,
-        a file whose format nobody says, or a corpus that would lie among the files of a source directory. DataError,
-        StoreError: see `scan_files`.
+        NoDataError: a path that names no file. ConfigTypeError: another type, such as a loader or a `RowDataset`.
+        ConfigError: a data set that gives no stored rows, no such column, a file whose format nobody says, or a corpus
+        that would lie among the files of a source directory. DataError, StoreError: see `scan_files`.
     """
     if isinstance(sources, TableDataset):
         return _plan_data_set(sources, column, part_bytes)
@@ -65,9 +66,12 @@ def plan_parts(
 def _list_sources(sources: Any) -> list[PathLike]:
     if isinstance(sources, str | os.PathLike):
         return [sources]
-    if not isinstance(sources, Iterable):
-        raise ConfigTypeError(f"sources={sources!r}: pass a path, a list of paths, or a data set.")
-    return list(sources)
+    if isinstance(sources, Sequence) and not isinstance(sources, bytes):
+        return list(sources)
+    # Anything else is not listed to see what is in it: that would read a whole data set.
+    has_rows = isinstance(sources, DataLoader) and isinstance(sources.dataset, TableDataset)
+    data_set = "the loader's data set, loader.dataset" if has_rows else "a StructuredDataset or IcebergDataset"
+    raise ConfigTypeError(f"sources is {of_type(sources)}: pass a path, a list of paths, or {data_set}.")
 
 
 def _check_outside(source: PathLike, output_prefix: str) -> None:

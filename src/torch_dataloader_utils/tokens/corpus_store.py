@@ -22,10 +22,11 @@ import numpy as np
 from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
-from torch_dataloader_utils.tokens.builder import merge_corpora, writing
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.local_files import writing
+from torch_dataloader_utils.tokens.merge import merge_corpora
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 from torch_dataloader_utils.tokens.ranges import ByteSource, PlainFile, open_source
 

@@ -68,7 +68,9 @@ def fill_greedily(
         ConfigTypeError: no list of whole numbers, or no whole number.
         ConfigError: a length is negative, their sum beyond int64, or L is not positive.
     """
-    tokens = _check_lengths(lengths, sequence_length, extra_tokens)
+    tokens = _check_lengths(lengths)
+    sequence_length = check_integer("sequence_length", sequence_length, least=1)
+    extra_tokens = check_integer("extra_tokens", extra_tokens, least=0)
     ends = np.cumsum(tokens)
     total = int(ends[-1]) if ends.size else 0
     samples = count_greedy_samples(total, sequence_length, extra_tokens=extra_tokens, keeps_tail=keeps_tail)
@@ -102,10 +104,9 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
         ConfigTypeError: no list of whole numbers, or no whole number.
         ConfigError: a length is negative, their sum beyond int64, or capacity or window is not positive.
     """
-    tokens = _check_lengths(lengths, capacity, 0)
-    window_documents = check_integer("window_documents", window_documents)
-    if window_documents < 1:
-        raise ConfigError(f"A window has at least one document; {window_documents} were given.")
+    tokens = _check_lengths(lengths)
+    capacity = check_integer("capacity", capacity, least=1)
+    window_documents = check_integer("window_documents", window_documents, least=1)
     document, start, stop = _cut_long(tokens, capacity)
     sample = np.empty(len(document), dtype=np.int64)
     borders = np.searchsorted(document, np.arange(0, len(tokens) + window_documents, window_documents))
@@ -157,17 +158,13 @@ def _expand(first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s]:
     return owner, np.arange(len(owner), dtype=np.int64) - offsets[owner] + first[owner]
 
 
-def _check_lengths(lengths: npt.ArrayLike, sequence_length: int, extra_tokens: int) -> Int64s:
+def _check_lengths(lengths: npt.ArrayLike) -> Int64s:
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ConfigTypeError(f"lengths={lengths!r}: pass a list of whole numbers, the tokens of each document.")
     tokens = given.astype(np.int64, copy=False)
-    sequence_length = check_integer("sequence_length", sequence_length)
-    extra_tokens = check_integer("extra_tokens", extra_tokens)
-    if sequence_length < 1 or extra_tokens < 0:
-        raise ConfigError(f"Samples of {sequence_length} + {extra_tokens} tokens cannot be filled.")
     if tokens.size and tokens.min() < 0:
-        raise ConfigError(f"Document {int(tokens.argmin())} has the length {tokens.min()}.")
+        raise ConfigError(f"Document {int(tokens.argmin())} has the length {tokens.min()}: pass 0 or more tokens.")
     if tokens.sum(dtype=np.float64) >= _MOST_TOKENS:
         raise ConfigError(f"{tokens.size} documents have more tokens than int64 counts. Fill some of them at a time.")
     return tokens

@@ -27,11 +27,13 @@ class RankShare:
     data_parallel_size: int
 
     def __post_init__(self) -> None:
-        hold_integers(self, "micro_batch_size", "data_parallel_rank", "data_parallel_size")
-        if self.micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size must be at least 1; {self.micro_batch_size} was given.")
-        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
-            raise ConfigError(f"Rank {self.data_parallel_rank} is not one of {self.data_parallel_size}.")
+        hold_integers(self, "micro_batch_size", "data_parallel_size", least=1)
+        hold_integers(self, "data_parallel_rank", least=0)
+        if self.data_parallel_rank >= self.data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_rank={self.data_parallel_rank} is not in [0, "
+                f"data_parallel_size={self.data_parallel_size}). Pass the rank in the data-parallel group and its size."
+            )
 
     @property
     def step_samples(self) -> int:
@@ -42,11 +44,6 @@ class RankShare:
     def offset(self) -> int:
         """Where this rank's samples begin within a step."""
         return self.micro_batch_size * self.data_parallel_rank
-
-
-def _check_counts(total_samples: int, consumed_samples: int) -> None:
-    if total_samples < 1 or consumed_samples < 0:
-        raise ConfigError(f"{consumed_samples} of {total_samples} samples consumed: that cannot be.")
 
 
 @dataclass(eq=False)
@@ -60,8 +57,8 @@ class _StepSampler(Sampler[Batch]):
     data_parallel_size: int
 
     def __post_init__(self) -> None:
-        hold_integers(self, "total_samples", "consumed_samples")
-        _check_counts(self.total_samples, self.consumed_samples)
+        hold_integers(self, "total_samples", least=1)
+        hold_integers(self, "consumed_samples", least=0)
         self._share = RankShare(
             micro_batch_size=self.micro_batch_size,
             data_parallel_rank=self.data_parallel_rank,
@@ -114,10 +111,14 @@ class PretrainingRandomSampler(_StepSampler):
         super().__post_init__()
         hold_flags(self, "data_sharding")
         if self._epoch_samples == 0:
-            raise ConfigError(f"{self.total_samples} samples do not fill one step of {self._share.step_samples}.")
+            raise ConfigError(
+                f"{self.total_samples} samples do not fill one step of {self._share.step_samples}. Lower "
+                "micro_batch_size, or train on fewer ranks."
+            )
         if self.consumed_samples % self._share.step_samples:
             raise ConfigError(
-                f"{self.consumed_samples} consumed samples are no whole number of steps of {self._share.step_samples}."
+                f"{self.consumed_samples} consumed samples are no whole number of steps of {self._share.step_samples}. "
+                "Resume with the micro_batch_size and the ranks that they were consumed with."
             )
 
     @property
@@ -175,9 +176,12 @@ class GlobalBatchSampler(Sampler[Batch]):
             total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=False
         )
         step_samples = micro_batch_size * data_parallel_size
-        global_batch_size = check_integer("global_batch_size", global_batch_size)
-        if global_batch_size < 1 or global_batch_size % step_samples:
-            raise ConfigError(f"A global batch of {global_batch_size} is no whole number of steps of {step_samples}.")
+        global_batch_size = check_integer("global_batch_size", global_batch_size, least=1)
+        if global_batch_size % step_samples:
+            raise ConfigError(
+                f"global_batch_size={global_batch_size} is no whole number of steps of {step_samples} samples. Pass a "
+                "multiple of micro_batch_size x data_parallel_size."
+            )
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self._steps_per_batch = global_batch_size // step_samples
@@ -202,8 +206,7 @@ class FullValidationSampler(Sampler[int | None]):
     """
 
     def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:
-        self.total_samples = check_integer("total_samples", total_samples)
-        _check_counts(self.total_samples, 0)
+        self.total_samples = check_integer("total_samples", total_samples, least=1)
         self._share = RankShare(
             micro_batch_size=1, data_parallel_rank=data_parallel_rank, data_parallel_size=data_parallel_size
         )

@@ -115,9 +115,13 @@ class TokenBatchSampler(Sampler[list[int]]):
 
         Count steps in the trainer: with workers the sampler runs ahead of what was received. Other numbers of ranks
         make other batches, so change them between epochs.
+
+        Raises:
+            ConfigTypeError, ConfigError: no whole number, or one below 0.
         """
-        self._epoch = check_integer("epoch", epoch)
+        epoch = check_integer("epoch", epoch, least=0)
         self._first_batch = check_integer("first_batch", first_batch, least=0)
+        self._epoch = epoch
 
     @property
     def repeated_rows(self) -> int:

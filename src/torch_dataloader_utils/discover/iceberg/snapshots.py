@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._core.integers import hold_integers, is_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class SnapshotChoice:
     table may have moved on since.
 
     Raises:
-        ConfigError: more than one. ConfigTypeError: an id that is no whole number, a branch or tag that is no text.
+        ConfigError: more than one. ConfigTypeError: an id that is no whole number, a time that is neither that nor a
+        datetime, a branch or tag that is no text.
     """
 
     snapshot_id: int | None = None
@@ -47,9 +48,19 @@ class SnapshotChoice:
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} each choose a snapshot; pass one of them.")
         hold_integers(self, "snapshot_id", "from_snapshot_id")
+        self._hold_time()
         for name in ("branch", "tag"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ConfigTypeError(f"{name}={value!r}: pass the name of one {name}, a text.")
+
+    def _hold_time(self) -> None:
+        time = self.as_of_timestamp
+        if not (time is None or isinstance(time, datetime) or is_integer(time)):
+            raise ConfigTypeError(
+                f"as_of_timestamp={time!r}: pass milliseconds since 1970 as a whole number, or a datetime."
+            )
+        if not isinstance(time, datetime):
+            hold_integers(self, "as_of_timestamp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +126,12 @@ def _by_id(metadata: "TableMetadata", snapshot_id: int, name: str) -> "Snapshot"
     return snapshot
 
 
-def _at_time(metadata: "TableMetadata", time: Any, name: str) -> "Snapshot":
+def _at_time(metadata: "TableMetadata", time: int | datetime, name: str) -> "Snapshot":
     if isinstance(time, datetime):
         aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
         milliseconds = int(aware.timestamp() * 1000)
-    elif isinstance(time, int) and not isinstance(time, bool):
-        milliseconds = time
     else:
-        raise ConfigError(f"as_of_timestamp={time!r}: pass milliseconds since 1970 as an int, or a datetime.")
+        milliseconds = time
     reached = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= milliseconds]
     if not reached:
         raise NoDataError(

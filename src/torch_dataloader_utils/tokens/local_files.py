@@ -1,0 +1,45 @@
+"""Files of corpora that are written: on a local disk, invisible until they are whole."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._store import PendingFile, open_store
+from torch_dataloader_utils.errors import LoaderError, StoreError
+
+
+def local_path(name: str, path: str | Path) -> Path:
+    """Where a corpus lies that is written, or merged from; `name` is what the user called it.
+
+    Raises:
+        ConfigTypeError: no path. ConfigError: the URL of a store.
+    """
+    text = check_path(name, path)
+    return Path(open_store(text).local_path(text))
+
+
+def pending_file(name: str, path: str | Path) -> PendingFile:
+    """A file that is to appear there.
+
+    Raises:
+        As `local_path`, and as `PendingFile`; StoreError: it cannot be written.
+    """
+    target = local_path(name, path)
+    with writing(target):
+        return PendingFile(target)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tells of a place that cannot be written.
+
+    Raises:
+        StoreError: the operating system refused.
+    """
+    try:
+        yield
+    except LoaderError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error}). Choose a directory that can.") from error
