@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_dataloader_utils import pack_tokens
+from torch_dataloader_utils import (
+    RoundRobinSplitStrategy,
+    SizeBalancedSplitStrategy,
+    TargetSizeSplitStrategy,
+    pack_tokens,
+)
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.settings import options_text
@@ -53,3 +58,28 @@ def test_numbers_below_the_least_are_refused_and_seeds_have_none() -> None:
     with pytest.raises(ConfigError, match="pad_id=-1: pass a whole number of at least 0"):
         pack_tokens("tokens", 8, pad_id=-1)
     assert PlanOptions(seed=-5).seed == -5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "value", "error"),
+    [
+        (TargetSizeSplitStrategy, "target_bytes", "x", ConfigTypeError),
+        (TargetSizeSplitStrategy, "target_bytes", -5, ConfigError),
+        (TargetSizeSplitStrategy, "target_rows", 0, ConfigError),
+        (TargetSizeSplitStrategy, "shuffle", "no", ConfigTypeError),
+        (RoundRobinSplitStrategy, "shuffle", "no", ConfigTypeError),
+        (RoundRobinSplitStrategy, "seed", "x", ConfigTypeError),
+        (SizeBalancedSplitStrategy, "seed", 1.5, ConfigTypeError),
+    ],
+)
+def test_split_strategies_refuse_by_the_names_of_their_own_options(
+    strategy: Any, name: str, value: Any, error: type[ConfigError]
+) -> None:
+    with pytest.raises(error, match=f"^{name}={value!r}: pass"):
+        strategy(**{name: value})
+
+
+def test_split_strategies_keep_plain_values() -> None:
+    given = TargetSizeSplitStrategy(np.int64(5), np.int32(2), np.True_, np.uint8(7))
+    assert repr(given) == repr(TargetSizeSplitStrategy(5, 2, True, 7))
+    assert RoundRobinSplitStrategy(seed=2**70).seed == 2**70
