@@ -26,7 +26,6 @@ class LoaderKeywords(TypedDict, total=False):
 
     callbacks: Sequence[LoaderCallback] | None
     pin_memory: bool
-    pin_memory_device: str
     timeout: float
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any

@@ -12,7 +12,13 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.column_names import check_column_name
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
-from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
+from torch_dataloader_utils._core.options import (
+    DEFAULT_INTERLEAVE,
+    DEFAULT_SPLIT_BYTES,
+    PlanOptions,
+    RankSharding,
+    Topology,
+)
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.recent import Recent
 from torch_dataloader_utils._core.rows import RowSpace
@@ -52,11 +58,11 @@ def plan_epoch(
     seed: int = 42,
     epoch: int = 0,
     drop_last: bool = False,
-    split_bytes: int | str = DEFAULT_SPLIT_BYTES,
+    split_bytes: int | str | None = None,
     split_rows: int | None = None,
-    rank_sharding: str = "rows",
+    rank_sharding: RankSharding = "rows",
     shuffle_rows: int | None = None,
-    interleave: int = DEFAULT_INTERLEAVE,
+    interleave: int | None = None,
     num_lanes: int | None = None,
     lane_rows: int | None = None,
     bucket_by: str | None = None,
@@ -71,9 +77,11 @@ def plan_epoch(
         shuffle: permute chunks by (seed, epoch).
         seed: any integer, taken modulo 2^64.
         drop_last: only full batches; the plan says how many rows that leaves out.
-        split_bytes: projected bytes of a chunk. split_rows: rows of a chunk, wins over bytes.
+        split_bytes: projected bytes of a chunk, an int or text; None for 128 MiB. split_rows: rows of a chunk, wins
+            over bytes.
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
-        shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from.
+        shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from; None
+            for 4.
         num_lanes, lane_rows: an order that survives a change of topology; see the lanes page of the docs.
         bucket_by: the column by whose lengths windows are ordered; windows then are whole batches.
         split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.
@@ -85,13 +93,13 @@ def plan_epoch(
     num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
     options = PlanOptions(
-        split_bytes=parse_bytes(split_bytes),
+        split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1),
         split_rows=split_rows,
         shuffle=shuffle,
         seed=seed,
-        rank_sharding=rank_sharding,  # type: ignore[arg-type]  # checked by PlanOptions
+        rank_sharding=rank_sharding,
         shuffle_rows=shuffle_rows,
-        interleave=interleave,
+        interleave=DEFAULT_INTERLEAVE if interleave is None else interleave,
         num_lanes=num_lanes,
         lane_rows=lane_rows,
         strategy=strategy_name(strategy),

@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._core.sizes import check_bytes
+from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -95,7 +95,7 @@ class RowDataset(Dataset[Any]):
             page_checksums=page_checksums,
             decode_threads=decode_threads,
         )
-        cache_bytes = check_bytes("cache_bytes", cache_bytes)
+        cache_bytes = parse_bytes("cache_bytes", cache_bytes)
         access = StoreAccess.of(storage_options, credentials, remote)
         found = find_inventory(
             files, format, options, partitioning=partitioning, storage_options=access, inventory=inventory

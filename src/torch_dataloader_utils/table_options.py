@@ -10,10 +10,10 @@ from torch_dataloader_utils._core.column_names import check_column_name, check_c
 from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import check_count_rows, hold_flags
 from torch_dataloader_utils._core.functions import check_function
-from torch_dataloader_utils._core.integers import check_integer, hold_integers, is_integer
+from torch_dataloader_utils._core.integers import check_integer, check_seed, hold_integers, is_integer
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.reals import check_not_negative
-from torch_dataloader_utils._core.sizes import check_bytes, parse_bytes
+from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -23,6 +23,8 @@ from torch_dataloader_utils.row_filter import check_filters
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.token_packing.options import TokenPacking
+
+_COUNTS = ("split_rows", "interleave", "num_lanes", "lane_rows", "max_tokens_per_batch", "pad_to_multiple_of")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +96,13 @@ class TableOptions:
         check_filters(self.filters)
         object.__setattr__(self, "batch_size", check_integer("batch_size", self.batch_size, least=1))
         object.__setattr__(self, "rank", check_integer("rank", self.rank))
+        object.__setattr__(self, "shuffle_seed", check_seed("shuffle_seed", self.shuffle_seed))
         hold_integers(self, "num_workers")
-        hold_integers(self, "decode_threads", least=0)
-        check_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
+        hold_integers(self, "decode_threads", "shuffle_rows", "shuffle_buffer_size", least=0)
+        hold_integers(self, *_COUNTS, least=1)
+        parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
+        if self.split_bytes is not None:
+            parse_bytes("split_bytes", self.split_bytes, least=1)
         object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
@@ -187,7 +193,7 @@ class TableOptions:
     @property
     def budget_bytes(self) -> int:
         """Bytes decoded ahead of the trainer."""
-        return check_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
+        return parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
 
     def strategy(self) -> SplitStrategy | None:
         """The custom split strategy, if any."""
@@ -201,7 +207,9 @@ class TableOptions:
     def plan_options(self, strategy: SplitStrategy | None) -> PlanOptions:
         """The part that orders rows."""
         return PlanOptions(
-            split_bytes=DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes),
+            split_bytes=(
+                DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes("split_bytes", self.split_bytes)
+            ),
             split_rows=self.split_rows,
             shuffle=self.shuffle,
             seed=self.shuffle_seed,

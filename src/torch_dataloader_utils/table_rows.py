@@ -18,8 +18,8 @@ from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.counting import count_live_rows, under_filter
-from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.discover.paths import PathLike
+from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.row_lengths import check_rows_fit, read_token_counts
@@ -73,13 +73,13 @@ def find_inventory(
     if inventory is None:
         paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
         scan = partial(
-            scan_files,
+            scan_paths,
             paths,
             format,
+            storage_options,
             columns=options.columns,
             filters=options.filters,
             partitioning=partitioning,
-            storage_options=storage_options,
             count_rows=options.count_rows,
             on_error=options.on_error,
         )

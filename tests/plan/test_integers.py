@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_dataloader_utils import pack_tokens
+from torch_dataloader_utils import (
+    RoundRobinSplitStrategy,
+    SizeBalancedSplitStrategy,
+    TargetSizeSplitStrategy,
+    pack_tokens,
+)
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.settings import options_text
@@ -26,7 +31,7 @@ def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones
     assert decode_state(state, Identity(fingerprint="f", options=plain), topology) == (saved.under(topology), None)
     packing = pack_tokens("tokens", np.int64(8), eod=np.uint16(3))
     assert json.loads(packing.describe())["eod"] == 3
-    assert parse_bytes(np.int64(5)) == 5
+    assert parse_bytes("size", np.int64(5)) == 5
 
 
 @pytest.mark.parametrize(("steps", "rank"), [(None, 1), ((None,), 1), ((2, None), 1)])
@@ -59,3 +64,48 @@ def test_numbers_below_the_least_are_refused_and_seeds_have_none() -> None:
     with pytest.raises(ConfigError, match="pad_id=-1: pass a whole number of at least 0"):
         pack_tokens("tokens", 8, pad_id=-1)
     assert PlanOptions(seed=-5).seed == -5
+
+
+@pytest.mark.parametrize("text", [None, [], 1.5, True])
+def test_a_size_of_another_type_is_refused_by_name(text: Any) -> None:
+    with pytest.raises(ConfigTypeError, match=r"cache_bytes=.* is no number of bytes"):
+        parse_bytes("cache_bytes", text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1MiB", "1e3MB", "nan", "1 MX"])
+def test_a_text_that_is_no_size_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"cache_bytes={text!r} is no number of bytes"):
+        parse_bytes("cache_bytes", text)
+
+
+def test_sizes_are_exact_and_held_to_int64() -> None:
+    assert [parse_bytes("size", text) for text in ("1.5KiB", "0.57 KB", str(2**63 - 1))] == [1536, 570, 2**63 - 1]
+    with pytest.raises(ConfigError, match="that int64 holds"):
+        parse_bytes("size", "9" * 400 + "TB")
+    with pytest.raises(ConfigError, match="size=0: pass 1 or more bytes"):
+        parse_bytes("size", "0", least=1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "value", "error"),
+    [
+        (TargetSizeSplitStrategy, "target_bytes", "x", ConfigTypeError),
+        (TargetSizeSplitStrategy, "target_bytes", -5, ConfigError),
+        (TargetSizeSplitStrategy, "target_rows", 0, ConfigError),
+        (TargetSizeSplitStrategy, "shuffle", "no", ConfigTypeError),
+        (RoundRobinSplitStrategy, "shuffle", "no", ConfigTypeError),
+        (RoundRobinSplitStrategy, "seed", "x", ConfigTypeError),
+        (SizeBalancedSplitStrategy, "seed", 1.5, ConfigTypeError),
+    ],
+)
+def test_split_strategies_refuse_by_the_names_of_their_own_options(
+    strategy: Any, name: str, value: Any, error: type[ConfigError]
+) -> None:
+    with pytest.raises(error, match=f"^{name}={value!r}: pass"):
+        strategy(**{name: value})
+
+
+def test_split_strategies_keep_plain_values() -> None:
+    given = TargetSizeSplitStrategy(np.int64(5), np.int32(2), np.True_, np.uint8(7))
+    assert repr(given) == repr(TargetSizeSplitStrategy(5, 2, True, 7))
+    assert RoundRobinSplitStrategy(seed=2**70).seed == 2**70

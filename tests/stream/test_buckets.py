@@ -385,3 +385,21 @@ class TestPadRagged:
             PadRagged(pad_to_multiple_of=0)
         with pytest.raises(ConfigError, match="output_format"):
             PadRagged()({"a": [1]})
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("pad_to_multiple_of", None),
+            ("pad_to_multiple_of", "8"),
+            ("with_masks", "no"),
+            ("padding_value", "0"),
+            ("padding_value", {"tokens": None}),
+        ],
+    )
+    def test_another_type_is_refused(self, name, value):
+        with pytest.raises(ConfigTypeError, match=f"{name}={value!r}: pass"):
+            PadRagged(**{name: value})
+
+    def test_one_column_name_is_no_list(self):
+        with pytest.raises(ConfigTypeError, match=r"Write columns=\['tokens'\]"):
+            PadRagged(columns="tokens")

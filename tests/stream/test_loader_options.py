@@ -51,7 +51,7 @@ def load(path, **options):
         ("timeout", "", "timeout='': pass a finite number of seconds"),
         ("timeout", -1, "timeout=-1: pass a finite number of seconds"),
         ("pin_memory", "x", "pin_memory='x': pass True or False"),
-        ("pin_memory_device", 0, "pin_memory_device=0: pass the name of a device"),
+        ("pin_memory_device", "cuda", "Unknown option 'pin_memory_device'; did you mean 'pin_memory'"),
         ("in_order", "x", "in_order='x': pass True or False"),
         ("worker_init_fn", 3, "worker_init_fn is an int: pass a function"),
         ("generator", 3, "generator is an int: pass a torch.Generator"),

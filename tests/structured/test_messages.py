@@ -1,6 +1,7 @@
 """What a newcomer is told: the option that differs, the recipe, the epoch of nothing; and what objects print."""
 
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -234,17 +235,49 @@ def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
 def test_windows_of_no_rows_are_no_windows(trips, name):
     plan, whole = load(trips, **{name: 0}).plan, plan_epoch(scan_files(trips), shuffle_rows=0, batch_size=4)
     assert plan.fingerprint == whole.fingerprint == load(trips).plan.fingerprint
-    for use in (
-        lambda rows: load(trips, **{name: rows}),
-        lambda rows: plan_epoch(scan_files(trips), shuffle_rows=rows),
-    ):
-        with pytest.raises(ConfigError, match="shuffle_rows=-1: pass a whole number of at least 0"):
-            use(-1)
+    with pytest.raises(ConfigError, match=f"{name}=-1: pass a whole number of at least 0"):
+        load(trips, **{name: -1})
+    with pytest.raises(ConfigError, match="shuffle_rows=-1: pass a whole number of at least 0"):
+        plan_epoch(scan_files(trips), shuffle_rows=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("shuffle_seed", 1.5, ConfigTypeError),
+        ("shuffle_rows", "x", ConfigTypeError),
+        ("shuffle_buffer_size", "x", ConfigTypeError),
+        ("split_bytes", [], ConfigTypeError),
+        ("split_bytes", "x", ConfigError),
+        ("split_bytes", 0, ConfigError),
+        ("decode_ahead_bytes", None, ConfigTypeError),
+        ("split_rows", 0, ConfigError),
+        ("interleave", 0, ConfigError),
+        ("num_lanes", "4", ConfigTypeError),
+        ("lane_rows", 0, ConfigError),
+        ("max_tokens_per_batch", 0, ConfigError),
+        ("pad_to_multiple_of", "8", ConfigTypeError),
+    ],
+)
+def test_an_option_is_refused_by_the_name_it_was_passed_under_before_files_are_looked_for(tmp_path, name, value, error):
+    with pytest.raises(error, match=f"^{name}={re.escape(repr(value))}"):
+        StructuredDataset.create_dataloader(tmp_path / "nowhere", **{name: value})
+
+
+def test_a_plan_takes_none_for_the_defaults_that_loaders_have(trips):
+    inventory = scan_files(trips)
+    default = plan_epoch(inventory, split_bytes=None, interleave=None, shuffle_rows=10)
+    given = plan_epoch(inventory, split_bytes="128MiB", interleave=4, shuffle_rows=10)
+    assert default.to_arrow() == given.to_arrow()
+    with pytest.raises(ConfigTypeError, match=r"split_bytes=1\.5 is no number of bytes"):
+        plan_epoch(inventory, split_bytes=1.5)
 
 
 def test_a_cache_of_less_than_nothing_is_refused(trips):
     with pytest.raises(ConfigError, match="cache_bytes=-1: pass 0 or more bytes"):
         RowDataset(trips, cache_bytes=-1)
+    with pytest.raises(ConfigError, match="cache_bytes='x' is no number of bytes"):
+        RowDataset(trips, cache_bytes="x")
 
 
 def test_lanes_without_rows_are_refused_by_plans_too(trips):

@@ -212,7 +212,7 @@ def test_text_of_all_kinds(tmp_path: Path, kind: pa.DataType) -> None:
 
 
 def test_many_outputs_hold_neighbouring_documents(directory: Path, tmp_path: Path) -> None:
-    report = build_corpus(directory, tmp_path / "out", column="tokens", output_count=3, part_bytes=1)
+    report = build_corpus(directory, tmp_path / "out", column="tokens", output_count=3, part_bytes="1B")
     assert report.prefixes == tuple(str(tmp_path / f"out-{number:05d}-of-00003") for number in range(3))
     assert [document for prefix in report.prefixes for document in _documents(prefix)] == ALL
     with pytest.raises(ConfigError, match="do not make 30 corpora"):
@@ -331,6 +331,8 @@ def test_data_that_does_not_fit_is_named(
         ({"eod": 2**24 + 1, "dtype": "float32"}, ConfigError, "does not fit float32"),
         ({"dtype": "foo"}, ConfigTypeError, "'foo' is no type of tokens; the format knows uint8, int8"),
         ({"part_bytes": 0}, ConfigError, "part_bytes=0"),
+        ({"part_bytes": "x"}, ConfigError, "part_bytes='x' is no number of bytes"),
+        ({"part_bytes": None}, ConfigTypeError, "part_bytes=None is no number of bytes"),
         ({"vocabulary_size": 0}, ConfigError, "vocabulary_size=0"),
         ({"vocabulary_size": 0, "dtype": "uint16"}, ConfigError, "vocabulary_size=0"),
         ({"vocabulary_size": "1000"}, ConfigTypeError, "vocabulary_size='1000'"),

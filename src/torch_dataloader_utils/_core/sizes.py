@@ -1,11 +1,11 @@
 """Byte counts as people write them."""
 
-import operator
 import re
+from fractions import Fraction
 from typing import Any
 
-from torch_dataloader_utils._core.integers import is_integer
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils._core.integers import check_integer, is_integer
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _POWERS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -13,31 +13,27 @@ for _power, _letter in enumerate("KMGT", start=1):
     _POWERS[f"{_letter}IB"] = 1024**_power
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(name: str, size: Any, *, least: int = 0) -> int:
     """A number of bytes: an int as it is, text with a decimal (KB, MB, GB, TB) or binary (KiB, MiB, ...) unit.
 
         "128 MiB"  134217728      "1gb"  1000000000      "7"  7
 
-    Raises:
-        ConfigError: no such number.
-    """
-    if is_integer(size):
-        return operator.index(size)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
-    if match is None or match[2].upper() not in _POWERS:
-        raise ConfigError(f"{size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'.")
-    return int(float(match[1]) * _POWERS[match[2].upper()])
-
-
-def check_bytes(name: str, size: Any) -> int:
-    """The same for an option that may be 0 and not less.
+    name: of the option, for messages.
 
     Raises:
-        ConfigError: no such number.
+        ConfigTypeError: neither a whole number nor text. ConfigError: text that is no size, or fewer than `least`.
     """
-    number = parse_bytes(size)
-    if number < 0:
-        raise ConfigError(f"{name}={number}: pass 0 or more bytes.")
+    wanted = f"{name}={size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'."
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2].upper() not in _POWERS:
+            raise ConfigError(wanted)
+        size = int(Fraction(match[1]) * _POWERS[match[2].upper()])
+    elif not is_integer(size):
+        raise ConfigTypeError(wanted)
+    number = check_integer(name, size)
+    if number < least:
+        raise ConfigError(f"{name}={number}: pass {least} or more bytes.")
     return number
 
 

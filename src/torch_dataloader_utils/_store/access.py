@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
+from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret
@@ -36,8 +38,12 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         if self.backend not in ("fsspec", "obstore"):
             raise ConfigError(f'backend={self.backend!r}: choose "fsspec" or "obstore".')
-        if self.connections < 1:
-            raise ConfigError(f"connections={self.connections}: pass at least 1.")
+        if not isinstance(self.retry, RetryPolicy):
+            raise ConfigTypeError(f"retry is {of_type(self.retry)}: pass RetryPolicy(...).")
+        if not isinstance(self.coalesce, CoalesceLimits):
+            raise ConfigTypeError(f"coalesce is {of_type(self.coalesce)}: pass CoalesceLimits(...).")
+        hold_integers(self, "connections", least=1)
+        hold_flags(self, "keep_footers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._core.reals import hold_not_negative
+
 Span = tuple[int, int]
 """A range of bytes of a file: (offset, length)."""
 
@@ -67,6 +70,11 @@ class CoalesceLimits:
     hole_bytes: int = 1 << 20
     most_bytes: int = 32 << 20
     most_waste: float = 0.04
+
+    def __post_init__(self) -> None:
+        hold_integers(self, "hole_bytes", least=0)
+        hold_integers(self, "most_bytes", least=1)
+        hold_not_negative(self, "most_waste", may_be_infinite=True)
 
 
 class Store(Protocol):

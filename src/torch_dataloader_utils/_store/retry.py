@@ -5,7 +5,10 @@ import time
 from dataclasses import dataclass
 from typing import assert_never
 
+from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._core.reals import hold_not_negative
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
+from torch_dataloader_utils.errors import ConfigError
 
 # Jitter must differ between processes that failed at the same moment; it decides nothing about rows.
 _random = random.SystemRandom()
@@ -30,6 +33,14 @@ class RetryPolicy:
     most_delay_seconds: float = 10.0
     progress_seconds: float = 15.0
     progress_bytes: int = 16 << 10
+
+    def __post_init__(self) -> None:
+        # Of 0 bytes, a reply that has stopped would be progress; in 0 seconds, no reply makes any.
+        hold_integers(self, "progress_bytes", least=1)
+        seconds = ("most_seconds", "first_delay_seconds", "most_delay_seconds", "progress_seconds")
+        hold_not_negative(self, *seconds, what="number of seconds")
+        if self.progress_seconds == 0:
+            raise ConfigError("progress_seconds=0 gives up every reply at once: pass more than 0.")
 
 
 class Attempts:

@@ -21,8 +21,9 @@ from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupT
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import (
     Buffer,
+    Credentials,
     FsspecStore,
-    Secret,
+    RemoteOptions,
     StoreAccess,
     has_credentials,
     open_store,
@@ -44,9 +45,14 @@ _CODES = "partition_codes."
 def save_inventory(
     inventory: Inventory,
     path: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
 ) -> None:
     """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
+
+    storage_options, credentials and remote say how its store is reached, as for `scan_files`.
 
     Raises:
         ConfigTypeError: no inventory, or no path.
@@ -57,6 +63,7 @@ def save_inventory(
     if not isinstance(inventory, Inventory):
         raise ConfigTypeError(f"inventory is {of_type(inventory)}: pass what scan_files gives.")
     target = _as_text(path)
+    store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(
             "an inventory of files with deletes or field ids is not saved; scan the table again."
@@ -68,7 +75,6 @@ def save_inventory(
             "storage_options= instead, and scan again."
         )
     data = memoryview(sealed_parquet(_to_table(inventory)))
-    store = open_store(target, storage_options)
     if isinstance(store, FsspecStore):
         store.write(target, len(data), lambda start, length: data[start : start + length])
     else:
@@ -77,13 +83,16 @@ def save_inventory(
 
 def load_inventory(
     path: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     *,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
     allowed_roots: Sequence[str] | None = None,
 ) -> Inventory:
     """The inventory that `save_inventory` wrote; equal in every array, and so in its fingerprint.
 
     Args:
+        storage_options, credentials, remote: of the store that it lies in, as for `scan_files`.
         allowed_roots: prefixes of where its files may lie: "s3://bucket/trips", "s3://" (any bucket), "/data". None:
             anywhere, so load only what you trust.
 
@@ -96,7 +105,7 @@ def load_inventory(
     """
     roots = None if allowed_roots is None else Roots.of(allowed_roots)
     target = _as_text(path)
-    store = open_store(target, storage_options)
+    store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
     tail = store.tail(target, store.stat(target).size)
     is_sealed = check_seal(tail.data, target)
     with decoding(target, "saved inventory"):

@@ -23,7 +23,7 @@ from torch_dataloader_utils._core.functions import check_executor, check_functio
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._store import FileEntry, FileStat, Secret, Store, StoreAccess
+from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
@@ -55,7 +55,9 @@ def scan_files(
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
     partitioning: Literal["hive"] | None = None,
-    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
     count_rows: CountRows = "auto",
     schema: pa.Schema | None = None,
     text: TextOptions | None = None,
@@ -73,6 +75,7 @@ def scan_files(
             out; those proven fully in keep their rows; the others have UNKNOWN live rows until someone counts.
         partitioning: "hive" reads columns from directory names.
         storage_options: for the storage client; kept out of the inventory.
+        credentials, remote: see `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
         schema: of text files, which carry none; otherwise inferred from the first one.
         text: how text files are cut.
@@ -85,10 +88,41 @@ def scan_files(
         Files sorted by path; row groups in file order, without empty ones.
 
     Raises:
-        NoDataError: nothing there. ConfigError: an unknown format, column or filter.
+        NoDataError: nothing there. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
         SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
-        StoreError: the storage refused.
     """
+    return scan_paths(
+        path,
+        format,
+        StoreAccess.of(storage_options, credentials, remote),
+        columns=columns,
+        filters=filters,
+        partitioning=partitioning,
+        count_rows=count_rows,
+        schema=schema,
+        text=text,
+        executor=executor,
+        on_progress=on_progress,
+        on_error=on_error,
+    )
+
+
+def scan_paths(
+    path: PathLike | Sequence[PathLike],
+    format: str,  # noqa: A002 - as in `scan_files`
+    access: StoreAccess | Secret | None,
+    *,
+    columns: Sequence[str] | None = None,
+    filters: pc.Expression | None = None,
+    partitioning: Literal["hive"] | None = None,
+    count_rows: CountRows = "auto",
+    schema: pa.Schema | None = None,
+    text: TextOptions | None = None,
+    executor: Executor | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_error: OnError = "raise",
+) -> Inventory:
+    """The same through an access that is made already, so that those who read the files later share its client."""
     columns = check_column_names(columns)
     _check_partitioning(partitioning)
     _check_text_options(format, schema, text)
@@ -104,7 +138,7 @@ def scan_files(
         text_schema=schema,
         on_error=on_error,
     )
-    store, files = find_files(path, StoreAccess.of(storage_options), empty_has_no_rows=_is_text(request))
+    store, files = find_files(path, access, empty_has_no_rows=_is_text(request))
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.integers import check_seed, hold_integers
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import DEFAULT_SPLIT_BYTES, PlanOptions
 from torch_dataloader_utils._core.permute import Purpose, permutation
@@ -29,6 +31,10 @@ class TargetSizeSplitStrategy:
     shuffle: bool = False
     seed: int = 42
 
+    def __post_init__(self) -> None:
+        hold_integers(self, "target_bytes", "target_rows", least=1)
+        _hold_order(self)
+
     def generate(
         self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
     ) -> list[Shard]:
@@ -50,6 +56,9 @@ class RoundRobinSplitStrategy:
     shuffle: bool = False
     seed: int = 42
 
+    def __post_init__(self) -> None:
+        _hold_order(self)
+
     def generate(
         self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
     ) -> list[Shard]:
@@ -65,6 +74,9 @@ class SizeBalancedSplitStrategy:
 
     shuffle: bool = False
     seed: int = 42
+
+    def __post_init__(self) -> None:
+        _hold_order(self)
 
     def generate(
         self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
@@ -116,6 +128,11 @@ def _splits_of(units: Units, space: RowSpace, files: Sequence[DataFileInfo]) -> 
         Split(files[f], None if files[f].record_count is None else RowRange(start - int(starts[f]), stop - start))
         for f, start, stop in zip(file.tolist(), units.start.tolist(), units.stop.tolist(), strict=True)
     ]
+
+
+def _hold_order(strategy: TargetSizeSplitStrategy | RoundRobinSplitStrategy | SizeBalancedSplitStrategy) -> None:
+    hold_flags(strategy, "shuffle")
+    object.__setattr__(strategy, "seed", check_seed("seed", strategy.seed))
 
 
 def _ordered(files: Sequence[DataFileInfo], *, shuffle: bool, seed: int, epoch: int) -> list[DataFileInfo]:

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils._core.column_names import check_column_names
+from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -40,8 +44,14 @@ class PadRagged:
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
             raise ConfigError(f'PadRagged: side={self.side!r}; it is "right" (values first) or "left" (padding first).')
-        if self.pad_to_multiple_of < 1:
-            raise ConfigError(f"PadRagged: pad_to_multiple_of={self.pad_to_multiple_of}; give at least 1.")
+        object.__setattr__(self, "columns", check_column_names(self.columns))
+        hold_integers(self, "pad_to_multiple_of", least=1)
+        hold_flags(self, "with_masks")
+        given = self.padding_value
+        if not all(isinstance(value, Real) for value in (given.values() if isinstance(given, Mapping) else [given])):
+            raise ConfigTypeError(
+                f'padding_value={given!r}: pass a number, or one by column, such as {{"tokens": -1}}.'
+            )
 
     def __call__(self, batch: TensorBatch) -> TensorBatch:
         """The batch with dense columns; columns that are not ragged stay as they are.

@@ -16,7 +16,8 @@ from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
-# The rest follows from batches being made where they are read.
+# The rest follows from batches being made where they are read. pin_memory_device says nothing: torch looks past it, and
+# pins for the accelerator that there is.
 LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     "self",
     "dataset",
@@ -27,6 +28,7 @@ LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - 
     "num_workers",
     "collate_fn",
     "drop_last",
+    "pin_memory_device",
 } | {"callbacks"}
 
 
@@ -106,16 +108,9 @@ def _context(name: str, value: Any) -> Any:
     return value
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigTypeError(f'{name}={value!r}: pass the name of a device, such as "cuda".')
-    return value
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "callbacks": check_callbacks,
     "pin_memory": check_flag,
-    "pin_memory_device": _text,
     "timeout": _seconds,
     "worker_init_fn": _function,
     "multiprocessing_context": _context,

@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.flags import check_flag
 from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
@@ -26,8 +27,6 @@ from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
 
 _log = logging.getLogger(__name__)
-
-_DEFAULT_PART_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ def build_corpus(
     dtype: object = None,
     skips_nulls: bool = False,
     output_count: int = 1,
-    part_bytes: int = _DEFAULT_PART_BYTES,
+    part_bytes: int | str = "256MiB",
     executor: Executor | None = None,
     on_progress: Progress | None = None,
     file_format: FileFormat | None = None,
@@ -88,7 +87,7 @@ def build_corpus(
         dtype: type of the tokens on disk; overrides the vocabulary's.
         skips_nulls: leave null rows out and count them, instead of raising.
         output_count: 1 writes `<output_prefix>`; n > 1 writes `<output_prefix>-00000-of-0000n` and so on.
-        part_bytes: unpacked bytes of one task.
+        part_bytes: unpacked bytes of one task, an int or text such as "64MiB".
         executor: runs the tasks; None runs them here, one by one.
         on_progress: called with (parts done, parts in all, tokens so far).
         file_format: "parquet" or "orc" for files whose ending says nothing.
@@ -112,7 +111,7 @@ def build_corpus(
     _check_column(column)
     check_executor(executor)
     check_function("on_progress", on_progress)
-    check_integer("part_bytes", part_bytes, least=1)
+    part_bytes = parse_bytes("part_bytes", part_bytes, least=1)
     access = StoreAccess.of(storage_options, credentials, remote)
     store = open_parts(
         output_prefix, access if output_options is None else StoreAccess.of(output_options, remote=remote)
