@@ -166,8 +166,9 @@ def test_a_state_of_other_data_or_options_is_refused_with_both_sides(table, tmp_
 def test_a_second_shuffled_pass_without_set_epoch_warns(table):
     loader, dataset = load(table[0], shuffle=True)
     first = [check_batch(batch) for batch in loader]
-    with pytest.warns(UserWarning, match="without set_epoch"):
+    with pytest.warns(UserWarning, match="without set_epoch") as warned:
         assert [check_batch(batch) for batch in loader] == first
+    assert [warning.filename for warning in warned] == [__file__]
     dataset.set_epoch(1)
     assert [check_batch(batch) for batch in loader] != first
 

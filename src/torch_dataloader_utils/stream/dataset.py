@@ -1,7 +1,6 @@
 """The data set as torch sees it: an IterableDataset that plans, remembers its position, and works in any DataLoader."""
 
 import sys
-import warnings
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
@@ -107,7 +107,7 @@ class TableDataset(IterableDataset[Any]):
         position = self.progress.next_position(self.topology)
         if position.history:
             for problem in self.planner.problems(position):
-                warnings.warn(problem, UserWarning, stacklevel=2)
+                warn_user(problem)
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool = False) -> "TableDataset":
         """One shard of this data set, for `wrappers.streaming_shard`: nothing is read that it does not keep.
