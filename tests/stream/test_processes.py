@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from types import FrameType
 from typing import ClassVar
@@ -161,23 +160,6 @@ def test_of_two_iterators_at_once_the_earlier_is_told_that_persistent_workers_le
     assert len(seen) < table[1]
     rows += [row for batch in later for row in check_batch(batch)]
     assert sorted(rows) == list(range(table[1]))
-
-
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_an_iterator_that_is_left_at_the_end_of_a_program_says_nothing(table, num_workers, persistent):
-    script = (
-        "import sys\n"
-        "from torch_dataloader_utils import StructuredDataset\n"
-        "options = {'batch_size': 8, 'num_workers': int(sys.argv[2]), 'persistent_workers': sys.argv[3] == 'True'}\n"
-        "loader, _ = StructuredDataset.create_dataloader(sys.argv[1], **options)\n"
-        "batches = iter(loader)\n"
-        "print(next(batches).num_rows)\n"
-    )
-    arguments = [str(table[0]), str(num_workers), str(persistent)]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert (done.stdout, done.stderr) == ("8\n", "")
 
 
 def test_out_of_order_delivery_is_complete_and_never_gives_a_wrong_state(table):

@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.plans import PlanSource
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
@@ -179,7 +180,7 @@ class TableDataset(IterableDataset[Any]):
                 f"batches already, of {self.topology.batch_size} rows. Write DataLoader(dataset, batch_size=None), and "
                 "say batch_size= to the data set; or use create_dataloader."
             )
-        return self._batches()
+        return closed_at_exit(self._batches())
 
     def _batches(self) -> Generator[Any]:
         info = get_worker_info()

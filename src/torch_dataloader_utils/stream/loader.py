@@ -14,6 +14,7 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
+from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
 from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
@@ -125,7 +126,7 @@ class TableDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
         # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
-        return self._batches()
+        return closed_at_exit(self._batches())
 
     def _batches(self) -> Generator[Any]:
         dataset = self.dataset

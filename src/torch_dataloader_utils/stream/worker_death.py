@@ -109,8 +109,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
     Raises:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
     """
-    # Bound here: where an iterator is closed at the very end of the program, names of modules are gone.
-    loading, leave = None, torch_workers.leave
+    loading = None
     try:
         loading = torch_workers.start(loader)
         while True:
@@ -132,7 +131,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
         raise named from error
     finally:
         if loading is not None:
-            leave(loading)
+            torch_workers.leave(loading)
 
 
 def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
