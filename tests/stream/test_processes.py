@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import ConfigError, TransformError
+from torch_dataloader_utils.stream.worker_death import Notes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
@@ -211,6 +212,20 @@ def test_a_transform_that_raises_in_a_worker_names_the_rows(table):
         TransformError, match=r"^fail_on_row_60 raised ValueError: bad label.*part-01.parquet row group 0"
     ):
         list(loader)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("bad label"), "between two row groups"),  # the worker goes on elsewhere
+        (KeyboardInterrupt(), "in a function on the batch that ends in f1 and reading f2"),  # it ends here
+    ],
+)
+def test_what_a_worker_was_doing_is_told_of_the_place_where_it_ends(error, says):
+    notes = Notes(1)
+    with pytest.raises(type(error)), notes.calling(0, "f1"), notes.reading(0, "f2"):
+        raise error
+    assert notes.of_worker(0) == f"Worker process 0 (pid {os.getpid()}), {says}"
 
 
 @pytest.mark.parametrize("in_order", [True, False])
