@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
@@ -178,6 +178,4 @@ class TableDataLoader(DataLoader[Any]):
         self.progress.finish(run)
 
     def _pinned(self, batch: Any) -> Any:
-        if self.pin_memory and torch.cuda.is_available():
-            return pin(batch)  # type: ignore[no-untyped-call]
-        return batch
+        return torch_workers.pinned(batch) if self.pin_memory and torch.cuda.is_available() else batch
