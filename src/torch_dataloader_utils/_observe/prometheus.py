@@ -50,7 +50,7 @@ class _Collector:
         self.sources: list[tuple[Callable[[], Metrics | None], dict[str, str]]] = []
 
     def describe(self) -> list[Any]:
-        """Nothing: the registry need not collect to find the names."""
+        """Gives nothing, so that the registry does not collect only to find the names."""
         return []
 
     def collect(self) -> Iterator[Any]:
