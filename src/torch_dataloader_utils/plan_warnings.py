@@ -1,21 +1,20 @@
 """What a trainer must know before it begins: said once, when a loader is made."""
 
-import warnings
 from collections.abc import Iterator
 from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils.epoch_plan import EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:
     """Warn of ranks that all read everything or differ in steps, of rows that come twice, and of epochs of nothing.
 
-    And of a shuffle that nobody does. The place that the warnings name is the caller of `create_dataloader`.
+    And of a shuffle that nobody does.
     """
     for problem in chain(_unused_shuffle(plan), plan_problems(plan)):
-        # Here, wiring.make_loader, create_dataloader, and who called that.
-        warnings.warn(problem, UserWarning, stacklevel=4)
+        warn_user(problem)
 
 
 def plan_problems(plan: EpochPlan) -> Iterator[str]:

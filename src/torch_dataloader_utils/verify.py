@@ -5,7 +5,6 @@ row group would leave its rank short of the others. docs/design/0010-faults.md h
 """
 
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.share import Share
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import (
     CorruptFileError,
@@ -64,7 +64,7 @@ def leave_out_bad_groups(
     if len(bad) == inventory.num_groups:
         raise NoDataError(f"{inventory.source}: not one of {len(bad)} row groups can be read. The log has each reason.")
     notes = _notes(inventory, bad, fault)
-    warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
+    warn_user("; ".join(notes))
     kept = with_live_rows(inventory, np.where(fault > 0, 0, live_rows))
     return replace(kept, notes=(*inventory.notes, *notes))
 

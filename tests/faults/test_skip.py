@@ -107,6 +107,7 @@ def test_files_whose_footer_does_not_decode_are_left_out_with_equal_steps(
         ranks(tmp_path, 1)
     with pytest.warns(UserWarning, match="left out") as warned:
         loaders = ranks(tmp_path, num_ranks, on_error="skip")
+    assert {each.filename for each in warned} == {__file__}
     texts = [str(each.message) for each in warned]
     assert any(
         "left out 2 of 4 files with uncounted rows" in text and "0.parquet: CorruptFileError" in text for text in texts

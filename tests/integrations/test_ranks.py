@@ -109,8 +109,9 @@ def test_a_mesh_that_does_not_say_who_shares_is_an_error(group: tuple[int, int])
 @pytest.mark.parametrize("group", [(2, 1)], indirect=True)
 def test_a_loader_for_one_rank_warns_where_it_is_built(group: tuple[int, int], tmp_path: Path) -> None:
     table = write_rows(tmp_path / "table")
-    with pytest.warns(UserWarning, match="each of them would read every row"):
+    with pytest.warns(UserWarning, match="each of them would read every row") as warned:
         StructuredDataset.create_dataloader(table)
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_a_loader_that_is_built_too_early_warns_where_it_is_used(tmp_path: Path) -> None:
@@ -119,7 +120,8 @@ def test_a_loader_that_is_built_too_early_warns_where_it_is_used(tmp_path: Path)
     loader, _ = StructuredDataset.create_dataloader(write_rows(tmp_path / "table"), num_ranks="auto")
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
-        with pytest.warns(UserWarning, match="each of them would read every row"):
+        with pytest.warns(UserWarning, match="each of them would read every row") as warned:
             next(iter(loader))
+        assert [warning.filename for warning in warned] == [__file__]
     finally:
         dist.destroy_process_group()

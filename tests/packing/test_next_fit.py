@@ -37,8 +37,9 @@ def test_an_over_long_sequence_may_stand_alone_and_leaves_no_empty_pack():
 
 def test_an_over_long_sequence_may_be_dropped_with_a_warning():
     scheduler = DpBalancedScheduler(8, over_long="drop")
-    with pytest.warns(UserWarning, match="left out 1 of 3"):
+    with pytest.warns(UserWarning, match="left out 1 of 3") as warned:
         assert scheduler.schedule([9, 3, 2]).samples.tolist() == [1, 2]
+    assert [warning.filename for warning in warned] == [__file__]
     with pytest.raises(ConfigError, match="all 2 sequences"):
         scheduler.schedule([9, 10])
 

@@ -1,6 +1,8 @@
 """Split strategies: what states know of their settings, and what they may do with the files they are given."""
 
+import json
 import warnings
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +49,26 @@ def test_states_are_bound_to_the_settings(files, saved, present, says):
     load(files, type(saved)(**{name: getattr(saved, name) for name in saved.__slots__})).load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match=says):
         load(files, present).load_state_dict(state)
+
+
+@dataclass
+class Tiered:
+    tier: str = "hot"
+    token: str = field(default="", repr=False, compare=False)
+    key: str = field(default="", repr=False)
+
+    def generate(self, files, num_workers, epoch=0):
+        return [Shard(0, list(map(Split, files)))]
+
+
+@pytest.mark.filterwarnings("ignore:.*no rank arguments")
+def test_what_a_strategy_does_not_print_is_in_no_state_and_what_it_does_not_compare_binds_none(files):
+    loader = load(files, Tiered(token="canary", key="canary"))
+    state = loader.state_dict()
+    assert "canary" not in json.dumps(state) + loader.plan.explain() + repr(loader)
+    load(files, Tiered(token="another", key="canary")).load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match="key="):
+        load(files, Tiered(token="canary", key="another")).load_state_dict(state)
 
 
 class Sorted:

@@ -7,9 +7,11 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import psutil
 import pyarrow.compute as pc
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
@@ -161,6 +163,9 @@ def test_a_state_of_other_data_or_options_is_refused_with_both_sides(table, tmp_
         load(table[0], shuffle=True, shuffle_seed=7)[0].load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match="checksum"):
         load(table[0])[0].load_state_dict({**state, "epoch": 7})
+    for epoch in (np.int64(0), torch.tensor(0)):
+        with pytest.raises(CheckpointMismatchError, match="holds what no state has .* not JSON serializable"):
+            load(table[0])[0].load_state_dict({**state, "epoch": epoch})
 
 
 def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
@@ -177,8 +182,9 @@ def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
 def test_a_second_shuffled_pass_without_set_epoch_warns(table):
     loader, dataset = load(table[0], shuffle=True)
     first = [check_batch(batch) for batch in loader]
-    with pytest.warns(UserWarning, match="without set_epoch"):
+    with pytest.warns(UserWarning, match="without set_epoch") as warned:
         assert [check_batch(batch) for batch in loader] == first
+    assert [warning.filename for warning in warned] == [__file__]
     dataset.set_epoch(1)
     assert [check_batch(batch) for batch in loader] != first
 

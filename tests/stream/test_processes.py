@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from types import FrameType
 from typing import ClassVar
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend
 from torch_dataloader_utils.errors import ConfigError, TransformError
+from torch_dataloader_utils.stream.worker_death import Notes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
@@ -163,23 +163,6 @@ def test_of_two_iterators_at_once_the_earlier_is_told_that_persistent_workers_le
     assert sorted(rows) == list(range(table[1]))
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_an_iterator_that_is_left_at_the_end_of_a_program_says_nothing(table, num_workers, persistent):
-    script = (
-        "import sys\n"
-        "from torch_dataloader_utils import StructuredDataset\n"
-        "options = {'batch_size': 8, 'num_workers': int(sys.argv[2]), 'persistent_workers': sys.argv[3] == 'True'}\n"
-        "loader, _ = StructuredDataset.create_dataloader(sys.argv[1], **options)\n"
-        "batches = iter(loader)\n"
-        "print(next(batches).num_rows)\n"
-    )
-    arguments = [str(table[0]), str(num_workers), str(persistent)]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert (done.stdout, done.stderr) == ("8\n", "")
-
-
 def test_out_of_order_delivery_is_complete_and_never_gives_a_wrong_state(table):
     whole = [check_batch(batch) for batch in load(table[0])[0]]
     loader, _ = load(table[0], in_order=False)
@@ -267,6 +250,20 @@ def test_a_transform_that_raises_in_a_worker_names_the_rows(table):
         TransformError, match=r"^fail_on_row_60 raised ValueError: bad label.*part-01.parquet row group 0"
     ):
         list(loader)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("bad label"), "between two row groups"),  # the worker goes on elsewhere
+        (KeyboardInterrupt(), "in a function on the batch that ends in f1 and reading f2"),  # it ends here
+    ],
+)
+def test_what_a_worker_was_doing_is_told_of_the_place_where_it_ends(error, says):
+    notes = Notes(1)
+    with pytest.raises(type(error)), notes.calling(0, "f1"), notes.reading(0, "f2"):
+        raise error
+    assert notes.of_worker(0) == f"Worker process 0 (pid {os.getpid()}), {says}"
 
 
 @pytest.mark.parametrize("in_order", [True, False])

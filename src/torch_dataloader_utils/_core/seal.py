@@ -28,8 +28,8 @@ def check_seal(state: Mapping[str, Any]) -> None:
         seen = _checksum({key: state[key] for key in state if key != "checksum"})
     except (TypeError, ValueError) as error:
         raise CheckpointMismatchError(
-            f"The state holds what no state has ({error}), such as numpy's numbers or tensors: what kept it changed its "
-            "values. Keep it as it is, or as JSON."
+            f"The state holds what no state has ({error}), such as numpy's numbers or tensors: what kept it "
+            "changed its values. Keep it as it is, or as JSON."
         ) from error
     if state["checksum"] != seen:
         raise CheckpointMismatchError(

@@ -48,11 +48,11 @@ class RankBoard:
         return cls(path=path, descriptor=descriptor, lines=lines, rank=run.rank, draws=_lock(descriptor))
 
     def write(self, rows: int, num_rows: int | None, decoded_bytes: int) -> None:
-        """This rank's line."""
+        """Write this rank's line."""
         self.lines[self.rank] = (rows, -1 if num_rows is None else num_rows, decoded_bytes, 1)
 
     def close(self) -> None:
-        """Leave; the file goes with the rank that draws."""
+        """Leave the board; its file goes with the rank that draws."""
         if self.draws:
             with suppress(OSError):
                 self.path.unlink()

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instrument:
-    """name: without unit. unit: "s", "By" or "" (UCUM, as OpenTelemetry wants). attribute: of Metrics."""
+    """One figure of a loader, as monitoring systems know it.
+
+    name: without the unit. unit: "s", "By" or "" (UCUM, as OpenTelemetry wants). attribute: the one of Metrics.
+    """
 
     name: str
     attribute: str

@@ -18,10 +18,10 @@ class ProgressDisplay(Protocol):
     interval_seconds: float
 
     def update(self, metrics: Metrics) -> None:
-        """Where the pass stands."""
+        """Show where the pass stands."""
 
     def close(self, metrics: Metrics, *, completed: bool) -> None:
-        """Where the pass ended."""
+        """Show where the pass ended, for the last time."""
 
 
 class ProgressReporter(LoaderCallback):

@@ -68,7 +68,7 @@ class _Collector:
         self._loaders.add(metrics, labels)
 
     def describe(self) -> list[Any]:
-        """Nothing: the registry need not collect to find the names."""
+        """Gives nothing, so that the registry does not collect only to find the names."""
         return []
 
     def collect(self) -> Iterator[Any]:

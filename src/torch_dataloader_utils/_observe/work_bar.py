@@ -36,7 +36,7 @@ class WorkBar:
         self._drawn_columns = 0
 
     def update(self, done: int, total: int) -> None:
-        """So many of so many are done. Costs a look at the clock, but for when the line is due."""
+        """Says that `done` of `total` are done. It costs a look at the clock, but for when the line is due."""
         now = self._clock()
         if now >= self._due and total:
             self._due = now + _INTERVAL_SECONDS

@@ -1,6 +1,6 @@
 """The blend as a loader."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch_dataloader_utils.blending.steps import RowStream, mixed_batches, step
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.open_passes import closed_at_exit
 
 
 def blend(
@@ -120,6 +121,9 @@ class BlendedLoader:
         return position.steps + count_steps(self.options, self._start(position))
 
     def __iter__(self) -> Iterator[Any]:
+        return closed_at_exit(self._batches())
+
+    def _batches(self) -> Generator[Any]:
         position = begin = self.progress.begin()
         schedule = blend_steps(self.options, self._start(position))
         give = whole_batches if self.options.per == "batch" else mixed_batches

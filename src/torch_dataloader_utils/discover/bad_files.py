@@ -1,11 +1,11 @@
 """on_error="skip" for whole files: those whose metadata does not decode are left out, counted and named."""
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, NoDataError, UnsupportedFeatureError
 
@@ -61,7 +61,7 @@ def report_bad_files(
     lines += [f"{redact(path)}: {file.kind}" for path, file in bad[:_MOST_NAMED]]
     if len(bad) > _MOST_NAMED:
         lines.append(f"and {len(bad) - _MOST_NAMED:,} more, in the log")
-    warnings.warn("; ".join(lines), UserWarning, stacklevel=2)
+    warn_user("; ".join(lines))
     return tuple(lines)
 
 

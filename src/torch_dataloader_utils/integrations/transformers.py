@@ -1,11 +1,11 @@
 """Transformers: the loader's place in the Trainer's own checkpoints."""
 
-import warnings
 from typing import Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, of_type
 from torch_dataloader_utils.stream.loader import TableDataLoader
 
@@ -105,10 +105,8 @@ def _warn_of_another_end(
     left = [len(loader) - received] + later_epochs * [epoch_steps]
     end = state.global_step + sum(-(-batches // args.gradient_accumulation_steps) for batches in left)
     if end != state.max_steps:
-        warnings.warn(
+        warn_user(
             f"The checkpoint is of epochs with other numbers of steps, so the Trainer will end at global step "
             f"{state.max_steps}, and epoch {state.num_train_epochs - 1} ends at {end}. Pass max_steps={end} to train "
-            f"num_train_epochs={state.num_train_epochs} whole epochs.",
-            UserWarning,
-            stacklevel=2,
+            f"num_train_epochs={state.num_train_epochs} whole epochs."
         )

@@ -1,6 +1,5 @@
 """The schedulers by name: what a global batch of lengths becomes, and the runtime that carries it out."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
 from torch_dataloader_utils.packing.groups import PackingGroups
@@ -100,10 +100,9 @@ class BasePackingScheduler(ABC):
             ) from error
         check_schedule(schedule, aligned, shape=self.shape, policy=self.policy, is_hybrid=self.is_hybrid)
         if len(schedule.samples) < len(checked):
-            warnings.warn(
+            warn_user(
                 f"left out {len(checked) - len(schedule.samples)} of {len(checked)} sequences that fit no pack "
-                '(over_long="drop")',
-                stacklevel=2,
+                '(over_long="drop")'
             )
         return schedule
 

@@ -80,7 +80,7 @@ class _Begin(Generic[T, R]):
         return self._count == 0
 
     def one_is_done(self, _: Any) -> None:
-        """As a callback of what is waited for."""
+        """What is waited for calls this at its end."""
         if self.count_down():
             self.run()
 

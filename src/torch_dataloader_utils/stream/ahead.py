@@ -23,7 +23,7 @@ class _Job:
     is_told: bool = False
 
     def rows(self, group: int) -> Pending[GroupRows]:
-        """Those of one of them."""
+        """The rows of one of the row groups."""
         return self.pending.rows(group) if isinstance(self.pending, Together) else self.pending
 
 

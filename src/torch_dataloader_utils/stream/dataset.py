@@ -1,7 +1,6 @@
 """The data set as torch sees it: an IterableDataset that plans, remembers its position, and works in any DataLoader."""
 
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +10,11 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.plans import PlanSource
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
@@ -119,7 +120,7 @@ class TableDataset(IterableDataset[Any]):
         position = self.progress.next_position(self.topology)
         if position.history:
             for problem in self.planner.problems(position):
-                warnings.warn(problem, UserWarning, stacklevel=2)
+                warn_user(problem)
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool = False) -> "TableDataset":
         """One shard of this data set, for `wrappers.streaming_shard`: nothing is read that it does not keep.
@@ -183,7 +184,7 @@ class TableDataset(IterableDataset[Any]):
                 f"batches already, of {self.topology.batch_size} rows. Write DataLoader(dataset, batch_size=None), and "
                 "say batch_size= to the data set; or use create_dataloader."
             )
-        return self._batches()
+        return closed_at_exit(self._batches())
 
     def _batches(self) -> Generator[Any]:
         info = get_worker_info()

@@ -1,6 +1,5 @@
 """Decoding: row groups to blocks in a pool of threads, under a byte budget that all lanes of a worker share."""
 
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -155,7 +154,5 @@ class Decoder:
 
     def close(self) -> None:
         """Cancel what has not begun and let the threads end."""
-        if sys.is_finalizing():  # an unfinished iterator at the very end: threads are gone, and so are modules
-            return
         self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

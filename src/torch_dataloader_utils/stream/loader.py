@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.integers import check_integer
@@ -14,8 +13,10 @@ from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
+from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
 from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
@@ -144,7 +145,7 @@ class TableDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
         # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
-        return self._batches()
+        return closed_at_exit(self._batches())
 
     def _batches(self) -> Generator[Any]:
         dataset = self.dataset
@@ -196,9 +197,7 @@ class TableDataLoader(DataLoader[Any]):
         self.progress.finish(run)
 
     def _pinned(self, batch: Any) -> Any:
-        if self.pin_memory and torch.cuda.is_available():
-            return pin(batch)  # type: ignore[no-untyped-call]
-        return batch
+        return torch_workers.pinned(batch) if self.pin_memory and torch.cuda.is_available() else batch
 
 
 def _check_workers(dataset: Any, num_workers: int | None) -> int:

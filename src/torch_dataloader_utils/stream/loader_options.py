@@ -60,7 +60,7 @@ def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
 
 
 def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
-    """The callbacks as a tuple; None is none.
+    """The callbacks as a tuple; an empty one for None.
 
     Raises:
         ConfigTypeError: no list, or something in it lacks a method of LoaderCallback.

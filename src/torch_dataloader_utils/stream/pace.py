@@ -24,9 +24,9 @@ class Pace:
     length: int = 1
 
     def learn(self, batches: int, num_bytes: int, took_ns: int) -> None:
-        """An answer with so many batches, of so many bytes in slabs, took a worker so long.
+        """Take one answer into account: its batches, their bytes in slabs, and the time that the worker took for it.
 
-        num_bytes: 0 if a batch is none for slabs; who knows how large it is.
+        num_bytes: 0 if a batch is not one for slabs, since nobody knows how large it is.
         """
         if num_bytes == 0:
             self.length = 1

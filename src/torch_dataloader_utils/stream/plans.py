@@ -31,7 +31,7 @@ class PlanSource(Protocol):
 
     @property
     def options(self) -> PlanOptions:
-        """The options of its plans."""
+        """The options that plans are made with."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class PlanSource(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """The same in full: with the options, and with what the fingerprint is made of."""
+        """What states are bound to, in full: the options, and what the fingerprint is made of."""
         ...
 
     @property

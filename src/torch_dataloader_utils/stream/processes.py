@@ -95,7 +95,11 @@ class WorkerProcesses:
             self._sampler.forget(demand)
 
     def _new_readers(self) -> list[SlabReader]:
-        """Of the slabs of each process; of none where tickets may reach any process, as it would not know its own."""
+        """A reader of slabs for each process.
+
+        With in_order=False they have no codec, and batches come through the queue: a ticket may reach any process then,
+        and would name slabs that this one does not have.
+        """
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
 
@@ -114,7 +118,7 @@ class WorkerProcesses:
     def _paced(self, answers: Iterator[Answer], demand: Demand) -> Iterator[Answer]:
         """All answers; the latest one says how many batches are asked for next.
 
-        With DataLoader's `timeout` always one: it is meant for a batch, and told of an answer.
+        With DataLoader's `timeout` they ask for one: the time is meant for a batch, and measured for an answer.
         """
         for answer in answers:
             if not self._has_timeout:

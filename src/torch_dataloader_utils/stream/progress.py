@@ -1,6 +1,5 @@
 """Where a loader stands: its epoch, what was received of it, and where the next pass begins."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError
 
 
@@ -140,11 +140,9 @@ class Progress:
             position = self._own_step(position, worker)
         options = self._identity.options
         if self._finished_epoch == self._epoch and (options.shuffle or options.shuffle_rows is not None):
-            warnings.warn(
+            warn_user(
                 f"A second pass over epoch {self._epoch} without set_epoch: the order is the same again. Call "
-                "set_epoch(epoch) before each pass.",
-                UserWarning,
-                stacklevel=3,
+                "set_epoch(epoch) before each pass."
             )
         self.forget_loaded()
         self._finished_epoch = None

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torch_dataloader_utils._core.integers import check_integer, is_integer
+from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, LoaderError
 
 if TYPE_CHECKING:
@@ -117,11 +117,9 @@ def running_ranks() -> int:
 def warn_if_unshared(num_ranks: int, running: int) -> None:
     """Warn of a loader for one rank in one of several running processes."""
     if num_ranks == 1 and running > 1:
-        warnings.warn(
+        warn_user(
             f"num_ranks=1, but torch.distributed runs {running} ranks: each of them would read every row. Pass "
-            'num_ranks="auto", or num_ranks=dist.get_world_size() and rank=dist.get_rank().',
-            UserWarning,
-            stacklevel=4,
+            'num_ranks="auto", or num_ranks=dist.get_world_size() and rank=dist.get_rank().'
         )
 
 

@@ -17,7 +17,7 @@ class Receiver:
     """Reads the answers of one pass, out of slabs where there are some; `meter` hears of every batch as it is taken."""
 
     def __init__(self, readers: Mapping[int, SlabReader], meter: LoaderMeter) -> None:
-        """readers: of the slabs of each worker."""
+        """readers: the reader of each worker's slabs."""
         self._readers = readers
         self._meter = meter
 

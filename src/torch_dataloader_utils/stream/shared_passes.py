@@ -20,26 +20,26 @@ class SharedPasses:
 
     @property
     def loads(self) -> int:
-        """States that the trainer's copy was given so far."""
+        """How many states the trainer's copy was given so far."""
         return int(self._loads.values[0])
 
     def count_load(self) -> int:
-        """One more; its number, from 1."""
+        """Count one more state that was loaded; gives its number, from 1."""
         self._loads.values[0] += 1
         self.forget()
         return self.loads
 
     def forget(self) -> None:
-        """No worker has begun a pass."""
+        """Say from now on that no worker has begun a pass."""
         self._begun.values.zero_()
 
     @property
     def has_begun(self) -> bool:
-        """Whether any worker has begun one."""
+        """Whether any worker has begun a pass."""
         return bool(self._begun.values.any())
 
     def begin(self, worker: int) -> bool:
-        """A worker begins a pass; whether it is the first of this worker, whichever process that was."""
+        """Note that a worker begins a pass; says whether it is the first of this worker, in whichever process."""
         if worker >= _MOST_WORKERS:
             return True
         is_first = not self._begun.values[worker]

@@ -72,7 +72,7 @@ class SlabMemory:
         return torch.from_numpy(self.recycled.take(max(num_bytes, 1)))
 
     def find(self, tensor: torch.Tensor) -> SlabPlace | None:
-        """Where a tensor begins; None if it is not in a slab."""
+        """The slab and the byte at which a tensor begins; None if it is not in a slab."""
         address = tensor.data_ptr()
         with self._lock:
             self._forget_gone()

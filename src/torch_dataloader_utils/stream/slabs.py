@@ -95,7 +95,7 @@ class SlabWriter:
         return batch if written is None else self._message(*written, copied)
 
     def refer(self, batch: Any) -> Any:
-        """The same, without a copy of what lies in a slab; nobody may write to the batch any more."""
+        """The message of a batch, without a copy of what lies in a slab; nobody may write to the batch any more."""
         copied: list[SlabSpan] = []
         written = self._codec.refer(batch, self._find, partial(self._allocate, copied, 1))
         if written is None:
@@ -183,7 +183,10 @@ class SlabReader:
             self._slabs.pop(number, None)
 
     def _lend(self, messages: Sequence[SlabMessage]) -> dict[Share, tuple[int, torch.Tensor]]:
-        """Of every share that these have, its first byte, and its bytes: the storage of tensors has no others."""
+        """Every share of these messages: where it begins in its slab, and its bytes.
+
+        The storage of the tensors has those bytes and no others, so a share comes back when its own tensors die.
+        """
         ends: dict[Share, tuple[int, int]] = {}
         for message in messages:
             for slab, start, stop in message.buffers:

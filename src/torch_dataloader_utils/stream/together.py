@@ -31,7 +31,7 @@ class GroupRows(NamedTuple):
 
     @classmethod
     def of(cls, block: Block) -> Self:
-        """Those of a row group that is a block of its own."""
+        """The rows of a row group that is a block of its own."""
         return cls(block, 0, block.num_rows)
 
     def cut(self, start: int, stop: int) -> Self:
@@ -68,7 +68,7 @@ class Together:
         self._job = job
 
     def done(self) -> bool:
-        """Whether the job is."""
+        """Whether the job has come to an end."""
         return self._job.done()
 
     def result(self) -> Block | None:
@@ -81,7 +81,7 @@ class Together:
         return rows.block if isinstance(rows, JoinedGroups) else None
 
     def rows(self, group: int) -> "RowsOfOne":
-        """All rows of one of them."""
+        """All rows of one of the row groups."""
         return RowsOfOne(self._job, self.groups.index(group))
 
 
@@ -95,15 +95,15 @@ class RowsOfOne:
         self._index = index
 
     def done(self) -> bool:
-        """Whether they are there."""
+        """Whether the rows, or their error, are there."""
         return self._job.done()
 
     def cancelled(self) -> bool:
-        """Whether they never come."""
+        """Whether the job was cancelled, so that the rows never come."""
         return self._job.cancelled()
 
     def result(self) -> GroupRows:
-        """They, or their error."""
+        """The rows, or their error."""
         outcome = self._outcome()
         if isinstance(outcome, BaseException):
             try:
@@ -113,7 +113,7 @@ class RowsOfOne:
         return outcome
 
     def exception(self) -> BaseException | None:
-        """Their error, if there is one."""
+        """What went wrong with the rows; None if nothing did."""
         outcome = self._outcome()
         return outcome if isinstance(outcome, BaseException) else None
 
@@ -135,8 +135,8 @@ class RowsOfOne:
 class SmallGroups:
     """Starts jobs over several row groups, in a pool that others use too.
 
-    decode: the block of one row group. decode_joined: several as one. Jobs that one call does run side by side. Of
-    others, which are mostly Python, one at a time while they are quick, see `Turns`.
+    decode: the block of one row group. decode_joined: several as one. Jobs that one call does run side by side. The
+    others are mostly Python and run one at a time as long as they are quick, see `Turns`.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The worker processes of torch's DataLoader, where what it offers is not enough.
 
-Private parts of torch's iterator are touched here and nowhere else. Its workers end when it dies itself, which is when
-nobody refers to it any more: `leave` ends them with their pass. And its way with a worker that dies has two faults:
+Private parts of torch's loader are touched here and nowhere else. The workers of its iterator end when that dies
+itself, which is when nobody refers to it any more: `leave` ends them with their pass. And its way with a worker that
+dies has two faults:
 
 - its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
   it knows of the workers only while an answer is waited for (then it must: a worker that dies in the middle of a
@@ -19,6 +20,7 @@ from typing import Any
 
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
@@ -38,6 +40,11 @@ def start(loader: DataLoader[Any]) -> Any:
         loading._workers_done_event = _DoneEvent(loading._workers_done_event, loading._workers)
     _forget(loading)
     return loading
+
+
+def pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, with all that is in it, as a loader's own thread for that pins it."""
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

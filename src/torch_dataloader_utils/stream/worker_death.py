@@ -6,7 +6,7 @@ A dead worker cannot say. So each notes what it reads in shared memory, where th
 import os
 import shutil
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
@@ -39,19 +39,27 @@ class Notes:
         self._pids = shared_bytes(num_workers * torch.int64.itemsize).view(torch.int64)
         self._text = shared_bytes(num_workers * 2 * _NOTE_BYTES).view(num_workers, 2, _NOTE_BYTES)
 
-    @contextmanager
-    def reading(self, worker: int, where: str) -> Iterator[None]:
+    def reading(self, worker: int, where: str) -> AbstractContextManager[None]:
         """Notes, in the worker, that it reads `where`; with several threads the last one to begin is noted."""
-        self._write(worker, _READING, where)
-        yield
-        self._write(worker, _READING, "")
+        return self._noting(worker, _READING, where)
+
+    def calling(self, worker: int, where: str) -> AbstractContextManager[None]:
+        """Notes, in the worker, that it runs the user's functions on a batch that ends in `where`."""
+        return self._noting(worker, _BATCH, where)
 
     @contextmanager
-    def calling(self, worker: int, where: str) -> Iterator[None]:
-        """Notes, in the worker, that it runs the user's functions on a batch that ends in `where`."""
-        self._write(worker, _BATCH, where)
-        yield
-        self._write(worker, _BATCH, "")
+    def _noting(self, worker: int, kind: int, where: str) -> Iterator[None]:
+        self._write(worker, kind, where)
+        is_ending = False
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            is_ending = True
+            raise
+        finally:
+            # Of a worker that these end, the note is what is known; one that goes on after an error has another place.
+            if not is_ending:
+                self._write(worker, kind, "")
 
     def of_pid(self, pid: int) -> str:
         """Worker and what it was doing, for the process with this id."""
@@ -109,8 +117,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
     Raises:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
     """
-    # Bound here: where an iterator is closed at the very end of the program, names of modules are gone.
-    loading, leave = None, torch_workers.leave
+    loading = None
     try:
         loading = torch_workers.start(loader)
         while True:
@@ -132,7 +139,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
         raise named from error
     finally:
         if loading is not None:
-            leave(loading)
+            torch_workers.leave(loading)
 
 
 def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:

@@ -1,0 +1,19 @@
+"""Warnings for people, at the line of theirs that they are about."""
+
+import sys
+import warnings
+from types import FrameType
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def warn_user(message: str) -> None:
+    """A UserWarning that names the innermost line outside of this package: what called it, at whatever depth."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE

@@ -1,0 +1,143 @@
+"""Programs that end in the middle of a pass: nothing on stderr, and no process, shared memory or file is left."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.stream.tables import write_table
+
+ROOT = Path(__file__).parents[2]
+
+# A module that refers to the package and has a function is kept whole until all modules are emptied.
+BEFORE = """
+import atexit, os, sys, threading
+from multiprocessing import active_children
+from torch.utils.data import DataLoader
+{first}
+import torch_dataloader_utils as tdu
+
+class Told(tdu.LoaderCallback):
+    def on_epoch_end(self, run, *, completed):
+        print("completed" if completed else "broken off", flush=True)
+
+def load(**options):
+    options = {{"batch_size": 8, "num_workers": 0, "callbacks": [Told()], **options}}
+    return tdu.StructuredDataset.create_dataloader(sys.argv[1], **options)[0]
+
+def begun(batches):
+    batches = iter(batches)
+    next(batches)
+    return batches
+
+if __name__ == "__main__":
+"""
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder, [[13, 40, 7], [22], [1, 30, 30]])
+    return folder
+
+
+def run(tmp_path, table, *statements, first=""):
+    """The lines that a program prints, which ends well and in silence, and leaves nothing.
+
+    first: a statement that runs before the package is imported.
+    """
+    script, scratch = tmp_path / "program.py", tmp_path / "scratch"
+    script.write_text(BEFORE.format(first=first) + "".join(f"    {line}\n" for line in statements))
+    scratch.mkdir()
+    job = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(script), str(table)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}/src", "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    output, errors = job.communicate(timeout=100)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids_of_session(job.pid)], timeout=20)
+    assert (errors, job.returncode, alive, list(scratch.iterdir())) == ("", 0, [], [])
+    return output.splitlines()
+
+
+def pids_of_session(session):
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == session:
+                found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("passes", "count"),
+    [
+        ("begun(load()), begun(load(shuffle=True, shuffle_rows=30, output_format='dict'))", 2),
+        ("begun(tdu.DevicePrefetcher(load(), 'cpu'))", 1),
+        ("begun(tdu.blend([load(), load()], [1, 1], per='sample'))", 2),
+        ("begun(DataLoader(load().dataset, batch_size=None)), begun(DataLoader(tdu.RowDataset(sys.argv[1])))", 0),
+        # Of Python's own types: torch and multiprocessing leave a directory where a worker has shared a tensor.
+        ("begun(DataLoader(load(output_format='dict').dataset, batch_size=None, num_workers=1))", 0),
+    ],
+    ids=["threads", "prefetcher", "blend", "plain DataLoader", "plain DataLoader with a worker"],
+)
+def test_passes_that_are_open_at_the_end_of_a_program_are_closed(tmp_path, table, passes, count):
+    assert run(tmp_path, table, f"passes = {passes}") == count * ["broken off"]
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("fork", False), ("fork", True), ("forkserver", False), ("spawn", True)]
+)
+def test_worker_processes_end_with_the_pass_that_a_program_leaves_open(tmp_path, table, method, persistent):
+    workers, told = run(
+        tmp_path,
+        table,
+        f"batches = begun(load(num_workers=2, multiprocessing_context='{method}', persistent_workers={persistent}))",
+        "print(*[child.pid for child in active_children()])",
+    )
+    assert (len(workers.split()), told) == (2, "broken off")
+    left = [path.name for path in Path("/dev/shm").glob("torch_*")]
+    assert [name for name in left if name.split("_")[1] in workers.split()] == []
+
+
+def test_the_end_of_a_forked_child_leaves_its_parents_passes_alone(tmp_path, table):
+    lines = run(
+        tmp_path,
+        table,
+        "batches = begun(load())",
+        "child = os.fork()",
+        "if not child:",
+        "    atexit._run_exitfuncs()",
+        "    os._exit(0)",
+        "print(os.waitpid(child, 0)[1])",
+    )
+    assert lines == ["0", "broken off"]
+
+
+def test_a_pass_of_a_daemon_thread_goes_on_as_long_as_the_thread(tmp_path, table):
+    """It would take the end of a pass that was closed for the end of the epoch."""
+    lines = run(
+        tmp_path,
+        table,
+        "def work():",
+        "    for batch in load():",
+        "        print(batch.num_rows, flush=True)",
+        "        has_begun.set()",
+        "        is_ending.wait()",
+        "        has_ended.release()",
+        "        threading.Event().wait()",
+        "has_begun, is_ending, has_ended = threading.Event(), threading.Event(), threading.Semaphore(0)",
+        "threading.Thread(target=work, daemon=True).start()",
+        "has_begun.wait()",
+        # What was registered before the package runs after it.
+        first="atexit.register(lambda: (is_ending.set(), has_ended.acquire()))",
+    )
+    assert lines == ["8"]
