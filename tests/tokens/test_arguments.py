@@ -73,7 +73,6 @@ def test_a_corpus_is_not_built_of_rows_that_are_taken_one_by_one(source: Path, t
         (None, "a NoneType: pass a path"),
         (5, "an int: pass a path"),
         (b"tokens", "a bytes: pass a path"),
-        (source.parent.glob("*.parquet"), "a generator: pass a path, a list of paths"),
         (rows, "a RowDataset: pass a path, a list of paths, or a StructuredDataset or IcebergDataset"),
         (DataLoader(rows), "a DataLoader: pass a path, a list of paths, or a StructuredDataset"),
         (loader, r"a TableDataLoader: pass a path, a list of paths, or the loader's data set, loader\.dataset"),
@@ -82,6 +81,8 @@ def test_a_corpus_is_not_built_of_rows_that_are_taken_one_by_one(source: Path, t
             build_corpus(sources, tmp_path / "out", column="tokens")  # type: ignore[arg-type]
     assert rows.cache_info().misses == 0
     assert build_corpus(dataset, tmp_path / "out", column="tokens").document_count == 2
+    found = source.parent.glob("*.parquet")
+    assert build_corpus(found, tmp_path / "found", column="tokens").document_count == 2
 
 
 def test_a_place_that_cannot_be_written_is_told(source: Path) -> None:
