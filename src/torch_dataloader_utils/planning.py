@@ -165,11 +165,6 @@ class Planner:
         return Recent(most=4)
 
     @property
-    def has_equal_steps(self) -> bool:
-        """Whether all ranks take the same number of steps, whatever the topology."""
-        return self.options.rank_sharding == "rows" and self.space.exact
-
-    @property
     def deals_every_row_once(self) -> bool:
         """Whether ranks share the rows; a strategy without rank arguments gives every rank all of them."""
         return self.strategy is None or takes_ranks(self.strategy)

@@ -236,7 +236,7 @@ def test_rows_that_a_finished_rank_would_have_dropped_are_dealt(table):
     assert Counter(received + rest) == Counter(range(300))
 
 
-@pytest.mark.parametrize("options", [CHUNKS, UNKNOWN], ids=["chunks", "unknown counts"])
+@pytest.mark.parametrize("options", [CHUNKS, UNKNOWN, {}], ids=["chunks", "unknown counts", "equal steps"])
 def test_states_at_the_end_of_an_epoch_are_the_same_on_every_rank_and_begin_the_next(table, options):
     _, states = stop_ranks(table, [1000] * 3, **options)
     assert states[0]["epoch"] == 1
@@ -247,10 +247,25 @@ def test_states_at_the_end_of_an_epoch_are_the_same_on_every_rank_and_begin_the_
     assert receive(load(table, 2, 1, states[0], **options)) == receive(fresh)
 
 
-@pytest.mark.parametrize(("num_ranks", "options"), [(1, CHUNKS), (3, {"split_rows": 20})])
-def test_where_ranks_cannot_differ_the_log_is_empty_at_the_end_of_an_epoch(table, num_ranks, options):
-    _, states = stop_ranks(table, [1000] * num_ranks, **options)
-    assert all(state["log"]["steps"] == [] for state in states)
+def test_where_there_is_one_rank_the_log_is_empty_at_the_end_of_an_epoch(table):
+    _, (state,) = stop_ranks(table, [1000], **CHUNKS)
+    assert state["log"]["steps"] == []
+
+
+EVEN = [{}, {"shuffle_rows": 30}, {"split_rows": 20, "batch_size": 7}]
+
+
+@pytest.mark.parametrize("options", EVEN, ids=str)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_rank_of_equal_steps_that_was_stopped_before_its_last_ones_is_merged(table, options, ranks):
+    steps = len(load(table, 3, 0, **options))
+    received, states = stop_ranks(table, [steps, steps - 1, steps - 3], **options)
+    merged = merge_states(states)
+    assert (merged["epoch"], merged["log"]["steps"]) == (0, [[None, steps - 1, steps - 3]])
+    rested = [load(table, ranks, rank, merged, **options) for rank in range(ranks)]
+    rest = [row for loader in rested for batch in receive(loader) for row in batch]
+    assert set(received + rest) == set(range(300))
+    assert len(received + rest) <= 300 + 2 * ranks  # equal steps repeat a row of each rank at most, before and after
 
 
 def test_each_rank_goes_on_at_its_own_place_from_its_own_state_and_can_be_merged_again(table):

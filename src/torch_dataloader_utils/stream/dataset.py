@@ -59,9 +59,7 @@ class TableDataset(IterableDataset[Any]):
         self.pipeline = stages.pipeline
         self.topology = stages.topology
         self.rank = stages.rank
-        self.progress = Progress(
-            self.planner.identity, self.topology, self.rank, is_uneven=not self.planner.has_equal_steps
-        )
+        self.progress = Progress(self.planner.identity, self.topology, self.rank)
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()

@@ -49,11 +49,6 @@ class PlanSource(Protocol):
         """Whether ranks share the rows; a strategy may give every rank all of them."""
         ...
 
-    @property
-    def has_equal_steps(self) -> bool:
-        """Whether all ranks take the same number of steps, whatever the topology."""
-        ...
-
     def plan(self, position: Position) -> Plan:
         """The plan from a position on."""
         ...

@@ -82,17 +82,16 @@ class Progress:
     is_read_ahead: set where whoever reads holds a batch that is not used yet, as Lightning does if it does not know the
     length. Where row counts are not known, states then stand before that batch, until there is none left.
 
-    is_uneven: whether other ranks may take more steps. The state at the end of an epoch then keeps the epoch's log, the
-    same on every rank, for `merge_states` to know that this rank has taken all its steps.
+    With several ranks the state at the end of an epoch keeps the epoch's log, the same on every rank: others may still
+    be in it, and `merge_states` must know that this rank has taken all its steps.
 
     Inside a DataLoader worker each worker counts for itself: worker p stands at the rank's step that its next batch
     is, p, p + W, p + 2W, ...; the steps alone then say which worker's lane it is and how far it came, and behind the
     last step that it has nothing left.
     """
 
-    def __init__(self, identity: Identity, topology: Topology, rank: int, *, is_uneven: bool = False) -> None:
+    def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
         self._identity = identity
-        self._is_uneven = is_uneven and topology.num_ranks > 1
         self._topology = topology
         self._rank = rank
         self._epoch = 0
@@ -185,8 +184,8 @@ class Progress:
         return self.next_position(self._topology)
 
     def _finished_log(self) -> tuple[Segment, ...]:
-        """The log of the pass that has delivered its last batch, where ranks are uneven; else nothing."""
-        if self._pass is None or not self._is_uneven:
+        """The log of the pass that has delivered its last batch, where there are other ranks; else nothing."""
+        if self._pass is None or self._topology.num_ranks == 1:
             return ()
         passed = self._pass.position
         return (*passed.history, Segment(topology=passed.topology, steps=None))
