@@ -49,7 +49,7 @@ def run(tmp_path, table, *statements, first=""):
 
     first: a statement that runs before the package is imported.
     """
-    script, scratch = tmp_path / "program.py", tmp_path / "scratch"
+    script, scratch = tmp_path / "program.py", tmp_path / "t"  # a short name: sockets have little room for theirs
     script.write_text(BEFORE.format(first=first) + "".join(f"    {line}\n" for line in statements))
     scratch.mkdir()
     job = subprocess.Popen(

@@ -1,5 +1,8 @@
 """User functions whose results, or which themselves, cannot travel between processes: an error, never a hang."""
 
+import multiprocessing
+import sys
+import tempfile
 import threading
 
 import numpy as np
@@ -81,3 +84,21 @@ def test_a_transform_that_forgets_to_return_the_batch_is_told_so(table, num_work
     )
     with pytest.raises(TransformError, match=r"forgets returned None .*part-.*: return the batch"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("bytes_over", [-1, 0, 1])
+def test_a_directory_whose_sockets_have_no_room_is_refused_before_anything_waits(
+    table, tmp_path, monkeypatch, bytes_over
+):
+    room = (103 if sys.platform == "darwin" else 107) - len("/pymp-12345678/listener-12345678")
+    folder = tmp_path / ("x" * (room - len(str(tmp_path)) - 1 + bytes_over))
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    # What multiprocessing has made already stays where it is.
+    monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
+    if bytes_over > 0:
+        with pytest.raises(ConfigError, match=r"names would have \d+ bytes.*Set TMPDIR"):
+            load(table)
+        assert StructuredDataset.create_dataloader(str(table), num_workers=0)
+    else:
+        assert sum(batch.num_rows for batch in load(table, multiprocessing_context="fork")) == 60

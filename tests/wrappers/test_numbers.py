@@ -105,7 +105,7 @@ LARGE = 2**70
         lambda path: TokenBatchSampler([1, 2], LARGE),
         lambda path: TokenBatchSampler([1, 2], 8, window_rows=LARGE),
         lambda path: TokenBatchSampler([1, 2], 8, num_workers=LARGE),
-        lambda path: TokenBatchSampler([1, 2], 8).set_epoch(-LARGE),
+        lambda path: TokenBatchSampler([1, 2], 8).set_epoch(LARGE),
         lambda path: streaming_shard(range(9), num_shards=LARGE, index=0),
         lambda path: pad_stack_1d([torch.ones(2)], 0, pad_to_multiple_of=LARGE),
         lambda path: plan_epoch(scan_files(path), epoch=LARGE),

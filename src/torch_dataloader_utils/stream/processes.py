@@ -14,7 +14,7 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.receiver import Delivered, Receiver
-from torch_dataloader_utils.stream.sendable import check_functions
+from torch_dataloader_utils.stream.sendable import check_functions, check_socket_names
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
@@ -46,6 +46,7 @@ class WorkerProcesses:
         self._pipeline = pipeline
         self._in_order = options.get("in_order", True)
         self._has_timeout = bool(options.get("timeout"))
+        check_socket_names()
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._num_workers = num_workers
         # Persistent workers keep their slabs, and batches of earlier passes may be looked at still.
