@@ -1,4 +1,5 @@
 import logging
+import os
 
 import fsspec
 import pyarrow as pa
@@ -143,6 +144,36 @@ def test_empty_data_files_are_skipped_with_a_warning_where_that_is_asked_for(upl
 def test_empty_files_that_are_no_data_are_left_out(upload):
     (upload / "b.parquet").unlink()
     assert names(scan_files(upload), upload) == ["a.parquet", "c.parquet"]
+
+
+@pytest.mark.parametrize("target", ["gone", "link.parquet", "c.parquet/below"])
+@pytest.mark.parametrize("path", ["{}", "{}/", "file://{}", "{}/*", "{}/*.parquet", "{}/**", "{}/link.parquet"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_link_that_leads_nowhere_is_named(root, path, target, on_error):
+    (root / "link.parquet").symlink_to(root / target)
+    with pytest.raises(NoDataError, match=rf"{root}/link\.parquet is a link, and what it leads to is not there"):
+        scan_files(path.format(root), on_error=on_error)
+
+
+def test_links_that_lead_nowhere_are_left_out_where_files_are(root, caplog):
+    for name in ("_latest", ".lock", "_temporary/y.parquet", "b/.ipynb_checkpoints/2.parquet"):
+        (root / name).symlink_to(root / "gone")
+    with caplog.at_level(logging.DEBUG, logger="torch_dataloader_utils.discover.paths"):
+        assert scan_files(root).num_rows == 20
+    assert f"{root}/_temporary/y.parquet is hidden; left out" in caplog.messages
+    (root / "link.csv").symlink_to(root / "gone")
+    assert scan_files(f"{root}/**/*.parquet").num_rows == 15
+
+
+@pytest.mark.parametrize("path", ["{}", "{}/*", "{}/**"])
+def test_pipes_sockets_and_devices_count_as_empty_files(root, path):
+    os.mkfifo(root / "pipe")
+    (root / "null").symlink_to(os.devnull)
+    assert scan_files(f"{root}/b").num_rows == scan_files(f"{root}/b/*").num_rows == 10
+    assert scan_files(root).num_rows == 20
+    (root / "pipe").rename(root / "pipe.parquet")
+    with pytest.raises(CorruptFileError, match=r"pipe\.parquet is empty"):
+        scan_files(path.format(root))
 
 
 @pytest.mark.parametrize(("format_name", "text"), [("jsonl", '{"x": 1}\n'), ("csv", "x\n1\n")])

@@ -105,12 +105,21 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PARTS = ["*", "**", "a", "b", "[ab]", "x.p", "*.p", ".*", ".h", "?", "c.p", "self", "gone", "[[]1]", "nothing", "l*k"]
 
 
-@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=4))
-def test_patterns_match_what_glob_matches(tree: Path, parts: list[str]) -> None:
-    pattern = "/".join([str(tree), *parts])
+@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=4), st.sampled_from(["", "/"]))
+def test_patterns_match_what_glob_matches(tree: Path, parts: list[str], slash: str) -> None:
+    pattern = "/".join([str(tree), *parts]) + slash
     if any(wildcard in "".join(parts) for wildcard in "*?["):
         wanted = {path.rstrip("/") for path in glob(pattern, recursive=True)}  # noqa: PTH207 - what it is held to
         assert set(matching_paths(pattern)) == wanted
+
+
+@pytest.mark.parametrize("end", ["/", "//", "/."])
+def test_a_slash_at_the_end_matches_directories_alone(tmp_path: Path, end: str) -> None:
+    fill(tmp_path, "top", "a/x", "b/c/y")
+    assert names(f"{tmp_path}/*{end}") == [f"{tmp_path}/a/x", f"{tmp_path}/b/c/y"]
+    assert names(f"file://{tmp_path}/*/c{end}") == [f"{tmp_path}/b/c/y"]
+    with pytest.raises(NoDataError, match="matches no file"):
+        names(f"{tmp_path}/t*{end}")
 
 
 @pytest.mark.parametrize(

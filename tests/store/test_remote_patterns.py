@@ -1,17 +1,28 @@
 """Patterns on remote stores: what fsspec's glob matches, but no directory that cannot be listed is passed over."""
 
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from fsspec.spec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.moto_server import BUCKET, Failure, MotoS3
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import StoreAccess, open_store
 from torch_dataloader_utils._store.remote_pattern import matching_files
-from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.errors import ConfigError, InternalError, NoDataError, StoreError
 
 KEYS = ["a/x.p", "a/b/x.p", "a/b/y.p", "b/c/d/y.p", "b/[1]/x.p", "c.p", ".x.p", ".h/x.p", "a.p/z.p", "e/a/b/x.p"]
-PARTS = ["*", "**", "a", "b", "[ab]", "[!a]", "x.p", "*.p", ".*", "?", "c.p", "nothing", "a*"]
+KEYS += ["a/old-x.p", "f/x#y.p", "f/q?z.p", "f/100%/ü.p"]
+PARTS = ["*", "**", "a", "b", "[ab]", "[!a]", "x.p", "*.p", ".*", "?", "c.p", "nothing", "a*", "x*"]
+BACKENDS = ["fsspec", "obstore"] if importlib.util.find_spec("obstore") else ["fsspec"]
 PATTERNS = ["*/x.p", "[wv]/x.p", "*/*.p", "w*", "w/*", "**/x.p", "*/**", "w/[a]/**/x.p", "*/a/x.p"]
 
 
@@ -24,16 +35,143 @@ def memory():
     filesystem.rm("/tree", recursive=True)
 
 
-@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=4))
-def test_patterns_match_what_the_glob_of_fsspec_matches(memory, parts):
+patterns = st.tuples(st.lists(st.sampled_from(PARTS), min_size=1, max_size=4), st.sampled_from(["", "/"])).filter(
+    lambda drawn: any(wildcard in "".join(drawn[0]) for wildcard in "*?[")
+)
+
+
+def globbed(memory, pattern: str) -> set[str]:
+    """What fsspec's glob matches, and all files below the directories among it."""
+    return {
+        file
+        for name, info in memory.glob(pattern, detail=True).items()
+        for file in ([name] if info["type"] == "file" else memory.find(name))
+    }
+
+
+@given(patterns)
+def test_patterns_match_what_the_glob_of_fsspec_matches(memory, drawn):
+    parts, slash = drawn
     pattern = "/".join(["/tree", *parts])
-    if any(wildcard in "".join(parts) for wildcard in "*?["):
-        wanted = {
-            file
-            for name, info in memory.glob(pattern, detail=True).items()
-            for file in ([name] if info["type"] == "file" else memory.find(name))
-        }
-        assert set(matching_files(memory, pattern)) == wanted
+    assert set(matching_files(memory, pattern, directories_only=bool(slash))) == globbed(memory, pattern + slash)
+
+
+@pytest.fixture(scope="module")
+def lasting_tree(lasting_s3: MotoS3) -> Iterator[str]:
+    """A bucket of its own with the same tree as in memory."""
+    lasting_s3.client.create_bucket(Bucket="patterns")
+    for key in KEYS:
+        lasting_s3.client.put_object(Bucket="patterns", Key=f"tree/{key}", Body=b"1")
+    yield "s3://patterns/tree/"
+    for key in KEYS:
+        lasting_s3.client.delete_object(Bucket="patterns", Key=f"tree/{key}")
+    lasting_s3.client.delete_bucket(Bucket="patterns")
+
+
+def access_through(backend: str, access: StoreAccess) -> StoreAccess:
+    return StoreAccess.of(access.options, remote=replace(access.remote, backend=backend))
+
+
+@pytest.fixture(scope="module")
+def accesses(s3_access: StoreAccess) -> list[StoreAccess]:
+    return [access_through(backend, s3_access) for backend in BACKENDS]
+
+
+@given(patterns)
+def test_all_clients_of_s3_find_the_same_objects(memory, lasting_tree, accesses, drawn):
+    pattern = "/".join(drawn[0]) + drawn[1]
+    wanted = sorted(name.removeprefix("/tree/") for name in globbed(memory, f"/tree/{pattern}"))
+    for access in accesses:
+        try:
+            entries = open_store(lasting_tree, access).list_files(f"{lasting_tree}{pattern}").entries
+        except NoDataError:
+            entries = ()
+        assert [entry.path.removeprefix(lasting_tree) for entry in entries] == wanted
+
+
+@pytest.fixture(params=BACKENDS)
+def access(request: pytest.FixtureRequest, s3_access: StoreAccess) -> StoreAccess:
+    return access_through(request.param, s3_access)
+
+
+def test_any_depth_means_whole_names(s3: MotoS3, access: StoreAccess) -> None:
+    for key in ("d/train-0", "d/old-train-1", "d/s/train-2", "d/sub/deep/train-3"):
+        s3.put(key, b"1")
+    assert names("d/**/train-*", access) == ["d/s/train-2", "d/sub/deep/train-3", "d/train-0"]
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_bucket_is_a_directory(s3: MotoS3, access: StoreAccess, slash: str) -> None:
+    s3.put("top.p", b"1")
+    s3.put("d/x.p", b"1")
+    listing = open_store("s3://bucket", access).list_files(f"s3://bucket{slash}")
+    assert [entry.path for entry in listing.entries] == ["s3://bucket/d/x.p", "s3://bucket/top.p"]
+
+
+@pytest.mark.parametrize("key", ["d/x#y.p", "d/q?z.p", "d/100%/x.p", "d#1/x.p"])
+def test_objects_whose_names_have_characters_of_urls_are_read(s3: MotoS3, access: StoreAccess, key: str) -> None:
+    url = s3.put(key, b"content")
+    store = open_store(url, access)
+    assert names("**", access) == [key]
+    assert bytes(store.tail(url, 4).data) == b"tent"
+    assert bytes(store.ranges(url, [(0, 3)], store.stat(url).identity)[0]) == b"con"
+
+
+@pytest.mark.parametrize("pattern", ["d/*", "d/day*", "*/*", "d/**", "**/day*"])
+def test_an_object_beside_a_prefix_of_its_name_is_kept(s3: MotoS3, access: StoreAccess, pattern: str) -> None:
+    for key in ("d/day1", "d/day1/more.p", "d/day2"):
+        s3.put(key, b"1")
+    assert names(pattern, access) == ["d/day1", "d/day1/more.p", "d/day2"]
+
+
+def test_an_empty_part_is_one_of_the_key(s3: MotoS3, s3_access: StoreAccess) -> None:
+    s3.put("d/x.p", b"1")
+    with pytest.raises(NoDataError):
+        names("d//*.p", s3_access)
+    for key in ("d//x.p", "d//s/x.p", "d/s//x.p"):
+        s3.put(key, b"1")
+    assert names("d//*.p", s3_access) == ["d//x.p"]
+    assert names("d//**/*.p", s3_access) == ["d//s/x.p", "d//x.p"]
+    assert names("d/*//x.p", s3_access) == ["d/s//x.p"]
+    assert names("d/**/x.p", s3_access) == ["d//s/x.p", "d//x.p", "d/s//x.p", "d/x.p"]
+
+
+class ListsElsewhere(AbstractFileSystem):
+    """A client whose names do not begin as the directory does."""
+
+    def ls(self, path, detail=True, **options):
+        return [{"name": f"elsewhere/{path}/x.p", "type": "file", "size": 1}]
+
+
+def test_names_that_do_not_lie_in_their_directory_are_not_cut_to_something_else() -> None:
+    with pytest.raises(InternalError, match=r"lists elsewhere/d/x\.p below d, where it does not lie"):
+        matching_files(ListsElsewhere(), "d/**/*.p")
+
+
+@pytest.mark.parametrize("part", ["**.p", "a**", "a**b", "***", "**[12]"])
+@pytest.mark.parametrize("place", ["memory://tree", "https://host/tree", "simplecache::memory://tree", "/tree"])
+def test_two_stars_inside_of_a_name_say_what_to_write(place: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=r'must stand between slashes alone\. Instead of ".*" write "\w?\*'):
+        open_store(place).list_files(f"{place}/**/{part}")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/*.parquet", "/**/*.parquet", "/a.parquet"])
+@pytest.mark.parametrize("cache", ["simplecache", "filecache"])
+def test_local_files_behind_a_cache_keep_their_place(tmp_path: Path, cache: str, path: str) -> None:
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    loader, _ = StructuredDataset.create_dataloader(f"{cache}::file://{tmp_path}{path}", num_workers=0)
+    assert [value for batch in loader for value in batch["x"].tolist()] == [1, 2]
+
+
+def test_links_behind_a_cache_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "a.p").write_bytes(b"1")
+    (tmp_path / "b.p").symlink_to(tmp_path / "a.p")
+    (tmp_path / "c").symlink_to(tmp_path / "gone")
+    url = f"simplecache::file://{tmp_path}"
+    listing = open_store(url).list_files(f"{url}/*.p")
+    assert [entry.path for entry in listing.entries] == [f"{url}/a.p", f"{url}/b.p"]
+    with pytest.raises(NoDataError, match=r"/c is a link, and what it leads to is not there"):
+        open_store(url).list_files(url)
 
 
 @pytest.fixture

@@ -57,6 +57,8 @@ ALL = ["data/top.parquet", "data/year=1/a.parquet", "data/year=1/c[1].parquet", 
         ("*/year=1/a.*", ["data/year=1/a.parquet"]),
         ("data/*/c[1].*", ["data/year=1/c[1].parquet"]),
         ("data/year=*", ALL[1:]),
+        ("data/*/", ALL[1:]),
+        ("*/year=1/", ALL[1:3]),
         ("data/", ["data/note.txt", *ALL]),
         ("data/top.parquet", ["data/top.parquet"]),
     ],
@@ -77,7 +79,7 @@ def test_rows_and_partition_values_of_directories_are_read(web: WebServer) -> No
     assert batch["year"].tolist() == [1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("path", ["nothing/*.parquet", "data/*.orc", "nothing/"])
+@pytest.mark.parametrize("path", ["nothing/*.parquet", "data/*.orc", "nothing/", "data/top*/", "data//*"])
 def test_what_matches_nothing_is_named(web: WebServer, path: str) -> None:
     with pytest.raises(NoDataError, match="matches no file"):
         scan_files(web.url(path))

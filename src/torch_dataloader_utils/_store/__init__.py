@@ -10,6 +10,7 @@ files appear whole (`write_atomically`). No cache of data.
 from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
+from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.interface import (
     Buffer,
     CoalesceLimits,
@@ -48,6 +49,7 @@ __all__ = [
     "StoreAccess",
     "Tail",
     "coalesce",
+    "dead_link",
     "file_stat",
     "has_credentials",
     "open_store",

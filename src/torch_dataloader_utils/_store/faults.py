@@ -106,6 +106,14 @@ def _missing(path: str, *, was_planned: bool) -> FileChangedError | NoDataError:
     return NoDataError(f"{where} does not exist. Check the spelling, or list its parent directory.")
 
 
+def dead_link(path: str) -> NoDataError:
+    """The error for a link that leads nowhere, such as caches (git-annex, DVC) hold for what was not fetched."""
+    return NoDataError(
+        f"{redact(path)} is a link, and what it leads to is not there. Fetch that, remove the link, or choose the "
+        "files by a pattern that leaves it out."
+    )
+
+
 def _expired(path: str, action: str, cause: str, *, is_sure: bool) -> StoreError:
     where = redact(path)
     if is_sure:

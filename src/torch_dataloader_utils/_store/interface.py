@@ -40,11 +40,13 @@ class Listing:
 
     directory: the directory they were looked for in, as their paths spell it: the named one, or the part of a
     pattern before its first wildcard; "" where a file was named. is_pattern: whether a pattern was named.
+    dead_links: local links that lead nowhere, and so can be no entry, sorted.
     """
 
     entries: tuple[FileEntry, ...]
     directory: str = ""
     is_pattern: bool = False
+    dead_links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,8 @@ class Store(Protocol):
     def list_files(self, path: str) -> Listing:
         """The file at `path`, or all files below that directory, or all that match a pattern (*, ?, [], **).
 
-        A directory that a pattern matches counts as all files below it. Nothing there is a NoDataError; an empty
-        directory is an empty listing where the store knows directories.
+        A directory that a pattern matches counts as all files below it; one that ends in "/" matches directories only.
+        Nothing there is a NoDataError; an empty directory is an empty listing where the store knows directories.
+        A "**" inside of a name is a ConfigError.
         """
         ...

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import has_magic
@@ -12,11 +12,11 @@ from stat import S_ISFIFO
 import pyarrow as pa
 
 from torch_dataloader_utils._store.coalesce import coalesce
-from torch_dataloader_utils._store.faults import translated
+from torch_dataloader_utils._store.faults import dead_link, translated
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, short_read
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
-from torch_dataloader_utils._store.local_pattern import matching_paths
-from torch_dataloader_utils._store.wildcards import before_wildcard
+from torch_dataloader_utils._store.local_pattern import NOTHING_THERE, is_directory, matching_paths
+from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern
 from torch_dataloader_utils.errors import NoDataError
 
 _LIMITS = CoalesceLimits(hole_bytes=8 << 10, most_waste=float("inf"))
@@ -89,24 +89,36 @@ class LocalStore:
         """Nothing is kept."""
 
     def list_files(self, path: str) -> Listing:
-        """The files at, below or matching `path`, with absolute paths; links are followed, loops are not."""
-        root = os.path.abspath(self.local_path(path))  # noqa: PTH100 - resolve() would replace links by their targets
+        """The files at, below or matching `path`, with absolute paths; links are followed, loops are not.
+
+        What is neither a file nor a directory (pipes, sockets, devices) counts as an empty file.
+        """
+        local = self.local_path(path)
+        root = os.path.abspath(local)  # noqa: PTH100 - resolve() would replace links by their targets
+        is_pattern = has_magic(root) and not os.path.lexists(root)
+        if is_pattern:
+            check_pattern(root)
         with translated(path, "list"):
-            is_pattern = has_magic(root) and not os.path.lexists(root)
-            matches = matching_paths(root) if is_pattern else [root]
+            slash = "/" if local.endswith(("/", "/.")) else ""
+            matches = matching_paths(f"{root}{slash}") if is_pattern else [root]
             found = {name: stat for match in matches for name, stat in _walk(match)}
         if is_pattern and not found:
             raise NoDataError(f"{path}: the pattern matches no file. Check it, or list the directory above.")
-        entries = tuple(FileEntry(path=name, stat=found[name]) for name in sorted(found))
+        entries = tuple(FileEntry(path=name, stat=stat) for name in sorted(found) if (stat := found[name]) is not None)
+        dead_links = tuple(name for name in sorted(found) if found[name] is None)
+        if root in dead_links:
+            raise dead_link(root)
         if root in found:
             return Listing(entries=entries)
-        return Listing(entries=entries, directory=before_wildcard(root) if is_pattern else root, is_pattern=is_pattern)
+        directory = before_wildcard(root) if is_pattern else root
+        return Listing(entries=entries, directory=directory, is_pattern=is_pattern, dead_links=dead_links)
 
 
-def _walk(path: str) -> list[tuple[str, FileStat]]:
+def _walk(path: str) -> list[tuple[str, FileStat | None]]:
+    """The files at or below a path; None of a link that leads nowhere."""
     if not Path(path).is_dir():
-        return [(path, file_stat(os.stat(path)))]  # noqa: PTH116
-    found: list[tuple[str, FileStat]] = []
+        return [(path, _stat_unless_dead(path, Path(path).stat))]
+    found: list[tuple[str, FileStat | None]] = []
     pending, visited = [path.rstrip("/") or "/"], set()
     while pending:
         directory = pending.pop()
@@ -116,11 +128,20 @@ def _walk(path: str) -> list[tuple[str, FileStat]]:
         visited.add((status.st_dev, status.st_ino))
         with os.scandir(directory) as entries:
             for entry in entries:
-                if entry.is_dir():
+                if is_directory(entry):
                     pending.append(entry.path)
-                elif entry.is_file():
-                    found.append((entry.path, file_stat(entry.stat())))
+                else:
+                    found.append((entry.path, _stat_unless_dead(entry.path, entry.stat)))
     return found
+
+
+def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileStat | None:
+    try:
+        return file_stat(look_up())
+    except OSError as error:
+        if error.errno in NOTHING_THERE and Path(path).is_symlink():
+            return None
+        raise
 
 
 @contextmanager

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from torch_dataloader_utils._store.wildcards import before_wildcard
 
-# The path leads nowhere: it was removed meanwhile, goes through a file, or through links that end in themselves.
-_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""The path leads nowhere: it was removed meanwhile, goes through a file, or through links that end in themselves."""
 
 
 def matching_paths(pattern: str) -> Iterator[str]:
     """Files and directories that match an absolute pattern, in no order; some may come twice.
 
-    They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, links are followed, and
-    only a part that starts with "." matches hidden names. But `glob` takes a directory that may not be listed for an
-    empty one, and follows a loop of links until the system refuses, which gave the files in it 41 times and more.
+    They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, a slash at the end means
+    directories only, links are followed (and match as files do if they lead nowhere), and only a part that starts with
+    "." matches hidden names. But `glob` takes a directory that may not be listed for an empty one, and follows a loop
+    of links until the system refuses, which gave the files in it 41 times and more.
 
     Raises:
         OSError: a directory that the pattern reaches cannot be listed, or what it names there cannot be looked up.
@@ -44,10 +45,10 @@ def _below(directory: str, part: str, *, directories_only: bool) -> Iterator[str
     elif has_magic(part):
         entries = {entry.name: entry for entry in _entries(directory) if part.startswith(".") or not _is_hidden(entry)}
         for name in matching_names(entries, part):
-            if not directories_only or _is_directory(entries[name]):
+            if not directories_only or is_directory(entries[name]):
                 yield entries[name].path
-    elif _exists(f"{directory}/{part}"):
-        yield f"{directory}/{part}"
+    elif _exists(f"{directory}/{part}"):  # after the slash of an empty last part, only directories do
+        yield f"{directory}/{part}".rstrip("/")
 
 
 def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
@@ -57,14 +58,14 @@ def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
         for entry in _entries(directory):
             if _is_hidden(entry):
                 continue
-            is_directory = _is_directory(entry)
-            if is_directory:
+            has_entries = is_directory(entry)
+            if has_entries:
                 # Only a link leads back up; below one, every directory may be where it led.
                 may_lead_back = is_linked or entry.is_symlink()
                 if may_lead_back and _is_one_of_those_above(entry, start):
                     continue
                 pending.append((entry.path, may_lead_back))
-            if is_directory or not directories_only:
+            if has_entries or not directories_only:
                 yield entry.path
 
 
@@ -79,7 +80,7 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
         with os.scandir(directory or "/") as entries:
             return list(entries)
     except OSError as error:
-        if error.errno in _NOTHING_THERE:
+        if error.errno in NOTHING_THERE:
             return []
         raise
 
@@ -88,11 +89,12 @@ def _is_hidden(entry: os.DirEntry[str]) -> bool:
     return entry.name.startswith(".")
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a directory or a link to one; a link that leads nowhere is none."""
     try:
         return entry.is_dir()
     except OSError as error:
-        if error.errno in _NOTHING_THERE:
+        if error.errno in NOTHING_THERE:
             return False
         raise
 
@@ -101,7 +103,7 @@ def _exists(path: str) -> bool:
     try:
         os.lstat(path)
     except OSError as error:
-        if error.errno in _NOTHING_THERE:
+        if error.errno in NOTHING_THERE:
             return False
         raise
     return True

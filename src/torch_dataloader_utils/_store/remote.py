@@ -24,13 +24,16 @@ from torch_dataloader_utils._store.remote_pattern import Infos, files_at, matchi
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
-from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
+from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern, is_web
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
 T = TypeVar("T")
 
 _LOOK_UP_THREADS = 16
+
+# Behind a cache of fsspec's: "simplecache::file:///data".
+_LOCAL_SCHEMES = ("file", "local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,10 @@ class FsspecStore:
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""
-        key, found = self._request(path, "list", None, _find)
+        own = self._own(path)
+        if is_pattern(own):
+            check_pattern(own)
+        key, found = self._request(path, "list", None, partial(_find, directories_only=own.endswith("/")))
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
         stats = self._stats({self._url(name): info for name, info in found.items()})
@@ -187,15 +193,22 @@ class FsspecStore:
             if diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
                 local.renew(filesystem, lambda: open_client(path, self.scheme, self.access, renews=True))
 
+    def _own(self, path: str) -> str:
+        """The URL in this store, without those it is chained with."""
+        return path[len(self.before) : len(path) - len(self.after)]
+
     def _key(self, filesystem: Any, path: str) -> str:
-        stop = len(path) - len(self.after)
-        key: str = filesystem._strip_protocol(path[len(self.before) : stop])
-        return key
+        """What the client calls it, as its listings do: without a scheme, but for web servers."""
+        key: str = filesystem._strip_protocol(self._own(path))
+        # obstore leaves the scheme, lists names without one, and takes "?" and "#" for the end of a URL with one.
+        return key if is_web(key) else key.removeprefix(f"{self.scheme}://")
 
     def _url(self, key: str) -> str:
-        # http keys are whole URLs already.
-        own = key if "://" in key else f"{self.scheme}://{key.lstrip('/')}"
-        return f"{self.before}{own}{self.after}"
+        if "://" in key:  # of a web server
+            return f"{self.before}{key}{self.after}"
+        # Clients disagree on a slash before the first name, which only local paths need.
+        name = key if self.scheme in _LOCAL_SCHEMES else key.lstrip("/")
+        return f"{self.before}{self.scheme}://{name}{self.after}"
 
 
 def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
@@ -214,8 +227,8 @@ def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
     return stat_of(info)
 
 
-def _find(filesystem: Any, key: str) -> tuple[str, Infos]:
+def _find(filesystem: Any, key: str, *, directories_only: bool) -> tuple[str, Infos]:
     filesystem.invalidate_cache()
     if is_pattern(key):
-        return key, matching_files(filesystem, key)
+        return key, matching_files(filesystem, key, directories_only=directories_only)
     return key, files_at(filesystem, key)

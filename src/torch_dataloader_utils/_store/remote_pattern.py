@@ -12,28 +12,38 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
+from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._store.client import has_buckets
+from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
+from torch_dataloader_utils.errors import InternalError
 
-Infos = dict[str, Mapping[str, Any]]
-"""What a listing says of each object, by its key."""
+Info = Mapping[str, Any]
+"""What a listing says of an object."""
 
-_ANY_DEPTH = "**"
+Infos = dict[str, Info]
+"""By key."""
+
+_ANY_DEPTH, _EMPTY = "**", ""
 
 
-def matching_files(filesystem: Any, pattern: str) -> Infos:
+def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = False) -> Infos:
     """The files that match, and those below directories that match: as of `filesystem.glob`, but an error is raised.
 
     Each part of the pattern is held against listings of the directories that the parts before it match. Web servers
-    are asked for their pages, and "*" is the only wildcard there.
+    are asked for their pages, and "*" is the only wildcard there. An empty part is one of a key ("d//x" of an object
+    store), and no other spelling of "d/x".
+
+    directories_only: what a slash at the end of a pattern means; files are those below directories that match.
 
     Raises:
         Whatever the client raises, but for what is not there.
     """
-    start = before_wildcard(pattern)
-    parts = pattern[len(start) :].lstrip("/").split("/")
+    start = before_wildcard(pattern).rstrip("/")
+    parts = pattern[len(start) :].rstrip("/").removeprefix("/").split("/")
     if is_web(pattern):
         parts = [re.sub(r"[?[]", r"[\g<0>]", part) for part in parts]
-    matched = _below(filesystem, start, parts)
+    matched = _below(filesystem, start, parts, directories_only=directories_only)
     return {key: each for name, info in matched for key, each in _files_below(filesystem, name, info).items()}
 
 
@@ -43,43 +53,72 @@ def files_at(filesystem: Any, key: str) -> Infos:
     Raises:
         Whatever the client raises, FileNotFoundError included.
     """
-    if is_web(key) and key.endswith("/"):
+    is_bucket = has_buckets(filesystem) and "/" not in key  # to obstore it is an object without a name
+    if is_bucket or (is_web(key) and key.endswith("/")):
         return _tree(filesystem, key.rstrip("/"))
     return _files_below(filesystem, key, filesystem.info(key))
 
 
-def _files_below(filesystem: Any, key: str, info: Mapping[str, Any]) -> Infos:
+def _files_below(filesystem: Any, key: str, info: Info) -> Infos:
     return {key: info} if info["type"] == "file" else _tree(filesystem, key)
 
 
-def _below(filesystem: Any, directory: str, parts: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _below(filesystem: Any, directory: str, parts: list[str], *, directories_only: bool) -> Iterator[tuple[str, Info]]:
     part, *rest = parts
-    if part == _ANY_DEPTH:
-        yield from _at_any_depth(filesystem, directory, "/".join(parts))
+    if part in (_ANY_DEPTH, _EMPTY):
+        yield from _at_any_depth(filesystem, directory, "/".join(parts), directories_only=directories_only)
     elif rest and not is_pattern(part):
-        yield from _below(filesystem, _join(directory, part), rest)
-    elif not rest and not is_pattern(part):
+        yield from _below(filesystem, _join(directory, part), rest, directories_only=directories_only)
+    elif not is_pattern(part) and not directories_only:
         yield from _named(filesystem, _join(directory, part))
     else:
-        for name, info in _entries(filesystem, directory).items():
-            if not fnmatchcase(name.rpartition("/")[2], part):
-                continue
-            if not rest:
+        for name, info in _entries(filesystem, directory, part):
+            is_directory = info["type"] != "file"
+            if rest and is_directory:
+                yield from _below(filesystem, name, rest, directories_only=directories_only)
+            elif not rest and (is_directory or not directories_only):
                 yield name, info
-            elif info["type"] != "file":
-                yield from _below(filesystem, name, rest)
 
 
-def _at_any_depth(filesystem: Any, directory: str, pattern: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _at_any_depth(
+    filesystem: Any, directory: str, pattern: str, *, directories_only: bool
+) -> Iterator[tuple[str, Info]]:
     """The files below that match, or lie below a directory that does."""
     matches = re.compile(glob_translate(pattern)).match
     for name, info in _tree(filesystem, directory).items():
-        steps = name[len(directory) :].lstrip("/").split("/")
-        if any(matches("/".join(steps[:stop])) for stop in range(1, len(steps) + 1)):
+        below = _path_below(name, directory)
+        if pattern.startswith(_ANY_DEPTH):
+            below = below.lstrip("/")  # any number of directories, those without a name ("d//x") included
+        if (matches(below) and not directories_only) or any(map(matches, _directories_above(below))):
             yield name, info
 
 
-def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _directories_above(below: str) -> Iterator[str]:
+    """As a pattern may spell them: "a/b/x" gives "", "a", "a/", "a/b" and "a/b/", which "a/b/**" matches too."""
+    yield ""
+    for slash in re.finditer("/", below):
+        yield below[: slash.start()]
+        yield below[: slash.end()]
+
+
+def _path_below(name: str, directory: str) -> str:
+    """What follows the directory in the name of a file that was listed below it.
+
+    Raises:
+        InternalError: it does not lie there, so that nobody can say what matches.
+    """
+    own, start = name.lstrip("/"), directory.strip("/")  # some clients begin all names with a slash
+    if not start:
+        return own
+    if not own.startswith(f"{start}/"):
+        raise InternalError(
+            f"The storage client lists {redact(name)} below {redact(directory)}, where it does not lie. Name the "
+            "files or their directory without a pattern, and report this with the URL."
+        )
+    return own[len(start) + 1 :]
+
+
+def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Info]]:
     try:
         yield key, filesystem.info(key)
     except FileNotFoundError:
@@ -89,12 +128,12 @@ def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 def _tree(filesystem: Any, directory: str) -> Infos:
     """All files below: by one listing where the client has one of its own, which object stores do."""
     if _lists_flat(filesystem):
-        found = filesystem.find(directory, detail=True).items()
-        return {name: info for name, info in found if info["type"] == "file"}
+        found = filesystem.find(directory, detail=True).items()  # the file itself, if it is one
+        return {name: info for name, info in found if info["type"] == "file" and name != directory}
     files: Infos = {}
     pending, seen = [directory], {directory}
     while pending:
-        for name, info in _entries(filesystem, pending.pop()).items():
+        for name, info in _entries(filesystem, pending.pop()):
             if info["type"] == "file":
                 files[name] = info
             elif name not in seen:
@@ -109,17 +148,30 @@ def _lists_flat(filesystem: Any) -> bool:
     return type(filesystem).find is not AbstractFileSystem.find
 
 
-def _entries(filesystem: Any, directory: str) -> Infos:
-    """What is in a directory; nothing if there is none."""
+def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str, Info]]:
+    """What matches in a directory, nothing if there is none; an object and a prefix may share their name."""
     try:
         listed = filesystem.ls(directory, detail=True)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return []
     own = directory.rstrip("/")
-    named = {str(info["name"]).rstrip("/"): info for info in listed}
-    if is_web(directory):
-        return {name: info for name, info in named.items() if _is_entry(name, own)}
-    return {name: info for name, info in named.items() if name != own}
+    named = [(str(info["name"]).rstrip("/"), info) for info in listed]
+    return [
+        (name, _followed(filesystem, name, info))
+        for name, info in named
+        if fnmatchcase(name.rpartition("/")[2], part) and (_is_entry(name, own) if is_web(own) else name != own)
+    ]
+
+
+def _followed(filesystem: Any, name: str, info: Info) -> Info:
+    """What a link leads to: clients of file systems list it as something else than a file or directory."""
+    if info["type"] in ("file", "directory"):
+        return info
+    try:
+        found: Info = filesystem.info(name)
+    except FileNotFoundError as error:
+        raise dead_link(name) from error
+    return found
 
 
 def _is_entry(link: str, page: str) -> bool:

@@ -1,5 +1,10 @@
 """Which paths are patterns."""
 
+import re
+
+from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils.errors import ConfigError
+
 _WILDCARDS = frozenset("*?[")
 
 
@@ -13,6 +18,26 @@ def is_pattern(path: str) -> bool:
     if is_web(path):
         return "*" in path.partition("?")[0]
     return not _WILDCARDS.isdisjoint(path)
+
+
+def check_pattern(pattern: str) -> None:
+    """Of a path or URL that is a pattern: that each "**" is a whole part.
+
+    Inside of a name, glob takes it for "*", other tools for any depth, and fsspec refuses it.
+
+        data/**/*.csv      a**.csv ConfigError
+
+    Raises:
+        ConfigError: one is not.
+    """
+    own = pattern.partition("?")[0] if is_web(pattern) else pattern
+    wrong = next((part for part in own.split("/") if "**" in part and part != "**"), None)
+    if wrong is not None:
+        name = re.sub(r"\*+", "*", wrong)
+        raise ConfigError(
+            f'{redact(pattern)}: "**" is any number of directories, and must stand between slashes alone. Instead of '
+            f'"{wrong}" write "{name}" for names in one directory, or "**/{name}" for those at any depth.'
+        )
 
 
 def before_wildcard(path: str) -> str:

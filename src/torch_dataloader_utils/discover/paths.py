@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_dataloader_utils._core.parallel import map_watched
-from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, StoreAccess, open_store, redact
+from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, StoreAccess, dead_link, open_store, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def find_files(
     written, for its scan to tell.
 
     Raises:
-        NoDataError: nothing there, or nothing left.
+        NoDataError: nothing there, or nothing left; or a link that leads nowhere, unless it is hidden.
         ConfigError: the list mixes stores.
         ConfigTypeError: not a path.
     """
@@ -64,15 +64,19 @@ def find_files(
     listings = _listings(store, named)
     found: dict[str, FileEntry] = {}
     for listing in listings:
+        for link in listing.dead_links:
+            if not _is_hidden(link, listing):
+                raise dead_link(link)
         for entry in listing.entries:
             if entry.path in found:
                 _log.warning("%s is named more than once; it is read once", redact(entry.path))
             elif _is_data(entry, listing, empty_has_no_rows):
                 found[entry.path] = entry
     if not found:
+        left_out = sum(len(each.entries) + len(each.dead_links) for each in listings)
         raise NoDataError(
-            f"{source}: no data file here; {sum(len(each.entries) for each in listings)} hidden or empty files were "
-            f"left out. Check the path; the debug log of {__name__} names them."
+            f"{source}: no data file here; {left_out} hidden or empty files were left out. Check the path; the debug "
+            f"log of {__name__} names them."
         )
     root, sidecar = _root(listings)
     entries = tuple(found[name] for name in sorted(found))
@@ -112,18 +116,18 @@ def _place(path: str) -> str:
 
 
 def _is_data(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
-    if _is_hidden(entry, listing):
+    if _is_hidden(entry.path, listing):
         return False
     return entry.stat.size > 0 or _is_unwritten(entry, listing, empty_has_no_rows)
 
 
-def _is_hidden(entry: FileEntry, listing: Listing) -> bool:
+def _is_hidden(path: str, listing: Listing) -> bool:
     if not listing.directory:
         return False  # named itself, so it is meant
-    below = entry.path.removeprefix(listing.directory).strip("/").split("/")
+    below = path.removeprefix(listing.directory).strip("/").split("/")
     is_hidden = any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below)
     if is_hidden:
-        _log.debug("%s is hidden; left out", redact(entry.path))
+        _log.debug("%s is hidden; left out", redact(path))
     return is_hidden
 
 
