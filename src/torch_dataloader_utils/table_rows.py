@@ -17,6 +17,7 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
+from torch_dataloader_utils.bad_groups import leave_out_bad_groups
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
@@ -37,7 +38,6 @@ from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.token_packing.reader import PackingReader
-from torch_dataloader_utils.verify import leave_out_bad_groups
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 
