@@ -25,6 +25,7 @@ from tests.read.files import (
     write_stream,
 )
 from torch_dataloader_utils._core.block import read_block
+from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
 from torch_dataloader_utils._store import FileStat, LocalStore
 from torch_dataloader_utils.errors import (
@@ -43,7 +44,6 @@ from torch_dataloader_utils.errors import (
 from torch_dataloader_utils.read.checks import check_all_decoded
 from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.read.source import TAIL_BYTES
 from torch_dataloader_utils.shape.block import TensorOutput
 from torch_dataloader_utils.shape.shapers import ColumnShaper
 
@@ -287,7 +287,7 @@ def test_a_file_that_was_cut_is_corrupt_however_much_footer_its_last_bytes_claim
     content = path.read_bytes()
     for size in range(1, len(content), 97):
         path.write_bytes(content[:size])
-        with pytest.raises(CorruptFileError, match="no Parquet file"):
+        with pytest.raises(CorruptFileError, match=r"no Parquet file|too few for a Parquet file"):
             READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
     path.write_bytes(content[:-8] + (70 << 20).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(CorruptFileError, match=rf"claims 73,400,328 bytes of a file of {len(content):,}"):
