@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.hostile_files import chunk, column, data_page, group, parquet, row_group, write_huge_footer
 from tests.read.files import (
+    deleting,
     make_spec,
     make_task,
     write_arrow,
@@ -42,7 +43,6 @@ from torch_dataloader_utils.errors import (
     UnsupportedFeatureError,
 )
 from torch_dataloader_utils.read.checks import check_all_decoded
-from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.shape.block import TensorOutput
 from torch_dataloader_utils.shape.shapers import ColumnShaper
@@ -337,7 +337,7 @@ def test_extras_that_no_reader_knows_are_our_fault(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="carries str"):
         READER.read(replace(task, extra="deletes"))
     with pytest.raises(InternalError, match="no known first row"):
-        READER.read(replace(task, first_row=UNKNOWN, extra=RowDeletes.of([1])))
+        READER.read(replace(task, first_row=UNKNOWN, extra=deleting(TABLE.schema, [1])))
 
 
 def test_credentials_in_a_url_stay_out_of_messages() -> None:

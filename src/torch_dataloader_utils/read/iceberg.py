@@ -58,7 +58,11 @@ def decode_table_rows(
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
     _check_known(source, schema, columns, extra)
-    batch = decode(source, pa.schema([schema.field(name) for name in names]), stop_row)
+    asked = pa.schema([schema.field(name) for name in names])
+    batch = decode(source, asked, stop_row)
+    if batch.num_rows == 0:
+        # Decoders give an empty row group without its columns.
+        batch = pa.RecordBatch.from_pylist([], schema=asked)
     arrays = project_columns(source.task, batch, fields, columns, extra)
     stored = _named(arrays, fields, batch.num_rows)
     deleted = np.zeros(0, dtype=np.int64)
