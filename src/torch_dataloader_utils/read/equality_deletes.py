@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
 from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
@@ -103,7 +104,7 @@ def deleted_by_keys(
 
 def key_fields(extra: IcebergFile) -> Any:
     """The schema of all key columns; see `TableFields.keys`."""
-    return pa.ipc.read_schema(pa.BufferReader(extra.table.keys))
+    return decode_schema(extra.table.keys)
 
 
 def _key_set(
