@@ -26,7 +26,7 @@ from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
 from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
-from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
 _CAPACITY_BYTES = 512 << 20
@@ -34,8 +34,8 @@ _CAPACITY_BYTES = 512 << 20
 # own, of all files after it: 500,000 reads for 1,000 commits without this.
 _FILE_KEYS_BYTES = 128 << 20
 
-_key_sets: FooterCache["KeySet"] = FooterCache(_CAPACITY_BYTES)
-_file_keys: FooterCache[list[Any]] = FooterCache(_FILE_KEYS_BYTES)
+_key_sets: FileCache["KeySet"] = FileCache(_CAPACITY_BYTES)
+_file_keys: FileCache[list[Any]] = FileCache(_FILE_KEYS_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
 from torch_dataloader_utils.read.field_ids import FileColumn, identify, project_columns
-from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
@@ -26,7 +26,7 @@ from torch_dataloader_utils.read.source import TaskSource
 Decode = Callable[[TaskSource, Any, int | None], Any]
 
 # A tree of columns is small; the capacity counts the bytes of the schemas they come from.
-_columns: FooterCache[tuple[Any, dict[int, FileColumn]]] = FooterCache(4 << 20)
+_columns: FileCache[tuple[Any, dict[int, FileColumn]]] = FileCache(4 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from torch_dataloader_utils._core.parquet_trailer import TRAILER_BYTES, checked_
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.read.checks import no_such_group
 from torch_dataloader_utils.read.column_chunks import EncodedNumbers
+from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.file_columns import FileColumns, KnownColumns
-from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.joined_footer import chunk_codecs
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -83,7 +83,7 @@ class Footer:
             raise no_such_group(task, self.num_row_groups)
 
 
-_footers: FooterCache[Footer] = FooterCache()
+_footers: FileCache[Footer] = FileCache()
 
 _known_columns = KnownColumns()
 
