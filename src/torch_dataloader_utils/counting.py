@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.inventory import UNKNOWN, Inventory
 from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.share import Share
+from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.read.spec import ReadSpec
 
 
 def count_live_rows(
@@ -42,6 +45,27 @@ def count_live_rows(
     found = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
     found[unknown] = share.exchange(counted)[unknown]
     return with_live_rows(inventory, found)
+
+
+def count_alone(
+    inventory: Inventory,
+    filters: Any,
+    storage_options: StoreAccess | Secret | None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Inventory:
+    """The same by this process alone, with a reader of its own, under the filter that the inventory was scanned with.
+
+    Raises:
+        DataError, StoreError: see Reader.read.
+    """
+    spec = ReadSpec(
+        schema=inventory.schema,
+        columns=(),
+        row_filter=filters,
+        partition_columns=tuple(column.name for column in inventory.files.partitions),
+        storage_options=storage_options,
+    )
+    return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()), on_progress)
 
 
 def under_filter(inventory: Inventory, filters: Any) -> Inventory:

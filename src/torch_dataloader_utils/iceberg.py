@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.cpus import available_cpus
 from torch_dataloader_utils._core.flags import check_count_rows
 from torch_dataloader_utils._core.functions import check_function
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
-from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
-from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.counting import count_alone, under_filter
 from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.keyword_options import IcebergKeywords, RowLoaderKeywords
-from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
@@ -94,10 +90,7 @@ def scan_iceberg(
     source = TableSource.of(table, catalog_config, columns, filters, options)
     opened = source.open()
     inventory = scan_table(opened, source.scan, on_progress)
-    if not counts:
-        return inventory
-    spec = ReadSpec(schema=inventory.schema, columns=(), row_filter=filters, storage_options=opened.files.access)
-    return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()))
+    return count_alone(inventory, filters, opened.files.access) if counts else inventory
 
 
 def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:

@@ -172,15 +172,14 @@ class Planner:
     def span(self, num_spans: int, index: int) -> "Planner":
         """The planner of one of `num_spans` runs of neighbouring plan rows; a span can be cut into spans again.
 
-        Sizes differ by at most one row, the longer ones first:
+        `index` is in [0, num_spans), which the caller has checked. Sizes differ by at most one row, the longer ones
+        first:
 
             11 rows, num_spans=4      0-2  3-5  6-8  9-10
 
         Raises:
-            ConfigError: row counts are not known, or index is not in [0, num_spans).
+            ConfigError: row counts are not known.
         """
-        if not 0 <= index < num_spans:
-            raise ConfigError(f"shard {index} of {num_spans} does not exist: index must be in [0, num_shards).")
         if not self.space.exact:
             raise ConfigError(
                 "A contiguous shard needs row counts, and those of this data set are not known: plan with "

@@ -21,6 +21,7 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.row_lengths import read_lengths
@@ -101,7 +102,7 @@ class RowDataset(Dataset[Any]):
             files, format, options, partitioning=partitioning, storage_options=access, inventory=inventory
         )
         rows = wire_rows(found, options, access, Share(threads=options.threads))
-        schema = pa.ipc.read_schema(pa.BufferReader(found.schema))
+        schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
         self._threads = options.threads

@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.integers import check_integer, check_seed, hol
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
 from torch_dataloader_utils._core.reals import check_not_negative
 from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -62,7 +63,7 @@ class TableOptions:
     pad_to_multiple_of: int | None = None
     pack: TokenPacking | None = None
     page_checksums: bool = True
-    on_error: Literal["raise", "skip"] = "raise"
+    on_error: OnError = "raise"
     broadcast_inventory: bool = False
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
@@ -86,8 +87,7 @@ class TableOptions:
             raise ConfigError(f"num_workers={self.num_workers}: pass 0 (threads), a number of processes, or None.")
         if self.pack is not None:
             self._check_packing(self.pack)
-        if self.on_error not in ("raise", "skip"):
-            raise ConfigError(f'on_error={self.on_error!r}: pass "raise" or "skip".')
+        check_on_error(self.on_error)
 
     def _check_types(self) -> None:
         """What `PlanOptions` and `Topology` do not look at, or only once the data was scanned."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
@@ -17,6 +15,8 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
+from torch_dataloader_utils.arrow_schema import decode_schema
+from torch_dataloader_utils.bad_groups import leave_out_bad_groups
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
@@ -37,7 +37,6 @@ from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.token_packing.reader import PackingReader
-from torch_dataloader_utils.verify import leave_out_bad_groups
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 
@@ -127,7 +126,7 @@ def wire_rows(
     if options.pack is not None:
         return _wire_samples(inventory, options, options.pack, storage_options, share)
     inventory = stored_inventory(inventory, None)
-    schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
+    schema = decode_schema(inventory.schema)
     columns = tuple(schema.names if options.columns is None else options.columns)
     shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
     if options.bucket_by is not None:
@@ -169,7 +168,7 @@ def _wire_samples(
 ) -> TableRows:
     """The same for `pack`: the inventory counts samples, and the reader packs what another reader reads."""
     stored = stored_inventory(inventory, packing)
-    token_type(pa.ipc.read_schema(pa.BufferReader(stored.schema)), packing)
+    token_type(decode_schema(stored.schema), packing)
     reader = PackingReader(
         reader=make_reader(read_spec(stored, options, storage_options, (packing.column,))), packing=packing
     )
@@ -178,7 +177,7 @@ def _wire_samples(
             good = leave_out_bad_groups(stored, reader.reader, share, on_progress)
         inventory = inventory if good.num_groups == stored.num_groups else good
     packed = count_packed(inventory, reader, share)
-    schema = pa.ipc.read_schema(pa.BufferReader(packed.schema))
+    schema = decode_schema(packed.schema)
     shaper = make_shaper(
         options.output_format, schema, columns=packing.fields, stack=options.stack, nulls=options.nulls
     )

@@ -17,7 +17,7 @@ WANTED: dict[str, tuple[str, str] | int] = {
     "more-columns-than-thrift-takes": ("CorruptFileError", "Exceeded size limit"),
     "groups": ("UnsupportedFeatureError", "1,000,000 row groups, the limit is 100,000"),
     "deep": ("CorruptFileError", "too deeply nested"),
-    "long-footer": ("CorruptFileError", "the footer claims 73400328 bytes of a file of"),
+    "long-footer": ("CorruptFileError", "the footer claims 73,400,328 bytes of a file of"),
     "rows-below-zero": ("CorruptFileError", "row group 0 has -5 rows"),
     "file-rows-below-zero": ("CorruptFileError", "the footer says -1 rows"),
     "values-below-zero": ("RowCountError", "gave 0 of 3 stored rows"),

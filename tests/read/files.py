@@ -2,15 +2,19 @@
 
 import csv
 import io
+import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils.read.spec import ReadSpec
 
@@ -41,6 +45,27 @@ def make_task(path: Path, file_format: FileFormat, ordinal: int, rows: int, **ch
 def make_spec(schema: pa.Schema, **options: Any) -> ReadSpec:
     """A spec over a schema; `options` are the spec's fields."""
     return ReadSpec(schema=schema.serialize().to_pybytes(), **options)
+
+
+def with_field_ids(schema: pa.Schema) -> pa.Schema:
+    """The schema as a table's: every field has an id, those in structs and lists too."""
+    ids = itertools.count(1)
+
+    def numbered(field: pa.Field) -> pa.Field:
+        data_type = field.type
+        if pa.types.is_struct(data_type):
+            data_type = pa.struct([numbered(each) for each in data_type])
+        elif pa.types.is_list(data_type):
+            data_type = pa.list_(numbered(data_type.value_field))
+        return field.with_type(data_type).with_metadata({"PARQUET:field_id": str(next(ids))})
+
+    return pa.schema([numbered(field) for field in schema])
+
+
+def deleting(schema: pa.Schema, positions: Iterable[int]) -> IcebergFile:
+    """What a table of this schema (with field ids) says of a data file of which these rows are deleted."""
+    table = TableFields(schema=schema.serialize().to_pybytes(), keys=pa.schema([]).serialize().to_pybytes())
+    return IcebergFile(table=table, positions=np.unique(np.array([*positions], dtype=np.int64)))
 
 
 def parquet_tasks(path: Path, **changes: Any) -> list[RowGroupTask]:

@@ -14,7 +14,7 @@ import pytest
 from tests.read.files import make_spec, write_parquet
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Secret
-from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.reader import Reader, make_reader
 
 TABLE = pa.table({"row": np.arange(20_000), "half": np.arange(20_000) / 2})
@@ -50,7 +50,7 @@ def test_a_spawned_child_reads_with_a_pickled_reader(tmp_path: Path) -> None:
 def test_a_forked_child_reads_though_a_lock_was_held(tmp_path: Path) -> None:
     tasks = write_parquet(tmp_path / "a.parquet", TABLE, 10_000)
     reader = make_reader(make_spec(TABLE.schema))
-    cache: FooterCache[int] = FooterCache()
+    cache: FileCache[int] = FileCache()
     cache.get(("a", ""), lambda: (1, 1))
     row_sum(reader, tasks[0])
     with cache._lock:
@@ -66,7 +66,7 @@ def test_a_forked_child_reads_though_a_lock_was_held(tmp_path: Path) -> None:
 
 
 def test_the_footer_cache_forgets_the_least_recently_used() -> None:
-    cache: FooterCache[str] = FooterCache(capacity_bytes=10)
+    cache: FileCache[str] = FileCache(capacity_bytes=10)
     loads: list[str] = []
 
     def get(name: str, size: int) -> None:

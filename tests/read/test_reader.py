@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import orc
 
-from tests.read.files import make_spec, make_task, write_csv, write_orc, write_parquet
+from tests.read.files import deleting, make_spec, make_task, with_field_ids, write_csv, write_orc, write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.read.contiguous import contiguous
-from torch_dataloader_utils.read.deletes import RowDeletes, group_deletes, rows_to_decode
+from torch_dataloader_utils.read.deletes import group_deletes, rows_to_decode
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -42,12 +42,21 @@ def test_partition_columns_are_constants_and_can_be_filtered_on(tmp_path: Path) 
 
 
 def test_a_prefix_is_decoded_no_further_than_needed(tmp_path: Path) -> None:
-    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"row": np.arange(1000)}))
-    reader = make_reader(make_spec(pa.schema([("row", pa.int64())])))
+    schema = with_field_ids(pa.schema([("row", pa.int64())]))
+    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"row": np.arange(1000)}, schema=schema))
+    reader = make_reader(make_spec(schema))
     assert reader.read(task, stop_row=10).num_rows == 10
     assert reader.read(task, stop_row=5000).num_rows == 1000
-    deleted = replace(task, extra=RowDeletes.of(range(5)), live_rows=995)
+    deleted = replace(task, extra=deleting(schema, range(5)), live_rows=995)
     assert reader.read(deleted, stop_row=10).column("row").to_pylist() == list(range(5, 15))
+
+
+@pytest.mark.parametrize("stop_row", [None, 5])
+def test_an_empty_row_group_of_a_tables_file_has_no_rows(tmp_path: Path, stop_row: int | None) -> None:
+    schema = with_field_ids(pa.schema([("row", pa.int64()), ("word", pa.string())]))
+    (task,) = write_parquet(tmp_path / "a.parquet", schema.empty_table())
+    rows = make_reader(make_spec(schema)).read(replace(task, extra=deleting(schema, [])), stop_row)
+    assert rows.to_pydict() == {"row": [], "word": []}
 
 
 def test_csv_columns_go_by_the_header_of_their_own_file(tmp_path: Path) -> None:
@@ -165,8 +174,9 @@ def test_pieces_become_one_contiguous_batch() -> None:
 
 
 def test_the_deletes_of_a_row_group_count_from_its_first_row(tmp_path: Path) -> None:
-    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"row": np.arange(64)}))
-    task = replace(task, first_row=64, extra=RowDeletes.of([71, 1, 70, 70, 128]))
+    table = pa.table({"row": np.arange(64)})
+    (task,) = write_parquet(tmp_path / "a.parquet", table)
+    task = replace(task, first_row=64, extra=deleting(table.schema, [1, 70, 71, 128]))
     deleted = group_deletes(task)
     assert deleted is not None
     assert deleted.tolist() == [6, 7]

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.read.files import (
+    deleting,
     make_spec,
     oracle,
+    with_field_ids,
     write_arrow,
     write_csv,
     write_json,
@@ -25,8 +27,7 @@ from tests.read.files import (
 )
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.read import parquet
-from torch_dataloader_utils.read.deletes import RowDeletes
-from torch_dataloader_utils.read.reader import count_rows, make_reader
+from torch_dataloader_utils.read.reader import make_reader
 
 SCHEMA = pa.schema(
     [
@@ -102,7 +103,7 @@ def test_parquet_rows_are_the_oracles_rows(
         wanted = oracle([path], SCHEMA, columns or ["row"], row_filter)
         assert [batch.schema.names for batch in batches] == [columns for _ in batches]
         assert sum(batch.num_rows for batch in batches) == len(wanted)
-        assert sum(count_rows(spec, task) for task in tasks) == len(wanted)
+        assert sum(reader.count_rows(task) for task in tasks) == len(wanted)
         if columns:
             assert rows_of(batches) == wanted
 
@@ -121,13 +122,14 @@ def test_deletes_filter_and_stop_row_leave_the_right_prefix(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
         path = Path(folder, "a.parquet")
-        tasks = write_parquet(path, table, group_rows)
-        reader = make_reader(make_spec(SCHEMA, columns=("row", "word"), row_filter=row_filter))
+        schema = with_field_ids(SCHEMA)
+        tasks = write_parquet(path, table.cast(schema), group_rows)
+        reader = make_reader(make_spec(schema, columns=("row", "word"), row_filter=row_filter))
         kept = {row["row"] for row in oracle([path], SCHEMA, ["row"], row_filter)} - deleted
         for task in tasks:
             group = range(task.first_row, task.first_row + task.physical_rows)
             wanted = [row for row in group if row in kept]
-            task = replace(task, live_rows=len(wanted), extra=RowDeletes.of([*deleted, *deleted]))
+            task = replace(task, live_rows=len(wanted), extra=deleting(schema, deleted))
             seen = reader.read(task, stop_row).column("row").to_pylist()
             assert seen == wanted[: len(seen)]
             assert len(seen) >= min(len(wanted), len(wanted) if stop_row is None else stop_row)

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.read.files import make_spec, parquet_tasks, write_arrow, write_parquet
+from tests.read.files import deleting, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
 from torch_dataloader_utils._core import footer_pattern
 from torch_dataloader_utils._core.compact_protocol import (
@@ -33,7 +33,6 @@ from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
-from torch_dataloader_utils.read.deletes import RowDeletes
 from torch_dataloader_utils.read.file_columns import KnownColumns
 from torch_dataloader_utils.read.joined_footer import JoinedFooter
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -147,7 +146,7 @@ def test_what_differs_from_file_to_file_is_not_read_together(tmp_path: Path) -> 
         "order": write_parquet(tmp_path / "e.parquet", ROWS.select(["y", "x"])),
         "type": write_parquet(tmp_path / "f.parquet", ROWS.set_column(0, "x", ROWS["x"].cast(pa.int32()))),
         "format": write_arrow(tmp_path / "h.arrow", ROWS, 40),
-        "deletes": [replace(first[0], extra=RowDeletes.of([1]), live_rows=19)],
+        "deletes": [replace(first[0], extra=deleting(ROWS.schema, [1]), live_rows=19)],
     }
     for what, tasks in others.items():
         assert not _decoded_by_one_call(reader, first + tasks), what

@@ -2,7 +2,7 @@
 
     head: version, schema · rows of the file · row groups · tail: key-value metadata, writer, column orders
 
-The trailer follows it, which ends the file: the length of the footer (uint32), and the magic.
+The trailer follows it, which ends the file (`parquet_trailer`).
 
 Source: parquet-format, "parquet.thrift".
 """
@@ -12,11 +12,6 @@ from enum import Enum, auto
 from typing import NamedTuple, Self
 
 from torch_dataloader_utils._core.compact_protocol import Type, read_integer, read_list, read_varint, skip, write_field
-
-TRAILER_BYTES = 8
-MAGIC = b"PAR1"
-ENCRYPTED_MAGIC = b"PARE"
-"""Of a footer that is encrypted."""
 
 MALFORMED = (IndexError, ValueError, RecursionError)
 """What is raised of bytes that are no footer, and of what is refused."""
@@ -184,11 +179,6 @@ class _Walk:
     def _note(self, role: Role, start: int, stop: int) -> int:
         self.pieces.append(Piece(role, self._footer[start:stop]))
         return stop
-
-
-def footer_length(tail: bytes | memoryview) -> int:
-    """How long the footer of a file is that ends in these bytes, trailer included."""
-    return int.from_bytes(tail[-TRAILER_BYTES:][:4], "little") + TRAILER_BYTES
 
 
 def footer_head(footer: bytes) -> bytes | None:

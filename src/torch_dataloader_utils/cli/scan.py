@@ -47,13 +47,12 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:
     """The inventory as a JSON-able dict."""
-    import pyarrow as pa
-
     from torch_dataloader_utils._store import redact
+    from torch_dataloader_utils.arrow_schema import decode_schema
     from torch_dataloader_utils.cli.findings import find_layout_problems, spread
 
     files, groups = inventory.files, inventory.groups
-    schema = pa.ipc.read_schema(pa.BufferReader(inventory.schema))
+    schema = decode_schema(inventory.schema)
     partitions = {column.name: len(column.values) for column in files.partitions}
     report = {
         "source": inventory.source,

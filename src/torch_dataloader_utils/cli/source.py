@@ -113,22 +113,11 @@ class DataSource:
         return reader
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
-        from torch_dataloader_utils._core.cpus import available_cpus
-        from torch_dataloader_utils._core.share import Share
         from torch_dataloader_utils._store import Secret
-        from torch_dataloader_utils.counting import count_live_rows
-        from torch_dataloader_utils.read.reader import make_reader
-        from torch_dataloader_utils.read.spec import ReadSpec
+        from torch_dataloader_utils.counting import count_alone
 
-        spec = ReadSpec(
-            schema=inventory.schema,
-            columns=(),
-            row_filter=self.filters,
-            partition_columns=tuple(column.name for column in inventory.files.partitions),
-            storage_options=Secret(dict(self.storage)),
-        )
         with work_bar("row groups") as on_progress:
-            return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()), on_progress)
+            return count_alone(inventory, self.filters, Secret(dict(self.storage)), on_progress)
 
     def _file_options(self) -> dict[str, Any]:
         return {

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._store import Buffer, Span, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
 
-TAIL_BYTES = 64 << 10
 _HEAD_BYTES = 64 << 10
 
 _MAGIC = b"ARROW1"

@@ -1,23 +1,14 @@
 """on_error="skip" for whole files: those whose metadata does not decode are left out, counted and named."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._core.skipping import BAD_DATA, OnError, log_left_out, report_left_out
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, NoDataError, UnsupportedFeatureError
-
-_log = logging.getLogger(__name__)
-
-OnError = Literal["raise", "skip"]
+from torch_dataloader_utils.errors import NoDataError
 
 R = TypeVar("R")
-
-# A file that changed or has another schema is not bad data, and storage that fails says nothing of the data.
-_SKIPPED: tuple[type[DataError], ...] = (CorruptFileError, UnsupportedFeatureError)
-_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +25,7 @@ def unless_bad(scan: Callable[[], R], on_error: OnError) -> R | BadFile:
         return scan()
     try:
         return scan()
-    except _SKIPPED as error:
+    except BAD_DATA as error:
         return BadFile(kind=type(error).__name__, message=str(error))
 
 
@@ -51,26 +42,14 @@ def report_bad_files(
     if not bad:
         return ()
     for _, file in bad:
-        _log.warning("left out: %s", file.message)
+        log_left_out(file.message)
     if len(bad) == num_files:
         raise none_left([file for _, file in bad], source)
-    counted = "uncounted rows" if rows is None else f"{rows:,} rows"
-    lines = [
-        f"on_error=skip left out {len(bad):,} of {num_files:,} files with {counted}: their metadata does not decode"
-    ]
-    lines += [f"{redact(path)}: {file.kind}" for path, file in bad[:_MOST_NAMED]]
-    if len(bad) > _MOST_NAMED:
-        lines.append(f"and {len(bad) - _MOST_NAMED:,} more, in the log")
-    warn_user("; ".join(lines))
-    return tuple(lines)
+    places = (f"{redact(path)}: {file.kind}" for path, file in bad)
+    why = "their metadata does not decode"
+    return report_left_out(places, count=len(bad), total=num_files, units="files", rows=rows, why=why)
 
 
 def none_left(bad: Sequence[BadFile], source: str) -> NoDataError:
     """The error for a data set of bad files alone."""
     return NoDataError(f"{source}: not one of {len(bad)} files can be read. The first: {bad[0].message}")
-
-
-def check_on_error(on_error: str) -> None:
-    """Raises ConfigError unless this is one of the two words."""
-    if on_error not in ("raise", "skip"):
-        raise ConfigError(f'on_error={on_error!r}: pass "raise" or "skip".')

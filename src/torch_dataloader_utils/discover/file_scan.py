@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.integers import hold_integers
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._store import FileEntry
-from torch_dataloader_utils.discover.bad_files import OnError
 
 
 class Verdict(IntEnum):

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.footer_parts import ENCRYPTED_MAGIC, MAGIC, TRAILER_BYTES, footer_length
+from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.known_footers import KnownFooters
-from torch_dataloader_utils._core.parquet_limits import footer_excess
+from torch_dataloader_utils._core.parquet_limits import check_footer_size
+from torch_dataloader_utils._core.parquet_trailer import TRAILER_BYTES, checked_footer_length, footer_length
 from torch_dataloader_utils._store import FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -23,9 +24,6 @@ from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 _PARQUET = ds.ParquetFileFormat()
 _log = logging.getLogger(__name__)
-
-TAIL_BYTES = 64 << 10
-"""Holds the footer of most files: 26 KB for 50 columns and 4 row groups, 592 KB for 500 and 10."""
 
 
 class _ProjectedColumns(NamedTuple):
@@ -99,21 +97,8 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     if kept is not None:
         return Tail(data=kept, size=entry.stat.size, identity=entry.stat.identity)
     tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
-    data = memoryview(tail.data)
-    if len(data) < 12:
-        raise corrupt(entry.path, f"{tail.size} bytes are too few for a Parquet file")
-    magic = bytes(data[-len(MAGIC) :])
-    if magic == ENCRYPTED_MAGIC:
-        raise UnsupportedFeatureError(
-            f"{redact(entry.path)}: the footer is encrypted, which is not supported. Write the file again unencrypted."
-        )
-    if magic != MAGIC:
-        raise corrupt(entry.path, "this is no Parquet file (it does not end with PAR1)")
-    need = footer_length(data)
-    if need > tail.size:
-        raise corrupt(entry.path, f"the footer claims {need} bytes of a file of {tail.size}")
-    _check_excess(entry.path, footer_excess(footer_bytes=need))
-    if need > len(data):
+    need = checked_footer_length(tail.data, tail.size, redact(entry.path))
+    if need > len(tail.data):
         tail = store.tail(entry.path, need, entry.stat)
     store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
     return tail
@@ -121,13 +106,7 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
 
 def check_counts(path: str, metadata: pq.FileMetaData) -> None:
     """Raises UnsupportedFeatureError for more columns or row groups than any table needs."""
-    excess = footer_excess(num_columns=metadata.num_columns, num_row_groups=metadata.num_row_groups)
-    _check_excess(path, excess)
-
-
-def _check_excess(path: str, excess: str | None) -> None:
-    if excess is not None:
-        raise UnsupportedFeatureError(f"{redact(path)} has {excess}. Write the table as more files, or check this one.")
+    check_footer_size(redact(path), num_columns=metadata.num_columns, num_row_groups=metadata.num_row_groups)
 
 
 def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.orc as pa_orc
 
+from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
-
-TAIL_BYTES = 64 << 10
-"""The reader itself wants the last 16 KiB; stripes cost about 20 bytes each in the footer."""
 
 # Field numbers: PostScript, FileTail, Footer, StripeInformation.
 _POSTSCRIPT_FOOTER_BYTES, _POSTSCRIPT_METADATA_BYTES = 1, 5

@@ -30,6 +30,7 @@ from torch_dataloader_utils._store import (
     redact,
     write_atomically,
 )
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.seal import check_seal, sealed_parquet
@@ -224,7 +225,7 @@ def _check(inventory: Inventory) -> None:
         raise ValueError("sizes and formats have other types")
     if not np.isin(files.formats, list(FileFormat)).all():
         raise ValueError("it names formats that do not exist")
-    names = pa.ipc.read_schema(pa.py_buffer(inventory.schema)).names
+    names = decode_schema(inventory.schema).names
     for column in files.partitions:
         if column.name not in names or column.codes.dtype != np.int32:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
@@ -246,7 +247,7 @@ def _write_local(target: Path, data: Buffer) -> None:
 
 
 def _values(inventory: Inventory, column: PartitionColumn) -> bytes:
-    field = pa.ipc.read_schema(pa.py_buffer(inventory.schema)).field(column.name)
+    field = decode_schema(inventory.schema).field(column.name)
     batch = pa.record_batch([pa.array(column.values, field.type)], names=["value"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

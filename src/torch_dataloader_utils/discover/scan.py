@@ -22,10 +22,11 @@ from torch_dataloader_utils._core.flags import check_count_rows
 from torch_dataloader_utils._core.functions import check_executor, check_function
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.parallel import map_in_order, map_quick, threads_for, watched
+from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
-from torch_dataloader_utils.discover.bad_files import BadFile, OnError, check_on_error, report_bad_files
+from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file

@@ -15,7 +15,7 @@ from accelerate.utils import recursively_apply  # type: ignore[import-untyped]
 from torch import Tensor
 
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.prepared import LoaderRecord
+from torch_dataloader_utils.stream.trainer_hooks import LoaderRecord
 
 
 def prepare(accelerator: Accelerator, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:

@@ -4,30 +4,12 @@ Table formats hand a reader the deletes of a whole file; a row group takes the p
 files with deletes are still read row group by row group.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils.errors import InternalError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowDeletes:
-    """The rows of one file that are deleted; goes into `FileTable.extras`, so one value serves all row groups.
-
-    positions: physical rows of the file, from 0, ascending, each once; int64. Rows past the end of the file are
-    for whoever builds it to refuse: a reader sees one row group only.
-    """
-
-    positions: Int64s
-
-    @classmethod
-    def of(cls, positions: npt.ArrayLike) -> "RowDeletes":
-        """From positions in any order, repeated or not, as delete files have them."""
-        return cls(positions=np.unique(np.asarray(positions, dtype=np.int64)))
 
 
 def group_deletes(task: RowGroupTask) -> Int64s | None:
@@ -40,7 +22,7 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
     match task.extra:
         case None:
             return None
-        case RowDeletes(positions=positions) | IcebergFile(positions=positions):
+        case IcebergFile(positions=positions):
             if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
                 raise InternalError(f"{task.where} has deletes but no known first row or length; please report this.")
             span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])

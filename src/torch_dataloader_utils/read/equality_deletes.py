@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
 from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
-from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
 _CAPACITY_BYTES = 512 << 20
@@ -33,8 +34,8 @@ _CAPACITY_BYTES = 512 << 20
 # own, of all files after it: 500,000 reads for 1,000 commits without this.
 _FILE_KEYS_BYTES = 128 << 20
 
-_key_sets: FooterCache["KeySet"] = FooterCache(_CAPACITY_BYTES)
-_file_keys: FooterCache[list[Any]] = FooterCache(_FILE_KEYS_BYTES)
+_key_sets: FileCache["KeySet"] = FileCache(_CAPACITY_BYTES)
+_file_keys: FileCache[list[Any]] = FileCache(_FILE_KEYS_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,7 +104,7 @@ def deleted_by_keys(
 
 def key_fields(extra: IcebergFile) -> Any:
     """The schema of all key columns; see `TableFields.keys`."""
-    return pa.ipc.read_schema(pa.BufferReader(extra.table.keys))
+    return decode_schema(extra.table.keys)
 
 
 def _key_set(

@@ -11,11 +11,11 @@ from typing import Any, Self
 import pyarrow as pa
 
 from torch_dataloader_utils._core.fifo_cache import FifoCache
+from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.footer_parts import footer_head
 from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.column_chunks import physical_types
 from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts
-from torch_dataloader_utils.read.source import TAIL_BYTES
 
 # Tables with other columns.
 _MOST_KNOWN = 16

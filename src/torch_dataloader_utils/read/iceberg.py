@@ -18,7 +18,7 @@ from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
 from torch_dataloader_utils.read.field_ids import FileColumn, identify, project_columns
-from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
@@ -26,7 +26,7 @@ from torch_dataloader_utils.read.source import TaskSource
 Decode = Callable[[TaskSource, Any, int | None], Any]
 
 # A tree of columns is small; the capacity counts the bytes of the schemas they come from.
-_columns: FooterCache[tuple[Any, dict[int, FileColumn]]] = FooterCache(4 << 20)
+_columns: FileCache[tuple[Any, dict[int, FileColumn]]] = FileCache(4 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,11 @@ def decode_table_rows(
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
     _check_known(source, schema, columns, extra)
-    batch = decode(source, pa.schema([schema.field(name) for name in names]), stop_row)
+    asked = pa.schema([schema.field(name) for name in names])
+    batch = decode(source, asked, stop_row)
+    if batch.num_rows == 0:
+        # Decoders give an empty row group without its columns.
+        batch = pa.RecordBatch.from_pylist([], schema=asked)
     arrays = project_columns(source.task, batch, fields, columns, extra)
     stored = _named(arrays, fields, batch.num_rows)
     deleted = np.zeros(0, dtype=np.int64)

@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.footer_parts import ENCRYPTED_MAGIC, MAGIC, TRAILER_BYTES, footer_length
 from torch_dataloader_utils._core.footer_pattern import FooterNumbers
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.known_footers import KnownFooters
-from torch_dataloader_utils._core.parquet_limits import footer_excess
-from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+from torch_dataloader_utils._core.parquet_limits import check_footer_size
+from torch_dataloader_utils._core.parquet_trailer import TRAILER_BYTES, checked_footer_length, footer_length
+from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.read.checks import no_such_group
 from torch_dataloader_utils.read.column_chunks import EncodedNumbers
+from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.file_columns import FileColumns, KnownColumns
-from torch_dataloader_utils.read.footers import FooterCache
 from torch_dataloader_utils.read.joined_footer import chunk_codecs
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -83,7 +83,7 @@ class Footer:
             raise no_such_group(task, self.num_row_groups)
 
 
-_footers: FooterCache[Footer] = FooterCache()
+_footers: FileCache[Footer] = FileCache()
 
 _known_columns = KnownColumns()
 
@@ -111,12 +111,12 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
 
 
 def _footer(source: TaskSource, encoded: bytes) -> Footer:
-    matched = _known_footers.match(encoded[:-TRAILER_BYTES]) if encoded.endswith(MAGIC) else None
+    matched = _known_footers.match(encoded[:-TRAILER_BYTES])
     if matched is not None and matched.known is not None:
         return Footer(encoded, matched.known, numbers=matched.numbers)
     metadata = _parsed(encoded)
     counts = {"num_columns": metadata.num_columns, "num_row_groups": metadata.num_row_groups}
-    _check_excess(source, footer_excess(**counts))
+    check_footer_size(source.task.where, **counts)
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
             f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
@@ -128,29 +128,17 @@ def _footer(source: TaskSource, encoded: bytes) -> Footer:
 
 
 def _fetched(source: TaskSource) -> bytes:
-    """The end of the file, from where the footer begins; an encrypted one too, which pyarrow refuses.
+    """The end of the file, from where the footer begins.
 
     Raises:
-        CorruptFileError: no footer ends the file (it was cut, or is no Parquet file), or one larger than the file.
-        UnsupportedFeatureError: a footer of too many bytes.
+        CorruptFileError, UnsupportedFeatureError: as `checked_footer_length`.
     """
-    size = source.task.file_size
+    task = source.task
     tail = source.span(source.tail_span())
-    if len(tail) < TRAILER_BYTES:
-        raise _no_footer(source, f"{size:,} bytes are no Parquet file")
-    if bytes(tail[-len(MAGIC) :]) not in (MAGIC, ENCRYPTED_MAGIC):
-        raise _no_footer(source, "the file was cut, or is no Parquet file (it does not end with PAR1)")
-    footer_bytes = footer_length(tail)
-    if footer_bytes > size:
-        raise _no_footer(source, f"the footer claims {footer_bytes:,} bytes of a file of {size:,}")
-    _check_excess(source, footer_excess(footer_bytes=footer_bytes))
-    if footer_bytes > len(tail):
-        tail = source.span(source.tail_span(footer_bytes))
-    return bytes(tail[-footer_bytes:])
-
-
-def _no_footer(source: TaskSource, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{source.task.where}: {what}. Write it again or leave it out.")
+    length = checked_footer_length(tail, task.file_size, task.where)
+    if length > len(tail):
+        tail = source.span(source.tail_span(length))
+    return bytes(tail[-length:])
 
 
 def _parsed(tail: Any) -> Any:
@@ -158,10 +146,3 @@ def _parsed(tail: Any) -> Any:
     reader = pq.ParquetReader()
     reader.open(pa.BufferReader(tail))
     return reader.metadata
-
-
-def _check_excess(source: TaskSource, excess: str | None) -> None:
-    if excess is not None:
-        raise UnsupportedFeatureError(
-            f"{source.task.where}: the file has {excess}. Write the table as more files, or check this one."
-        )

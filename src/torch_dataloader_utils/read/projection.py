@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.conform import has_dictionary
@@ -44,7 +45,7 @@ def project(spec: ReadSpec) -> Projection:
     Raises:
         ConfigError: a column is not in the schema, or asked twice; a filter that does not fit the schema.
     """
-    schema = pa.ipc.read_schema(pa.BufferReader(spec.schema))
+    schema = decode_schema(spec.schema)
     names = tuple(schema.names) if spec.columns is None else spec.columns
     # Counted once: thousands of columns, each looked for among all of them, take seconds.
     known = Counter(schema.names)

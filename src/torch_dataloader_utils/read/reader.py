@@ -45,14 +45,6 @@ def make_reader(spec: ReadSpec) -> "Reader":
     return Reader(spec=spec, projection=project(spec), counting=project_counting(spec))
 
 
-def count_rows(spec: ReadSpec, task: RowGroupTask) -> int:
-    """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names.
-
-    `task.live_rows` is not looked at. Make a Reader and call its `count_rows` to count many.
-    """
-    return make_reader(spec).count_rows(task)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reader:
     """A `RowGroupReader` for every file format; tasks of different formats may be mixed.

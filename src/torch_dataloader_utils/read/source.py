@@ -9,14 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Buffer, Span, SparseFile, Store
 from torch_dataloader_utils._store.identity import is_pipe
 from torch_dataloader_utils.errors import LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
-
-# One read gets all but very wide footers; what pyarrow itself reads.
-TAIL_BYTES = 64 << 10
 
 # So much more than is wanted costs no more than the request for it.
 _FREE_BYTES = 16 << 10

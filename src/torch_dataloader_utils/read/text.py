@@ -20,14 +20,14 @@ from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, repeated_names
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
-from torch_dataloader_utils.read.footers import FooterCache
+from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.source import TaskSource
 
 _HEADER_BYTES = 64 << 10
 _MAX_HEADER_BYTES = 32 << 20
 _PIECE_BYTES = 8 << 20
 
-_headers: FooterCache[tuple[str, ...]] = FooterCache()
+_headers: FileCache[tuple[str, ...]] = FileCache()
 
 
 def decode_csv(source: TaskSource, fields: Sequence[Any]) -> Any:

@@ -17,11 +17,11 @@ from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
-from torch_dataloader_utils.stream.prepared import EpochSampler, Placement
 from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
 from torch_dataloader_utils.stream.sendable import check_functions
+from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 

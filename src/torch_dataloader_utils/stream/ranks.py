@@ -1,4 +1,8 @@
-"""Which rank this process is: the one place that looks at torch.distributed, meshes, Ray and the environment."""
+"""Which rank of a loader this process is, by torch.distributed, a mesh, Ray or the environment; and work of all ranks.
+
+Nothing else that loads tables asks them. Beside it, `tokens/rank_turns.py` asks which process of a node goes first,
+`wrappers/sharded.py` what a user's group or mesh says, and `packing/` works on groups of its own.
+"""
 
 import os
 import sys
@@ -168,9 +172,7 @@ def _ray_context() -> tuple[int, int] | None:
 
 def counting_part(num_ranks: int, rank: int) -> tuple[int, int]:
     """Which part of a shared count is this process's: (rank, num_ranks) with a process group of that size, else all."""
-    if num_ranks > 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() == num_ranks:
-        return rank, num_ranks
-    return 0, 1
+    return (rank, num_ranks) if num_ranks > 1 and running_ranks() == num_ranks else (0, 1)
 
 
 def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -215,7 +217,7 @@ def from_rank_zero(make: Callable[[], T]) -> T:
 
     Without a process group it is this process's own. An error of rank 0 is raised on all ranks, so that none waits.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if running_ranks() <= 1:
         return make()
     outcome: list[Any] = [None, InternalError("Rank 0 failed where it alone was at work; see its traceback.")]
     try:

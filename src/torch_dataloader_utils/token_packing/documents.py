@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, NullValueError
 from torch_dataloader_utils.token_packing.options import TokenPacking
-from torch_dataloader_utils.tokens.plain_layout import plain_type, to_plain
+from torch_dataloader_utils.tokens.plain_layout import list_offsets, plain_type, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,10 +44,7 @@ def list_documents(column: pa.Array, where: str) -> Documents:
             f"{where}: {tokens.null_count} tokens of {len(tokens)} are null. A token has no stand-in: write the file "
             "without them, or filter their rows out."
         )
-    offsets = np.zeros(len(column) + 1, dtype=np.int64)
-    lengths = pc.list_value_length(column)
-    np.cumsum(lengths.fill_null(0) if lengths.null_count else lengths, out=offsets[1:])
-    return Documents(values=tokens.to_numpy(), offsets=offsets)
+    return Documents(values=tokens.to_numpy(), offsets=list_offsets(column))
 
 
 def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.share import Share
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
@@ -27,7 +28,7 @@ def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inve
     Raises:
         ConfigError: it counts samples, and no packing is asked for.
     """
-    metadata = _read_schema(inventory).metadata or {}
+    metadata = decode_schema(inventory.schema).metadata or {}
     if _PACKING not in metadata:
         return inventory
     if packing is None:
@@ -47,7 +48,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
         DataError, StoreError: see Reader.read; all processes of the share raise it.
     """
     packing = reader.packing
-    metadata = _read_schema(inventory).metadata or {}
+    metadata = decode_schema(inventory.schema).metadata or {}
     if _PACKING in metadata:
         if metadata[_PACKING].decode() != packing.describe():
             raise ConfigError(
@@ -57,7 +58,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
         if inventory.rows_are_known:
             return inventory
     stored = stored_inventory(inventory, packing)
-    schema = packed_schema(_read_schema(stored), stored.schema, packing)
+    schema = packed_schema(decode_schema(stored.schema), stored.schema, packing)
     samples = share.exchange(share.together(lambda: _count(stored, reader, share)))
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
@@ -85,10 +86,6 @@ def packed_schema(stored: pa.Schema, stored_bytes: bytes, packing: TokenPacking)
         ],
         metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored_bytes},
     )
-
-
-def _read_schema(inventory: Inventory) -> pa.Schema:
-    return pa.ipc.read_schema(pa.BufferReader(inventory.schema))
 
 
 def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:

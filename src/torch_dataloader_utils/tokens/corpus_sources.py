@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import LocalStore, StoreAccess, redact
+from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
@@ -180,6 +181,6 @@ def _unseen_groups(inventory: Inventory, seen: set[str]) -> list[int]:
 
 def _column_reader(inventory: Inventory, column: str, access: StoreAccess) -> Reader:
     """A reader that knows of this column alone: each part carries it to its worker, and schemas may be wide."""
-    field = pa.ipc.read_schema(pa.BufferReader(inventory.schema)).field(column)
+    field = decode_schema(inventory.schema).field(column)
     schema = pa.schema([field]).serialize().to_pybytes()
     return make_reader(ReadSpec(schema=schema, columns=(column,), storage_options=access))

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import NullValueError, SchemaError, of_type
-from torch_dataloader_utils.tokens.plain_layout import to_plain
+from torch_dataloader_utils.tokens.plain_layout import list_offsets, to_plain
 
 # Texts of one batch to the token lists of each: one flat list, or array, of whole numbers a text.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
@@ -53,9 +52,7 @@ def _flatten(column: pa.Array, where: str) -> tuple[npt.NDArray[Any], npt.NDArra
     tokens = column.flatten()
     if tokens.null_count:
         raise NullValueError(f"{where} has {tokens.null_count} null tokens. A corpus has no null: clean the column.")
-    offsets = np.zeros(len(column) + 1, dtype=np.int64)
-    np.cumsum(pc.list_value_length(column).to_numpy(zero_copy_only=False), out=offsets[1:])
-    return tokens.to_numpy(zero_copy_only=False), offsets
+    return tokens.to_numpy(zero_copy_only=False), list_offsets(column)
 
 
 def _tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -1,6 +1,9 @@
 """Arrow types that spell the same values in another way, as the plain ones that documents are taken from."""
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -24,3 +27,14 @@ def to_plain(column: pa.Array) -> pa.Array:
     """The same values and nulls in their `plain_type`; nothing is copied where it already is."""
     plain = plain_type(column.type)
     return column if plain == column.type else column.cast(plain)
+
+
+def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Where the lists of a plain column begin in what `flatten` gives, and where the last one ends; from 0.
+
+    [[7, 8], null, [9]]      0 2 2 3
+    """
+    lengths = pc.list_value_length(column)
+    offsets = np.zeros(len(column) + 1, dtype=np.int64)
+    np.cumsum(lengths.fill_null(0) if lengths.null_count else lengths, out=offsets[1:])
+    return offsets

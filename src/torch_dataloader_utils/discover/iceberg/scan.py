@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.flags import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
+from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils.discover.assemble import assemble_groups
-from torch_dataloader_utils.discover.bad_files import BadFile, OnError, report_bad_files
+from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files

@@ -1,4 +1,4 @@
-"""Footers, and whatever else is read once a file: kept for the next row group of the same file."""
+"""What is read once a file (its footer, its header, its keys): kept for the next row group of the same file."""
 
 import os
 import threading
@@ -18,12 +18,12 @@ FileKey = tuple[str, str]
 CAPACITY_BYTES = 16 << 20
 
 
-class FooterCache(Generic[T]):
+class FileCache(Generic[T]):
     """The least recently used go first once their encoded bytes exceed the capacity; the last one stays.
 
     Thread-safe: a thread that wants what another one is loading waits for it, so that many row groups of one file
-    cost one footer; if that load fails, the next thread tries for itself. A forked child starts with its own, empty
-    cache. Nothing is kept of a file whose server names no version of it: another one of its size may take its place.
+    cost one load; if that fails, the next thread tries for itself. A forked child starts with its own, empty cache.
+    Nothing is kept of a file whose server names no version of it: another one of its size may take its place.
     """
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -70,7 +70,7 @@ class FooterCache(Generic[T]):
         self._bytes = 0
 
 
-_caches: weakref.WeakSet["FooterCache[Any]"] = weakref.WeakSet()
+_caches: weakref.WeakSet["FileCache[Any]"] = weakref.WeakSet()
 
 
 def _clear_all() -> None:

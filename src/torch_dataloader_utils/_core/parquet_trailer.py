@@ -1,0 +1,49 @@
+"""The last bytes of a Parquet file: the length of its footer (uint32), and the magic.
+
+Source: parquet-format, "File Format".
+"""
+
+from torch_dataloader_utils._core.parquet_limits import check_footer_size
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+
+TRAILER_BYTES = 8
+MAGIC = b"PAR1"
+
+# In place of the magic, where the footer is encrypted.
+_ENCRYPTED_MAGIC = b"PARE"
+
+
+def footer_length(tail: bytes | memoryview) -> int:
+    """How long the footer of a file is that ends in these bytes, trailer included."""
+    return int.from_bytes(tail[-TRAILER_BYTES:][:4], "little") + TRAILER_BYTES
+
+
+def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) -> int:
+    """The same of bytes that nobody looked at yet; it may be more than they are.
+
+    file_size: of the file. where: what messages call it.
+
+    Raises:
+        CorruptFileError: no footer ends the file (it was cut, or is no Parquet file), or one larger than the file.
+        UnsupportedFeatureError: the footer is encrypted, or of too many bytes.
+    """
+    if len(tail) < len(MAGIC) + TRAILER_BYTES:
+        raise _corrupt(where, f"{file_size:,} bytes are too few for a Parquet file")
+    magic = bytes(tail[-len(MAGIC) :])
+    if magic == _ENCRYPTED_MAGIC:
+        raise UnsupportedFeatureError(
+            f"{where}: the footer is encrypted, which is not supported. Write the file again unencrypted."
+        )
+    if magic != MAGIC:
+        raise _corrupt(where, "this is no Parquet file, or it was cut (it does not end with PAR1)")
+    length = footer_length(tail)
+    if length > file_size:
+        raise _corrupt(where, f"the footer claims {length:,} bytes of a file of {file_size:,}")
+    check_footer_size(where, footer_bytes=length)
+    return length
+
+
+def _corrupt(where: str, what: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{where}: {what}. The file is damaged, incomplete or of another format; write it again or leave it out."
+    )

@@ -1,0 +1,57 @@
+"""on_error="skip": which errors say that data is bad, and how what was left out of an inventory is reported."""
+
+import logging
+from collections.abc import Iterable
+from itertools import islice
+from typing import Literal
+
+from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    RowCountError,
+    UnsupportedFeatureError,
+)
+
+OnError = Literal["raise", "skip"]
+
+# A file that changed or does not fit the schema is not bad data, and storage that fails says nothing of the data.
+BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError, UnsupportedFeatureError)
+"""The errors of what is left out: of files whose metadata is read (never RowCountError), and of row groups."""
+
+_MOST_NAMED = 20
+
+_log = logging.getLogger(__name__)
+
+
+def check_on_error(on_error: str) -> None:
+    """Raises ConfigError unless this is one of the two words."""
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f'on_error={on_error!r}: pass "raise" or "skip".')
+
+
+def log_left_out(reason: object) -> None:
+    """Log one thing that is left out, by its error or the message of it; all of them are logged."""
+    _log.warning("left out: %s", reason)
+
+
+def report_left_out(
+    places: Iterable[str], *, count: int, total: int, units: str, rows: int | None, why: str = ""
+) -> tuple[str, ...]:
+    """The notes of an inventory that leaves out `count` of `total` things; they are warned of, too.
+
+    places: each with the class of its error; only the first ones are named.
+    units: what the things are, in the plural. rows: how many they hold together, None if that is not known.
+    why: one reason for all of them.
+
+        on_error=skip left out 1 of 9 row groups with 100 rows
+        data/a.parquet row group 3: CorruptFileError
+    """
+    counted = "uncounted rows" if rows is None else f"{rows:,} rows"
+    first = f"on_error=skip left out {count:,} of {total:,} {units} with {counted}"
+    notes = [f"{first}: {why}" if why else first, *islice(places, _MOST_NAMED)]
+    if count > _MOST_NAMED:
+        notes.append(f"and {count - _MOST_NAMED:,} more, in the log")
+    warn_user("; ".join(notes))
+    return tuple(notes)
