@@ -9,7 +9,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.program import WorkerInput, worker_input

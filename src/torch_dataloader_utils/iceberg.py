@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.flags import check_count_rows
-from torch_dataloader_utils._core.functions import check_function
+from torch_dataloader_utils._arguments.flags import check_count_rows
+from torch_dataloader_utils._arguments.functions import check_function
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar

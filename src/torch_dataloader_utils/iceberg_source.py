@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.column_names import check_column_names
+from torch_dataloader_utils._arguments.column_names import check_column_names
+from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
@@ -17,7 +18,6 @@ from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
-from torch_dataloader_utils.row_filter import check_filters
 
 # Stands for no snapshot among ids, as in tables of format version 1.
 _NO_SNAPSHOT = -1

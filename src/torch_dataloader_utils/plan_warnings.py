@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.epoch_plan import EpochPlan
 
 

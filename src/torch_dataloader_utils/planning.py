@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from torch_dataloader_utils._arguments.column_names import check_column_name
+from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._core.buckets import Lengths
-from torch_dataloader_utils._core.column_names import check_column_name
-from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import (
     DEFAULT_INTERLEAVE,
@@ -20,14 +21,13 @@ from torch_dataloader_utils._core.options import (
     Topology,
 )
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.recent import Recent
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.settings import data_settings, planning_fingerprint
-from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils.epoch_plan import EpochPlan
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span

@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
-from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
-from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.row_lengths import read_lengths

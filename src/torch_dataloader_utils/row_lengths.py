@@ -10,10 +10,10 @@ import numpy as np
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
-from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.identity import any_names_no_version
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
 from torch_dataloader_utils.errors import ConfigError

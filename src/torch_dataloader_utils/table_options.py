@@ -6,21 +6,21 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from torch_dataloader_utils._core.column_names import check_column_name, check_column_names
-from torch_dataloader_utils._core.cpus import available_cpus
-from torch_dataloader_utils._core.flags import check_count_rows, hold_flags
-from torch_dataloader_utils._core.functions import check_function
-from torch_dataloader_utils._core.integers import check_integer, check_seed, hold_integers, is_integer
+from torch_dataloader_utils._arguments.column_names import check_column_name, check_column_names
+from torch_dataloader_utils._arguments.flags import check_count_rows, hold_flags
+from torch_dataloader_utils._arguments.functions import check_function
+from torch_dataloader_utils._arguments.integers import check_integer, check_seed, hold_integers, is_integer
+from torch_dataloader_utils._arguments.reals import check_not_negative
+from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
-from torch_dataloader_utils._core.reals import check_not_negative
-from torch_dataloader_utils._core.sizes import parse_bytes
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.plugins import find_strategy
-from torch_dataloader_utils.row_filter import check_filters
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.token_packing.options import TokenPacking

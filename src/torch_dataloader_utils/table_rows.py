@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
@@ -15,7 +16,6 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
-from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.bad_groups import leave_out_bad_groups
 from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover.paths import PathLike

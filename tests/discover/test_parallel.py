@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.discover.datasets import write_parquet
-from torch_dataloader_utils._core.parallel import map_in_order, map_quick, map_watched
+from torch_dataloader_utils._runtime.parallel import map_in_order, map_quick, map_watched
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import CorruptFileError
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.read.files import make_spec, make_task, parquet_tasks
+from torch_dataloader_utils._arrow.record_batches import side_by_side
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.record_batches import side_by_side
 
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 60

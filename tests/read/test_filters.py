@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from torch_dataloader_utils._arrow.row_filter import filter_columns, keep_mask
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.row_filter import filter_columns, keep_mask
 
 NAMES = [f"c{i}" for i in range(23)]
 WIDE = pa.schema([(name, pa.int64()) for name in NAMES])

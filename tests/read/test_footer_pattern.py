@@ -20,10 +20,10 @@ from tests.read.test_corpus import CORPUS
 from tests.read.test_reader_properties import tables
 from tests.read.test_together import ROWS, WRITER_OPTIONS, rows_together
 from torch_dataloader_utils import scan_files
-from torch_dataloader_utils._core import footer_pattern
-from torch_dataloader_utils._core.compact_protocol import read_integer, read_integers, write_integer
-from torch_dataloader_utils._core.footer_pattern import FooterKind, FooterNumbers, footer_kind
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._parquet import footer_pattern
+from torch_dataloader_utils._parquet.compact_protocol import read_integer, read_integers, write_integer
+from torch_dataloader_utils._parquet.footer_pattern import FooterKind, FooterNumbers, footer_kind
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.read import parquet_footer, parquet_together
 from torch_dataloader_utils.read.column_chunks import ColumnChunks

@@ -26,8 +26,8 @@ from tests.read.files import (
     write_stream,
 )
 from torch_dataloader_utils._core.block import read_block
-from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
+from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
 from torch_dataloader_utils._store import FileStat, LocalStore
 from torch_dataloader_utils.errors import (
     ConfigError,

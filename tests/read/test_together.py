@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.read.files import deleting, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
-from torch_dataloader_utils._core import footer_pattern
-from torch_dataloader_utils._core.compact_protocol import (
+from torch_dataloader_utils._arrow.record_batches import side_by_side
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._parquet import footer_pattern
+from torch_dataloader_utils._parquet.compact_protocol import (
     Type,
     skip,
     write_binary,
@@ -28,15 +30,13 @@ from torch_dataloader_utils._core.compact_protocol import (
     write_integer,
     write_list,
 )
-from torch_dataloader_utils._core.footer_parts import footer_head
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._parquet.footer_parts import footer_head
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
 from torch_dataloader_utils.read.file_columns import KnownColumns
 from torch_dataloader_utils.read.joined_footer import JoinedFooter
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.record_batches import side_by_side
 
 pytestmark = pytest.mark.skipif(not parquet_together.IS_SUPPORTED, reason=f"not with pyarrow {pa.__version__}")
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._arrow.record_batches import one_after_other
 from torch_dataloader_utils._core.block import JoinedGroups
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.record_batches import one_after_other
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.together import GroupRows, Together, in_few_blocks
 

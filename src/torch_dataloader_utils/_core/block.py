@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
-from torch_dataloader_utils._core.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
 
 

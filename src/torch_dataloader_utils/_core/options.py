@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_dataloader_utils._core.flags import hold_flags
-from torch_dataloader_utils._core.integers import check_seed, hold_integers
+from torch_dataloader_utils._arguments.flags import hold_flags
+from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024

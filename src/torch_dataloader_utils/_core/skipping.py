@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Literal
 
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch_dataloader_utils._core.integers import hold_integers
-from torch_dataloader_utils._core.reals import hold_not_negative
+from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._arguments.reals import hold_not_negative
 
 Span = tuple[int, int]
 """A range of bytes of a file: (offset, length)."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.client import open_client

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_dataloader_utils._arguments.sizes import format_bytes
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
-from torch_dataloader_utils._core.sizes import format_bytes
 from torch_dataloader_utils._store import redact
 
 _MIB = 1 << 20

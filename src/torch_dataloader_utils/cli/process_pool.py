@@ -7,7 +7,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from torch_dataloader_utils._core.parent import end_with_parent
+from torch_dataloader_utils._runtime.parent import end_with_parent
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

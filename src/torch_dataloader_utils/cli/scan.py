@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils._core.sizes import format_bytes
+from torch_dataloader_utils._arguments.sizes import format_bytes
 from torch_dataloader_utils.cli.options import data_options, json_option
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table
 from torch_dataloader_utils.cli.source import DataSource
@@ -47,8 +47,8 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:
     """The inventory as a JSON-able dict."""
+    from torch_dataloader_utils._arrow.schema import decode_schema
     from torch_dataloader_utils._store import redact
-    from torch_dataloader_utils.arrow_schema import decode_schema
     from torch_dataloader_utils.cli.findings import find_layout_problems, spread
 
     files, groups = inventory.files, inventory.groups

@@ -89,7 +89,7 @@ def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]
 
 
 def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fault]:
-    from torch_dataloader_utils._core.cpus import available_cpus
+    from torch_dataloader_utils._runtime.cpus import available_cpus
     from torch_dataloader_utils._store import redact
 
     def read(group: int) -> int | Fault:

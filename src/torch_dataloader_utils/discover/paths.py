@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils._core.parallel import map_watched
+from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, StoreAccess, dead_link, open_store, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 

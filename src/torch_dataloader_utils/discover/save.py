@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Inventory, PartitionColumn
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import (
@@ -30,7 +31,6 @@ from torch_dataloader_utils._store import (
     redact,
     write_atomically,
 )
-from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.seal import check_seal, sealed_parquet

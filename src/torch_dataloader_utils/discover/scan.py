@@ -15,15 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.column_names import check_column_names
-from torch_dataloader_utils._core.cpus import available_cpus
-from torch_dataloader_utils._core.executor import Executor
-from torch_dataloader_utils._core.flags import check_count_rows
-from torch_dataloader_utils._core.functions import check_executor, check_function
+from torch_dataloader_utils._arguments.column_names import check_column_names
+from torch_dataloader_utils._arguments.flags import check_count_rows
+from torch_dataloader_utils._arguments.functions import check_executor, check_function
+from torch_dataloader_utils._arrow.row_filter import filter_columns
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
-from torch_dataloader_utils._core.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._runtime.cpus import available_cpus
+from torch_dataloader_utils._runtime.executor import Executor
+from torch_dataloader_utils._runtime.parallel import map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
@@ -36,7 +37,6 @@ from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_file
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
-from torch_dataloader_utils.row_filter import filter_columns
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, of_type
 from torch_dataloader_utils.stream.loader import TableDataLoader
 

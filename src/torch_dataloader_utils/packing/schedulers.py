@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
 from torch_dataloader_utils.packing.groups import PackingGroups

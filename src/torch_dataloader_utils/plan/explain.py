@@ -1,10 +1,10 @@
 """A plan as text."""
 
+from torch_dataloader_utils._arguments.sizes import format_bytes
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.sizes import format_bytes
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 

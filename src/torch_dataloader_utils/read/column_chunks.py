@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from torch_dataloader_utils._core.compact_protocol import write_integer
-from torch_dataloader_utils._core.footer_pattern import RowGroupNumbers, all_numbers, chunk_start
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._parquet.compact_protocol import write_integer
+from torch_dataloader_utils._parquet.footer_pattern import RowGroupNumbers, all_numbers, chunk_start
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.joined_footer import NUMBERS_END

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store.interface import Store
-from torch_dataloader_utils.arrow_schema import decode_schema
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
 from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns

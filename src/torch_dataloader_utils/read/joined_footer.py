@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from torch_dataloader_utils._core.compact_protocol import (
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._parquet.compact_protocol import (
     END_OF_STRUCT,
     Type,
     read_integer,
@@ -24,7 +25,6 @@ from torch_dataloader_utils._core.compact_protocol import (
     write_integer,
     write_list,
 )
-from torch_dataloader_utils._core.inventory import Int64s
 
 _UNCOMPRESSED = 0
 # And Snappy, gzip, Brotli, ZSTD. Not those that pyarrow calls LZ4: they are two.

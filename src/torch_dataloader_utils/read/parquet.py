@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.record_batches import side_by_side
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
@@ -24,7 +25,6 @@ from torch_dataloader_utils.read.contiguous import contiguous, rows_only
 from torch_dataloader_utils.read.file_columns import FileColumns
 from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
-from torch_dataloader_utils.record_batches import side_by_side
 
 # Columns that are decoded by one call, in bytes of their rows. pyarrow holds the pages of all of them, stored and
 # decompressed, until it returns: those of a few stay in a core's cache, and their memory is used again for the next

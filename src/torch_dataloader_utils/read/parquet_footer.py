@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.footer_pattern import FooterNumbers
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._core.known_footers import KnownFooters
-from torch_dataloader_utils._core.parquet_limits import check_footer_size
-from torch_dataloader_utils._core.parquet_trailer import TRAILER_BYTES, checked_footer_length, footer_length
+from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers
+from torch_dataloader_utils._parquet.known_footers import KnownFooters
+from torch_dataloader_utils._parquet.limits import check_footer_size
+from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, checked_footer_length, footer_length
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.read.checks import no_such_group
 from torch_dataloader_utils.read.column_chunks import EncodedNumbers

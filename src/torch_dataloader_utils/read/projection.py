@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.arrow_schema import decode_schema
+from torch_dataloader_utils._arrow.row_filter import filter_columns
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.conform import has_dictionary
 from torch_dataloader_utils.read.spec import ReadSpec
-from torch_dataloader_utils.row_filter import filter_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

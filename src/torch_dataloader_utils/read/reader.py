@@ -8,12 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._arrow.fixed_lists import for_take
+from torch_dataloader_utils._arrow.record_batches import side_by_side
+from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import RowsTogether
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
-from torch_dataloader_utils.fixed_lists import for_take
 from torch_dataloader_utils.read.arrow import decode_arrow
 from torch_dataloader_utils.read.checks import (
     check_live_rows,
@@ -32,8 +34,6 @@ from torch_dataloader_utils.read.projection import Projection, project, project_
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.read.text import decode_csv, decode_json
-from torch_dataloader_utils.record_batches import side_by_side
-from torch_dataloader_utils.row_filter import keep_mask
 
 
 def make_reader(spec: ReadSpec) -> "Reader":

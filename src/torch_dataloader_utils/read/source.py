@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._core.file_tail import TAIL_BYTES
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
 from torch_dataloader_utils._store import Buffer, Span, SparseFile, Store
 from torch_dataloader_utils._store.identity import is_pipe
 from torch_dataloader_utils.errors import LoaderError, NoDataError

@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.fixed_lists import for_take
+from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.fixed_lists import for_take
-from torch_dataloader_utils.record_batches import one_after_other, without_categories
 from torch_dataloader_utils.shape.text import check_text
 
 

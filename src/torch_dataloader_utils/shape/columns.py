@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.fixed_lists import array_for_take
+from torch_dataloader_utils._arrow.fixed_lists import array_for_take
 from torch_dataloader_utils.shape.memory import (
     COLUMNS_AT_ONCE,
     Gatherer,

@@ -6,9 +6,9 @@ from numbers import Real
 
 import torch
 
-from torch_dataloader_utils._core.column_names import check_column_names
-from torch_dataloader_utils._core.flags import hold_flags
-from torch_dataloader_utils._core.integers import hold_integers
+from torch_dataloader_utils._arguments.column_names import check_column_names
+from torch_dataloader_utils._arguments.flags import hold_flags
+from torch_dataloader_utils._arguments.integers import hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
 from torch_dataloader_utils.shape.ragged import Ragged

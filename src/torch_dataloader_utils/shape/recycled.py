@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._core.lending import Bytes
-from torch_dataloader_utils._core.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.lending import Bytes
+from torch_dataloader_utils._runtime.recycled import RecycledMemory
 
 # Below, memory of Arrow's pool does as well.
 SMALLEST_BYTES = 64 << 10

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
-from torch_dataloader_utils.record_batches import one_after_other, without_categories
 from torch_dataloader_utils.shape.arrays import ArrayOutput
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype

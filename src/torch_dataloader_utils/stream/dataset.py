@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
-from torch_dataloader_utils._core.user_warning import warn_user
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit

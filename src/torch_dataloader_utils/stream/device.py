@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.block import SlabCodec
-from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 

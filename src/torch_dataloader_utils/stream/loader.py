@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.block import SlabCodec
-from torch_dataloader_utils._core.integers import check_integer
 from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter

@@ -7,7 +7,7 @@ from typing import Any
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError
 
 

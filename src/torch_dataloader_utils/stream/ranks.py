@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils._core.integers import check_integer, is_integer
-from torch_dataloader_utils._core.user_warning import warn_user
+from torch_dataloader_utils._arguments.integers import check_integer, is_integer
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, LoaderError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from torch_dataloader_utils._core.block import Block, JoinedGroups
-from torch_dataloader_utils._core.turns import Turns
+from torch_dataloader_utils._runtime.turns import Turns
 
 Wanted = tuple[int, int | None]
 """A row group, and up to which of its rows it is needed (None: all)."""

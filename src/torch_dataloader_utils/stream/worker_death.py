@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import RowGroupReader, RowsTogether
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._core.parent import end_with_parent
+from torch_dataloader_utils._runtime.parent import end_with_parent
 from torch_dataloader_utils.errors import WorkerDiedError
 from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.shared_memory import shared_bytes

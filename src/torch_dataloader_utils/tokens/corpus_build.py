@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils._core.executor import Executor
-from torch_dataloader_utils._core.flags import check_flag
-from torch_dataloader_utils._core.functions import check_executor, check_function
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._arguments.functions import check_executor, check_function
+from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._core.sizes import parse_bytes
+from torch_dataloader_utils._runtime.executor import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.parallel import map_watched
+from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch_dataloader_utils._core.parallel import map_watched
 from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError, of_type
 from torch_dataloader_utils.tokens.facts import CorpusFacts

@@ -11,8 +11,8 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._core.flags import check_flag
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
 
 

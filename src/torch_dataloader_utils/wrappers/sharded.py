@@ -9,8 +9,8 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._core.flags import check_flag
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
 

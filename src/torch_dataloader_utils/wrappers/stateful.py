@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch_dataloader_utils._core.integers import is_integer
+from torch_dataloader_utils._arguments.integers import is_integer
 from torch_dataloader_utils.errors import CheckpointMismatchError, of_type
 
 

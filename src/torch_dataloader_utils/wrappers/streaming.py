@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._core.flags import check_flag
-from torch_dataloader_utils._core.integers import check_integer
+from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,

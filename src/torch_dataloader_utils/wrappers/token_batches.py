@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_dataloader_utils._core.flags import check_flag
-from torch_dataloader_utils._core.integers import check_integer, check_seed
+from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._arguments.integers import check_integer, check_seed
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest

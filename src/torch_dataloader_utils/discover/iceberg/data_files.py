@@ -12,8 +12,8 @@ import pyarrow.dataset as ds
 
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
-from torch_dataloader_utils._core.parallel import watched
 from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._runtime.parallel import watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.checks import checked

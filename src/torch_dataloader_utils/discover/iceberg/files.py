@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from torch_dataloader_utils._core.parallel import map_in_order, threads_for
+from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.roots import Roots

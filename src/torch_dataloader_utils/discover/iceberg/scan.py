@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.flags import hold_flags
+from torch_dataloader_utils._arguments.flags import hold_flags
+from torch_dataloader_utils._arrow.row_filter import filter_columns
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.skipping import OnError
@@ -33,7 +34,6 @@ from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, Snapsh
 from torch_dataloader_utils.discover.iceberg.translate import translate
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, of_type
-from torch_dataloader_utils.row_filter import filter_columns
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torch_dataloader_utils._core.compact_protocol import read_integer, read_integers, read_varint
-from torch_dataloader_utils._core.fifo_cache import FifoCache
-from torch_dataloader_utils._core.footer_parts import (
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._parquet.compact_protocol import read_integer, read_integers, read_varint
+from torch_dataloader_utils._parquet.footer_parts import (
     MALFORMED,
     NUMBERS_OF_CHUNK,
     NUMBERS_OF_GROUP,
@@ -21,7 +21,7 @@ from torch_dataloader_utils._core.footer_parts import (
     RowGroupParts,
     footer_head,
 )
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._runtime.fifo_cache import FifoCache
 
 # A pattern takes as long to compile as it saves with some hundred files.
 _WORTH_IT = 64

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from torch_dataloader_utils._core.lending import Bytes, Loans
+from torch_dataloader_utils._runtime.lending import Bytes, Loans
 
 # What may lie idle in any case, and what never may.
 _LEAST_IDLE_BYTES, _MOST_IDLE_BYTES = 64 << 20, 512 << 20

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain, islice, repeat, takewhile
 from typing import Any, TypeVar
 
-from torch_dataloader_utils._core.executor import Executor
-from torch_dataloader_utils._core.turns import Pace
+from torch_dataloader_utils._runtime.executor import Executor
+from torch_dataloader_utils._runtime.turns import Pace
 
 T = TypeVar("T")
 R = TypeVar("R")

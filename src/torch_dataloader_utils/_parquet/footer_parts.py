@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Self
 
-from torch_dataloader_utils._core.compact_protocol import Type, read_integer, read_list, read_varint, skip, write_field
+from torch_dataloader_utils._parquet.compact_protocol import (
+    Type,
+    read_integer,
+    read_list,
+    read_varint,
+    skip,
+    write_field,
+)
 
 MALFORMED = (IndexError, ValueError, RecursionError)
 """What is raised of bytes that are no footer, and of what is refused."""

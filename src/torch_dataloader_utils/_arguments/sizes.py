@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from torch_dataloader_utils._core.integers import check_integer, is_integer
+from torch_dataloader_utils._arguments.integers import check_integer, is_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _POWERS = {"": 1, "B": 1}

@@ -3,7 +3,7 @@
 Source: parquet-format, "File Format".
 """
 
-from torch_dataloader_utils._core.parquet_limits import check_footer_size
+from torch_dataloader_utils._parquet.limits import check_footer_size
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 TRAILER_BYTES = 8

@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-from torch_dataloader_utils._core.integers import is_integer
+from torch_dataloader_utils._arguments.integers import is_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 

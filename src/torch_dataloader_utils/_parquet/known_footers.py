@@ -2,8 +2,8 @@
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from torch_dataloader_utils._core.fifo_cache import FifoCache
-from torch_dataloader_utils._core.footer_pattern import FooterKind, FooterNumbers, footer_kind
+from torch_dataloader_utils._parquet.footer_pattern import FooterKind, FooterNumbers, footer_kind
+from torch_dataloader_utils._runtime.fifo_cache import FifoCache
 
 T = TypeVar("T")
 
