@@ -109,9 +109,11 @@ class Progress:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch."""
+        """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch, but not the log before."""
         if self._loaded is not None and self._loaded.epoch != epoch:
             self.forget_loaded()
+        elif self._loaded is not None:
+            self._loaded = replace(self._loaded, before=())
         self._epoch = epoch
         self._pass = None
         self._finished_epoch = None
