@@ -109,7 +109,7 @@ class Progress:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch, but not the log before."""
+        """Make the next pass one over `epoch`; keeps a loaded position that is in it, but no log of the one before."""
         if self._loaded is not None and self._loaded.epoch != epoch:
             self.forget_loaded()
         elif self._loaded is not None:
