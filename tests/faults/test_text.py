@@ -56,6 +56,18 @@ def test_text_inside_of_values_is_looked_at_too(tmp_path: Path, kind: int) -> No
             list(loader)
 
 
+def test_values_beside_text_may_be_what_they_like(tmp_path: Path) -> None:
+    # More digits than the type says: nobody needs them to make a number of it.
+    digits = pa.py_buffer((12345).to_bytes(16, "little") * 2)
+    numbers = pa.Array.from_buffers(pa.decimal128(3, 1), 2, [None, digits])
+    pq.write_table(
+        pa.table({"both": pa.StructArray.from_arrays([pa.array(["x", "y"]), numbers], ["text", "number"])}),
+        tmp_path / "a.parquet",
+    )
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), num_workers=0)
+    assert [row["text"] for batch in loader for row in batch["both"]] == ["x", "y"]
+
+
 ORDERS = [
     {},
     {"shuffle": True, "shuffle_rows": 7},

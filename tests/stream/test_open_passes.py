@@ -122,18 +122,20 @@ def test_the_end_of_a_forked_child_leaves_its_parents_passes_alone(tmp_path, tab
     assert lines == ["0", "broken off"]
 
 
-def test_a_pass_of_a_daemon_thread_goes_on_as_long_as_the_thread(tmp_path, table):
+@pytest.mark.parametrize("made_by", ["daemon", "main"])
+def test_a_pass_of_a_daemon_thread_goes_on_as_long_as_the_thread(tmp_path, table, made_by):
     """It would take the end of a pass that was closed for the end of the epoch."""
     lines = run(
         tmp_path,
         table,
         "def work():",
-        "    for batch in load():",
+        f"    for batch in {'load()' if made_by == 'daemon' else 'batches'}:",
         "        print(batch.num_rows, flush=True)",
         "        has_begun.set()",
         "        is_ending.wait()",
         "        has_ended.release()",
         "        threading.Event().wait()",
+        "batches = iter(load())",
         "has_begun, is_ending, has_ended = threading.Event(), threading.Event(), threading.Semaphore(0)",
         "threading.Thread(target=work, daemon=True).start()",
         "has_begun.wait()",

@@ -12,7 +12,7 @@ from typing import ClassVar
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend
@@ -426,3 +426,34 @@ def as_it_is(batch):
 
 def test_start_methods_are_those_of_this_platform():
     assert set(START_METHODS) <= set(multiprocessing.get_all_start_methods())
+
+
+class Wrapping(IterableDataset):
+    """A data set of somebody else's that hands on what it is asked."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+    def state_dict(self):
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state):
+        self.dataset.load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+def test_torchdata_resumes_behind_the_last_batch_of_a_data_set_that_is_wrapped(table):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def build():
+        return stateful.StatefulDataLoader(Wrapping(StructuredDataset(str(table[0]), batch_size=50)), batch_size=None)
+
+    loader = build()
+    batches = iter(loader)
+    assert [next(batches).num_rows for _ in range(3)] == [50, 50, 43]
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict())
+    assert list(resumed) == []

@@ -100,5 +100,7 @@ def test_a_directory_whose_sockets_have_no_room_is_refused_before_anything_waits
         with pytest.raises(ConfigError, match=r"names would have \d+ bytes.*Set TMPDIR"):
             load(table)
         assert StructuredDataset.create_dataloader(str(table), num_workers=0)
+        whole = load(table, output_format="numpy", multiprocessing_context="fork")
+        assert sum(len(batch["row"]) for batch in whole) == 60
     else:
         assert sum(batch.num_rows for batch in load(table, multiprocessing_context="fork")) == 60

@@ -81,8 +81,9 @@ def test_a_corpus_is_not_built_of_rows_that_are_taken_one_by_one(source: Path, t
             build_corpus(sources, tmp_path / "out", column="tokens")  # type: ignore[arg-type]
     assert rows.cache_info().misses == 0
     assert build_corpus(dataset, tmp_path / "out", column="tokens").document_count == 2
-    found = source.parent.glob("*.parquet")
-    assert build_corpus(found, tmp_path / "found", column="tokens").document_count == 2
+    collections = source.parent.glob("*.parquet"), np.array([str(source)]), {1: str(source)}.values()
+    for number, paths in enumerate(collections):
+        assert build_corpus(paths, tmp_path / f"found-{number}", column="tokens").document_count == 2
 
 
 def test_a_place_that_cannot_be_written_is_told(source: Path) -> None:

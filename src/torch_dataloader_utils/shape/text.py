@@ -1,5 +1,7 @@
 """Text before Python looks at it: Parquet promises UTF-8, and no reader holds writers to it."""
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -12,10 +14,9 @@ def check_text(name: str, array: pa.Array) -> None:
     Raises:
         CorruptFileError: the column holds text, itself or inside of its values, that is not UTF-8.
     """
-    if not _holds_text(array.type):
-        return
     try:
-        array.validate(full=True)
+        for text in _texts(array):
+            text.validate(full=True)
     except pa.ArrowInvalid as error:
         raise CorruptFileError(
             f"column {name!r} holds text that is not UTF-8 ({error}). Write the file anew, or leave the column out; "
@@ -23,11 +24,20 @@ def check_text(name: str, array: pa.Array) -> None:
         ) from error
 
 
-def _holds_text(arrow: pa.DataType) -> bool:
-    if isinstance(arrow, pa.BaseExtensionType):
-        return _holds_text(arrow.storage_type)
-    if pt.is_dictionary(arrow):
-        return _holds_text(arrow.value_type)
-    if pt.is_string(arrow) or pt.is_large_string(arrow) or pt.is_string_view(arrow):
-        return True
-    return any(_holds_text(arrow.field(index).type) for index in range(arrow.num_fields))
+def _texts(array: pa.Array) -> Iterator[pa.Array]:
+    """The text in a column, one array for every place that it has in a value; other parts may be what they like."""
+    kind = array.type
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+        yield array
+    elif isinstance(kind, pa.BaseExtensionType):
+        yield from _texts(array.storage)
+    elif pt.is_dictionary(kind):
+        yield from _texts(array.dictionary)
+    elif pt.is_struct(kind) or pt.is_union(kind):
+        for index in range(kind.num_fields):
+            yield from _texts(array.field(index))
+    elif pt.is_map(kind):
+        yield from _texts(array.keys)
+        yield from _texts(array.items)
+    elif kind.num_fields and hasattr(array, "flatten"):  # lists of all kinds
+        yield from _texts(array.flatten())

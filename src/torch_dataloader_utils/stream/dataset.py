@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
@@ -20,6 +20,9 @@ from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.shared_passes import SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +101,7 @@ class TableDataset(IterableDataset[Any]):
                 "set_epoch() to the next epoch first."
             )
         # torchdata takes states of the same data set behind its last batch and behind its end, and goes on differently.
-        is_torchdata = sys._getframe(1).f_globals.get("__name__", "").startswith("torchdata.")
-        return self.progress.state_inside() if is_torchdata else self.progress.state_dict()
+        return self.progress.state_inside() if _is_asked_by_torchdata() else self.progress.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stood, on this data set's own topology.
@@ -213,6 +215,16 @@ class TableDataset(IterableDataset[Any]):
         if epoch != self._seen_epoch:
             self._seen_epoch = epoch
             self.progress.set_epoch(epoch)
+
+
+def _is_asked_by_torchdata() -> bool:
+    """Whether a loader of torchdata is among the callers: of a data set that wraps this one, too."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("torchdata.stateful_dataloader"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def counted(stream: WorkerStream, run: Pass, progress: Progress, worker: int) -> Iterator[Any]:

@@ -17,7 +17,8 @@ import torch.utils.data  # noqa: F401 - its hooks, and multiprocessing's, must b
 
 T = TypeVar("T")
 
-_begun_by: WeakKeyDictionary[Generator[Any], threading.Thread] = WeakKeyDictionary()
+# By the thread that takes the first batch, which need not be the one that makes the iterator; none is there before.
+_begun_by: WeakKeyDictionary[Generator[Any], list[threading.Thread]] = WeakKeyDictionary()
 
 
 def closed_at_exit(batches: Generator[T]) -> Generator[T]:
@@ -26,14 +27,21 @@ def closed_at_exit(batches: Generator[T]) -> Generator[T]:
     Of all threads only daemons still run by then. Their passes are left alone: a loop over a pass that somebody else
     closes goes on as if the epoch were over.
     """
-    _begun_by[batches] = threading.current_thread()
-    return batches
+    begun_by: list[threading.Thread] = []
+    noted = _noted(batches, begun_by)
+    _begun_by[noted] = begun_by
+    return noted
+
+
+def _noted(batches: Generator[T], begun_by: list[threading.Thread]) -> Generator[T]:
+    begun_by.append(threading.current_thread())
+    yield from batches
 
 
 def _close_all() -> None:
     with ExitStack() as closing:  # closes the others if a callback of one of them raises
-        for batches, thread in list(_begun_by.items()):
-            is_left_alone = thread.daemon and thread.is_alive()
+        for batches, begun_by in list(_begun_by.items()):
+            is_left_alone = any(thread.daemon and thread.is_alive() for thread in begun_by)
             if getgeneratorstate(batches) == GEN_SUSPENDED and not is_left_alone:
                 closing.callback(batches.close)
 

@@ -46,7 +46,8 @@ class WorkerProcesses:
         self._pipeline = pipeline
         self._in_order = options.get("in_order", True)
         self._has_timeout = bool(options.get("timeout"))
-        check_socket_names()
+        if pipeline.codec is not None or pipeline.functions:
+            check_socket_names()  # tensors need them
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._num_workers = num_workers
         # Persistent workers keep their slabs, and batches of earlier passes may be looked at still.

@@ -61,6 +61,7 @@ class IndexedDatasetBuilder:
     @property
     def token_count(self) -> int:
         """Tokens written so far."""
+        self._check_open()
         return self._bin.file.tell() // self.dtype.itemsize
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
@@ -112,6 +113,7 @@ class IndexedDatasetBuilder:
 
     def end_document(self) -> None:
         """End the open document."""
+        self._check_open()
         self._documents.append(len(self._lengths))
 
     def add_index(self, path_prefix: str) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
@@ -67,7 +67,7 @@ def plan_parts(
 def _list_sources(sources: Any) -> list[PathLike]:
     if isinstance(sources, str | os.PathLike):
         return [sources]
-    if isinstance(sources, Sequence | Set | Iterator) and not isinstance(sources, bytes):
+    if isinstance(sources, Collection | Iterator) and not isinstance(sources, bytes):
         return list(sources)
     # Anything else is not listed to see what is in it: that would read a whole data set.
     has_rows = isinstance(sources, DataLoader) and isinstance(sources.dataset, TableDataset)
