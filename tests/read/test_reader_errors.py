@@ -27,8 +27,7 @@ from tests.read.files import (
 )
 from torch_dataloader_utils._core.block import read_block
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
-from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
-from torch_dataloader_utils._store import FileStat, LocalStore
+from torch_dataloader_utils._store import TAIL_BYTES, FileStat, LocalStore
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,

@@ -2,7 +2,7 @@
 
     head: version, schema · rows of the file · row groups · tail: key-value metadata, writer, column orders
 
-The trailer follows it, which ends the file (`parquet_trailer`).
+The trailer follows it, which ends the file (`trailer`).
 
 Source: parquet-format, "parquet.thrift".
 """

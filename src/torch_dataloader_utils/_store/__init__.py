@@ -12,6 +12,7 @@ from torch_dataloader_utils._store.access import Credentials, RemoteOptions, Sto
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.interface import (
+    TAIL_BYTES,
     Buffer,
     CoalesceLimits,
     FileEntry,
@@ -30,6 +31,7 @@ from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.sparse_file import SparseFile
 
 __all__ = [
+    "TAIL_BYTES",
     "Buffer",
     "CoalesceLimits",
     "Credentials",

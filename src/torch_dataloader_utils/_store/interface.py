@@ -49,6 +49,14 @@ class Listing:
     dead_links: tuple[str, ...] = ()
 
 
+TAIL_BYTES = 64 << 10
+"""How much of the end of a file is read for a footer, before it is known how long that is; pyarrow reads as much.
+
+Of Parquet, 26 KB for 50 columns and 4 row groups, 592 KB for 500 and 10. ORC's reader wants the last 16 KiB, and
+stripes cost about 20 bytes each.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
     """The last bytes of a file, with the size and identity it had when they were read."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
-from torch_dataloader_utils._store import Buffer, Span, Store, Tail
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part

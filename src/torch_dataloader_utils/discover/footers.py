@@ -10,12 +10,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
 from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._parquet.limits import check_footer_size
 from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, checked_footer_length, footer_length
-from torch_dataloader_utils._store import FileEntry, Span, Store, Tail, redact
+from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups

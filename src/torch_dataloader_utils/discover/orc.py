@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
-from torch_dataloader_utils._store import Buffer, FileEntry, SparseFile, Store, Tail
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
 from torch_dataloader_utils._parquet.footer_parts import footer_head
 from torch_dataloader_utils._runtime.fifo_cache import FifoCache
+from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.column_chunks import physical_types
 from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts

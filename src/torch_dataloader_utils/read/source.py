@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._parquet.file_tail import TAIL_BYTES
-from torch_dataloader_utils._store import Buffer, Span, SparseFile, Store
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store
 from torch_dataloader_utils._store.identity import is_pipe
 from torch_dataloader_utils.errors import LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
