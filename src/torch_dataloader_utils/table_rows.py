@@ -18,6 +18,8 @@ from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.bad_groups import leave_out_bad_groups
 from torch_dataloader_utils.counting import count_live_rows, under_filter
+from torch_dataloader_utils.discover.file_scan import ScanRequest
+from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -71,17 +73,14 @@ def find_inventory(
     """
     if inventory is None:
         paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
-        scan = partial(
-            scan_paths,
-            paths,
-            format,
-            storage_options,
-            columns=options.columns,
-            filters=options.filters,
-            partitioning=partitioning,
-            count_rows=options.count_rows,
+        request = ScanRequest(
+            file_format=file_format_of(format),
+            columns=None if options.columns is None else tuple(options.columns),
+            row_filter=options.filters,
+            count_rows=options.count_rows is not False,
             on_error=options.on_error,
         )
+        scan = partial(scan_paths, paths, storage_options, request, partitioning=partitioning)
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
             inventory = from_rank_zero(scan) if options.broadcast_inventory else _scanning(options).together(scan)

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
+from torch_dataloader_utils import StructuredDataset
+
 files = st.lists(st.lists(st.integers(0, 40), max_size=4), max_size=6)
 
 
@@ -51,3 +53,19 @@ def check_batch(batch):
     assert list(batch["name"]) == [f"row-{row}" for row in rows]
     assert batch.num_rows == len(rows)
     return rows
+
+
+def dataset_of_rank(source, topology, rank, state=None, **options):
+    """The data set of one rank, where a state stood if there is one, which has been JSON meanwhile."""
+    dataset = StructuredDataset(
+        source,
+        num_ranks=topology.num_ranks,
+        rank=rank,
+        batch_size=topology.batch_size,
+        num_workers=topology.num_workers,
+        decode_threads=1,
+        **options,
+    )
+    if state is not None:
+        dataset.load_state_dict(json.loads(json.dumps(state)))
+    return dataset

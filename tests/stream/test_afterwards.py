@@ -163,9 +163,8 @@ def test_a_window_does_not_wait_for_row_groups_of_later_ones(tmp_path, threads):
     options = {"batch_size": 4, "num_workers": 0, "shuffle": True, "shuffle_rows": 8, "interleave": 2}
     dataset = StructuredDataset(str(tmp_path), **options)
     reader = GatedReader(dataset.pipeline.reader, free=2)
-    dataset.pipeline = replace(dataset.pipeline, reader=reader)
     decode = replace(dataset.stages.decode, threads=threads, small_bytes=0)  # as for a store
-    dataset.stages = replace(dataset.stages, decode=decode)
+    dataset.stages = replace(dataset.stages, pipeline=replace(dataset.pipeline, reader=reader), decode=decode)
     batches = iter(dataset)
     rows = next(batches).num_rows
     reader.gate.set()

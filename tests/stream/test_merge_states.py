@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cli.shell import tdu, tdu_json
 from tests.effort import EFFORT
-from tests.stream.tables import check_batch, files, write_table
+from tests.stream.tables import check_batch, dataset_of_rank, files, write_table
 from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states, scan_files
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
@@ -35,17 +35,7 @@ class Rank:
     """One rank of a job: its data set, and the turns of its workers that a DataLoader would keep."""
 
     def __init__(self, source, options, topology, rank, state=None):
-        self.dataset = StructuredDataset(
-            source,
-            num_ranks=topology.num_ranks,
-            rank=rank,
-            batch_size=topology.batch_size,
-            num_workers=topology.num_workers,
-            decode_threads=1,
-            **options,
-        )
-        if state is not None:
-            self.dataset.load_state_dict(json.loads(json.dumps(state)))
+        self.dataset = dataset_of_rank(source, topology, rank, state, **options)
         self.rank = rank
         self.run = self.dataset.progress.begin(topology)
         self.plan = self.dataset.planner.plan(self.run.position)

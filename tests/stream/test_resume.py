@@ -45,9 +45,8 @@ class CountingReader:
 
 def counted(dataset):
     reader = CountingReader(dataset.pipeline.reader)
-    dataset.pipeline = replace(dataset.pipeline, reader=reader)
     decode = replace(dataset.stages.decode, threads=1, budget_bytes=0)
-    dataset.stages = replace(dataset.stages, decode=decode)
+    dataset.stages = replace(dataset.stages, pipeline=replace(dataset.pipeline, reader=reader), decode=decode)
     return reader.read_groups
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.effort import EFFORT
-from tests.stream.tables import check_batch, files, write_table
-from torch_dataloader_utils import StructuredDataset, merge_states, scan_files
+from tests.stream.tables import check_batch, dataset_of_rank, files, write_table
+from torch_dataloader_utils import merge_states, scan_files
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils.stream.worker import WorkerStream
 
@@ -33,18 +33,7 @@ class Rank:
     """One rank of a job: its data set, and the round robin over its workers that a DataLoader would do."""
 
     def __init__(self, inventory, options, topology, rank, state):
-        self.dataset = StructuredDataset(
-            "inventory",
-            inventory=inventory,
-            num_ranks=topology.num_ranks,
-            rank=rank,
-            batch_size=topology.batch_size,
-            num_workers=topology.num_workers,
-            decode_threads=1,
-            **options,
-        )
-        if state is not None:
-            self.dataset.load_state_dict(json.loads(json.dumps(state)))
+        self.dataset = dataset_of_rank("inventory", topology, rank, state, inventory=inventory, **options)
         self.run = self.dataset.progress.begin(topology)
         self.plan = self.dataset.planner.plan(self.run.position)
         self.done = self.run.position.segment.steps_of(rank)

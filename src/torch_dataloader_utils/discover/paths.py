@@ -15,7 +15,8 @@ _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 
-_REMOTE_THREADS = 32
+REMOTE_THREADS = 32
+"""Requests that a scan of a remote store has under way: each is waited for, some ten milliseconds and more."""
 
 # Of formats whose files are never empty. Writers leave empty files of other names (Hive, for a bucket without rows).
 _DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")
@@ -86,7 +87,7 @@ def find_files(
 def _listings(store: Store, named: Sequence[str]) -> list[Listing]:
     if store.is_local or len(named) == 1:
         return [store.list_files(each) for each in named]
-    return map_watched(store.list_files, named, threads=min(_REMOTE_THREADS, len(named)), name="tdu-list")
+    return map_watched(store.list_files, named, threads=min(REMOTE_THREADS, len(named)), name="tdu-list")
 
 
 def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:

@@ -33,7 +33,7 @@ from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import partition_values
 from torch_dataloader_utils.discover.other_files import other_files_named
-from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
+from torch_dataloader_utils.discover.paths import REMOTE_THREADS, DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
@@ -44,8 +44,7 @@ CountRows = Literal["auto"] | bool
 
 _TEXT_FORMATS = (FileFormat.CSV, FileFormat.JSON)
 
-# A footer is one request of some ten milliseconds on a remote store and 0.2 ms of decoding on a local one.
-_REMOTE_THREADS = 32
+# A footer is 0.2 ms of decoding there.
 _MOST_LOCAL_THREADS = 8
 
 
@@ -92,53 +91,35 @@ def scan_files(
         NoDataError: nothing there. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
         SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
     """
-    return scan_paths(
-        path,
-        format,
-        StoreAccess.of(storage_options, credentials, remote),
-        columns=columns,
-        filters=filters,
-        partitioning=partitioning,
-        count_rows=count_rows,
-        schema=schema,
-        text=text,
-        executor=executor,
-        on_progress=on_progress,
-        on_error=on_error,
-    )
-
-
-def scan_paths(
-    path: PathLike | Sequence[PathLike],
-    format: str,  # noqa: A002 - as in `scan_files`
-    access: StoreAccess | Secret | None,
-    *,
-    columns: Sequence[str] | None = None,
-    filters: pc.Expression | None = None,
-    partitioning: Literal["hive"] | None = None,
-    count_rows: CountRows = "auto",
-    schema: pa.Schema | None = None,
-    text: TextOptions | None = None,
-    executor: Executor | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-    on_error: OnError = "raise",
-) -> Inventory:
-    """The same through an access that is made already, so that those who read the files later share its client."""
     columns = check_column_names(columns)
-    _check_partitioning(partitioning)
     _check_text_options(format, schema, text)
     check_on_error(on_error)
     check_executor(executor)
     check_function("on_progress", on_progress)
     request = ScanRequest(
         file_format=file_format_of(format),
-        columns=None if columns is None else tuple(columns),
+        columns=columns,
         row_filter=filters,
         count_rows=check_count_rows(count_rows),
         text=text or TextOptions(),
         text_schema=schema,
         on_error=on_error,
     )
+    access = StoreAccess.of(storage_options, credentials, remote)
+    return scan_paths(path, access, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
+
+
+def scan_paths(
+    path: PathLike | Sequence[PathLike],
+    access: StoreAccess | Secret | None,
+    request: ScanRequest,
+    *,
+    partitioning: Literal["hive"] | None = None,
+    executor: Executor | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Inventory:
+    """As `scan_files`, through an access that is made already: those who read the files later share its client."""
+    _check_partitioning(partitioning)
     store, files = find_files(path, access, empty_has_no_rows=_is_text(request))
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
@@ -224,7 +205,7 @@ def _scanned(
     store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
 ) -> Iterator[Iterator[FileScan | BadFile]]:
     """The scans of the items in their order, made in the executor or, without one, in threads that end here."""
-    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else _REMOTE_THREADS
+    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else REMOTE_THREADS
     # Remote stores are waited for, lines of text files are counted, and an executor was brought to be used.
     map_scans = map_in_order if executor is not None or _is_text(request) or not store.is_local else map_quick
     pool: AbstractContextManager[Executor] = (

@@ -58,16 +58,32 @@ class TableDataset(IterableDataset[Any]):
         super().__init__()
         stages.topology.check_rank(stages.rank)
         self.stages = stages
-        self.planner = stages.planner
-        self.pipeline = stages.pipeline
-        self.topology = stages.topology
-        self.rank = stages.rank
         self.progress = Progress(self.planner.identity, self.topology, self.rank)
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
         # Which of the states that the trainer's copy was given is loaded here.
         self._seen_load = 0
+
+    @property
+    def planner(self) -> PlanSource:
+        """What makes the plans."""
+        return self.stages.planner
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What reads row groups and shapes batches."""
+        return self.stages.pipeline
+
+    @property
+    def topology(self) -> Topology:
+        """Ranks, workers and the size of batches."""
+        return self.stages.topology
+
+    @property
+    def rank(self) -> int:
+        """The rank that it reads for."""
+        return self.stages.rank
 
     @property
     def epoch(self) -> int:

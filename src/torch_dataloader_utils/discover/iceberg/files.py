@@ -8,12 +8,13 @@ from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
 from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.paths import REMOTE_THREADS
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # A request is some ten milliseconds on a remote store; a local read is mostly decoding.
-_REMOTE_THREADS, _LOCAL_THREADS = 32, 8
+_LOCAL_THREADS = 8
 # Larger than any file: a tail of so many bytes is the whole file, read with its identity.
 _WHOLE = 1 << 62
 
@@ -53,6 +54,6 @@ class Files:
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """The results in order, many computed at once."""
         is_local = all(store.is_local for store in self._stores.values())
-        threads = _LOCAL_THREADS if is_local else _REMOTE_THREADS
+        threads = _LOCAL_THREADS if is_local else REMOTE_THREADS
         with threads_for(threads, "tdu-iceberg") as pool:
             yield from map_in_order(function, items, pool, 4 * threads)
