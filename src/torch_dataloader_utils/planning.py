@@ -10,15 +10,14 @@ from typing import Any
 
 from torch_dataloader_utils._arguments.column_names import check_column_name
 from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import (
     DEFAULT_INTERLEAVE,
-    DEFAULT_SPLIT_BYTES,
     PlanOptions,
     RankSharding,
     Topology,
+    chosen_split_bytes,
 )
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
@@ -93,7 +92,7 @@ def plan_epoch(
     num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
     options = PlanOptions(
-        split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1),
+        split_bytes=chosen_split_bytes(split_bytes),
         split_rows=split_rows,
         shuffle=shuffle,
         seed=seed,

@@ -13,7 +13,7 @@ from torch_dataloader_utils._arguments.integers import check_integer, check_seed
 from torch_dataloader_utils._arguments.reals import check_not_negative
 from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._arrow.row_filter import check_filters
-from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, DEFAULT_SPLIT_BYTES, PlanOptions, Topology
+from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, PlanOptions, Topology, chosen_split_bytes
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
@@ -101,8 +101,7 @@ class TableOptions:
         hold_integers(self, "decode_threads", "shuffle_rows", "shuffle_buffer_size", least=0)
         hold_integers(self, *_COUNTS, least=1)
         parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
-        if self.split_bytes is not None:
-            parse_bytes("split_bytes", self.split_bytes, least=1)
+        chosen_split_bytes(self.split_bytes)
         object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
         hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
         if is_integer(self.num_ranks):
@@ -207,9 +206,7 @@ class TableOptions:
     def plan_options(self, strategy: SplitStrategy | None) -> PlanOptions:
         """The part that orders rows."""
         return PlanOptions(
-            split_bytes=(
-                DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes("split_bytes", self.split_bytes)
-            ),
+            split_bytes=chosen_split_bytes(self.split_bytes),
             split_rows=self.split_rows,
             shuffle=self.shuffle,
             seed=self.shuffle_seed,

@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
+from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils.errors import ConfigError
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
@@ -21,6 +22,15 @@ _COUNTS = (
     "max_tokens_per_batch",
     "pad_to_multiple_of",
 )
+
+
+def chosen_split_bytes(split_bytes: int | str | None) -> int:
+    """Bytes of a chunk as a user asks for them: an int, text such as "64MiB", or None for the default.
+
+    Raises:
+        ConfigTypeError, ConfigError: no such number of bytes, or 0.
+    """
+    return DEFAULT_SPLIT_BYTES if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,28 +44,25 @@ class Segment:
         """Whether the log says that one rank took all its steps, however many."""
         return self.steps is None or (isinstance(self.steps, tuple) and self.steps[rank] is None)
 
-    def check_cursors(self, ranks: Iterable[int]) -> None:
-        """Refuses a segment of unknown row counts that does not say how far each of these ranks came.
+    def cursors_of(self, ranks: Iterable[int]) -> list[RankCursors | None]:
+        """The cursors of these ranks, where row counts are not known; None of those that have finished.
 
         Raises:
             CheckpointMismatchError: a rank's cursors are missing.
         """
-        known = self.known_cursors()
-        missing = [rank for rank in ranks if rank not in known]
+        known: dict[int, RankCursors | None] = {**dict(self.cursors or ())}
+        for rank, steps in enumerate(self.steps if isinstance(self.steps, tuple) else ()):
+            if not steps:
+                known.setdefault(rank, None if steps is None else ((0, 0),) * self.topology.num_workers)
+        wanted = list(ranks)
+        missing = [rank for rank in wanted if rank not in known]
         if missing:
             raise CheckpointMismatchError(
                 f"Row counts are not known, so a state says only how far its own rank came; ranks {missing} are "
                 "missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
                 '(count_rows="auto").'
             )
-
-    def known_cursors(self) -> dict[int, RankCursors | None]:
-        """The cursors of every rank that is known of; None of those that have finished."""
-        known: dict[int, RankCursors | None] = {**dict(self.cursors or ())}
-        for rank, steps in enumerate(self.steps if isinstance(self.steps, tuple) else ()):
-            if not steps:
-                known.setdefault(rank, None if steps is None else ((0, 0),) * self.topology.num_workers)
-        return known
+        return [known[rank] for rank in wanted]
 
     def counted(self, rank_steps: tuple[int, ...]) -> "Segment":
         """The same, with the number of steps that the plan has for each rank that took all of them."""
@@ -90,8 +87,8 @@ class Segment:
 class Position:
     """A place in an epoch: finished segments (oldest first), then the present one.
 
-    before: at the start of an epoch that follows one whose ranks may differ in steps, the log of that one, which the
-        rank has finished. Other ranks may still be in it, and their states are merged with this one.
+    before: at the start of an epoch, where there are several ranks, the log of the one before, which this rank has
+        finished. Others may still be in it, and their states are merged with this one.
     """
 
     epoch: int = 0

@@ -39,15 +39,16 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
     file_arrays = [part for c in (files.paths, files.identities) for part in (c.offsets, c.data)]
     return (
         ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
-        ("filters", _short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
+        ("filters", short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
         ("snapshot", _shortened(inventory.snapshot or "none")),
-        ("files", f"{inventory.num_files} files {_short_digest(*file_arrays, files.sizes)}"),
-        ("schema", _short_digest(inventory.schema)),
-        ("rows", f"{inventory.num_groups} row groups {_short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
+        ("files", f"{inventory.num_files} files {short_digest(*file_arrays, files.sizes)}"),
+        ("schema", short_digest(inventory.schema)),
+        ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
     )
 
 
-def _short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
+def short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
+    """Eight hex digits that stand for the bytes in a text for people."""
     digest = blake2b(digest_size=4)
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
@@ -55,4 +56,4 @@ def _short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
 
 
 def _shortened(text: str, most: int = 100) -> str:
-    return text if len(text) <= most else f"{text[: most - 16]}... {_short_digest(text.encode())}"
+    return text if len(text) <= most else f"{text[: most - 16]}... {short_digest(text.encode())}"

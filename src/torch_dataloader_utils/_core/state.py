@@ -94,8 +94,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Needed where ranks had received different numbers of batches, or where row counts are not known; the merged state
     loads on any topology. States of ranks in step are all equal, and merge to the same state.
 
-    Some ranks may have finished the epoch that others are in (`rank_sharding="chunks"`, unknown row counts). Their
-    states name the next epoch already; the merged one is in the epoch that is not finished.
+    Some ranks may have finished the epoch that others are in: by plan (`rank_sharding="chunks"`, unknown row counts),
+    or because those were stopped before. Their states name the next epoch already; the merged one is in the epoch that
+    is not finished.
 
     Raises:
         CheckpointMismatchError: states of different data, options, epochs or histories.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torch_dataloader_utils._core.options import PlanOptions
-from torch_dataloader_utils._core.position import Position, RankCursors, Segment
+from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
@@ -50,7 +50,7 @@ class InexactPlan:
             given = self.strategy.units(self.position.epoch, first.num_ranks, first.num_workers)
         deal = InexactDeal(units=self.chunks, space=self.space, options=self.options, topology=first, given=given)
         for segment, following in self.position.changes():
-            rest = remaining_after(deal, _all_cursors(segment))
+            rest = remaining_after(deal, segment.cursors_of(range(segment.topology.num_ranks)))
             deal = InexactDeal(units=rest, space=self.space, options=self.options, topology=following)
         return deal
 
@@ -72,14 +72,3 @@ class InexactPlan:
             )
             for lane, cursor in zip(self._deal.rank(rank), cursors, strict=True)
         )
-
-
-def _all_cursors(segment: Segment) -> list[RankCursors | None]:
-    """The cursors of every rank, in rank order; None of those that have finished.
-
-    Raises:
-        CheckpointMismatchError: a rank's cursors are missing.
-    """
-    ranks = range(segment.topology.num_ranks)
-    segment.check_cursors(ranks)
-    return list(map(segment.known_cursors().__getitem__, ranks))

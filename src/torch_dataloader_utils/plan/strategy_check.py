@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.settings import short_digest
 from torch_dataloader_utils._core.splits import (
     DataFileInfo,
     IcebergDataFileInfo,
@@ -44,13 +44,9 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
     for each in settings:
         value = getattr(strategy, each.name)
         if each.compare and isinstance(value, int | float | str | None) and value != each.default:
-            changed.append(f"{each.name}={repr(value) if each.repr else _digest(value)}")
+            changed.append(f"{each.name}={repr(value) if each.repr else short_digest(repr(value).encode())}")
     name = type(strategy).__qualname__
     return f"{name}({', '.join(changed)})" if changed else name
-
-
-def _digest(value: object) -> str:
-    return blake2b(repr(value).encode(), digest_size=4).hexdigest()
 
 
 def takes_ranks(strategy: SplitStrategy) -> bool:

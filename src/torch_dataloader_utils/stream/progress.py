@@ -242,7 +242,7 @@ class Progress:
         loaded, worker = decode_state(state, self._identity, self._topology)
         stopped = loaded.segment
         if stopped.cursors and stopped.topology == self._topology:
-            stopped.check_cursors([self._rank])
+            stopped.cursors_of([self._rank])  # raises if they are not there
         self._loaded, self._loaded_worker = counted(loaded), worker
         self._epoch = self._loaded.epoch
         self._pass = None
