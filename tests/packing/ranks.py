@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.packing.sequences import Sequences, samples_of, sequence, share_of
+from tests.simulated_cuda import simulated_nccl
 from torch_dataloader_utils.errors import ConfigError, LoaderError
 from torch_dataloader_utils.packing import (
     DpBalancedScheduler,
@@ -43,7 +44,7 @@ SHAPES: dict[int, list[tuple[int, int, int, int]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one process got from one global batch."""
+    """What one process got from one global batch; `devices` of a batch: where its tensors were."""
 
     coordinates: tuple[int, int, int, int]
     facts: tuple[int, int, int]
@@ -51,6 +52,12 @@ class Result:
     planned_facts: tuple[int, int, int]
     planned_batches: list[dict[str, object]]
     planned_reads: list[int]
+
+
+def run_rank_on_device(rank: int, folder: Path) -> None:
+    """The same with NCCL, simulated."""
+    with simulated_nccl(seed=rank):
+        run_rank(rank, folder)
 
 
 def run_rank(rank: int, folder: Path) -> None:
@@ -125,11 +132,15 @@ def batches_of(scheduled, groups: PackingGroups) -> list[dict[str, object]]:
                 iterator, vpp_size, False, None if vpp_size is None else stage, groups
             )
             params = batch.packed_seq_params
+            tensors = {
+                **{key: None if value is None else value[0] for key, value in fields(batch).items()},
+                "cu_seqlens": params.cu_seqlens_q,
+                "cu_seqlens_padded": params.cu_seqlens_q_padded,
+            }
             found.append(
                 {
-                    **{key: None if value is None else value[0] for key, value in fields(batch).items()},
-                    "cu_seqlens": params.cu_seqlens_q,
-                    "cu_seqlens_padded": params.cu_seqlens_q_padded,
+                    **{key: None if value is None else value.cpu() for key, value in tensors.items()},
+                    "devices": {str(value.device) for value in tensors.values() if value is not None},
                     "max_seqlen": params.max_seqlen_q,
                     "local_cp_size": params.local_cp_size,
                     "cp_group_size": group_size(params.cp_group),

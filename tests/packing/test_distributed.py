@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 import pytest
 import torch
 
-from tests.packing.ranks import CAPACITY, LENGTHS, SHAPES, SHARE_OF_RANK_0, run_rank
+from tests.packing.ranks import CAPACITY, LENGTHS, SHAPES, SHARE_OF_RANK_0, run_rank, run_rank_on_device
 from tests.packing.sequences import sequence
 from torch_dataloader_utils.packing import scheduler_map
 
@@ -19,11 +19,14 @@ CASES = [(shape, name) for shapes in SHAPES.values() for shape in shapes for nam
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Per rank, what its process saved."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return run_ranks(run_rank, tmp_path_factory.mktemp("ranks"))
+
+
+def run_ranks(run, folder):
     # torch is imported once, in the server, and the eight are forked from it.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.packing.ranks"])
-    processes = [context.Process(target=run_rank, args=(rank, folder)) for rank in range(NUM_PROCESSES)]
+    processes = [context.Process(target=run, args=(rank, folder)) for rank in range(NUM_PROCESSES)]
     try:
         for process in processes:
             process.start()
@@ -158,3 +161,17 @@ def test_a_fault_ends_every_process(saved, fault, own, others):
     outcomes = [each["failures"][fault] for each in saved]
     assert outcomes[1].startswith(own)
     assert all(outcome.startswith(others) for rank, outcome in enumerate(outcomes) if rank != 1)
+
+
+def test_with_nccl_the_same_batches_are_on_the_device(saved, tmp_path):
+    for here, there in zip(saved, run_ranks(run_rank_on_device, tmp_path), strict=True):
+        assert there["failures"] == here["failures"]
+        assert list(there["results"]) == list(here["results"])
+        for case, found in there["results"].items():
+            expected = here["results"][case]
+            for batches, others in (
+                (found.batches, expected.batches),
+                (found.planned_batches, expected.planned_batches),
+            ):
+                assert {device for batch in batches for device in batch.pop("devices")} <= {"cuda:0"}
+                assert same_batches(batches, others)

@@ -33,11 +33,14 @@ class Ragged:
     def __getitem__(self, rows: int | slice | Tensor) -> Any:
         """One row (a view), a slice of rows (a Ragged of views), or the rows at an int64 or bool tensor (copied).
 
+        The tensor may be on the CPU where the rows are on a device.
+
         Raises:
             IndexError: a row that does not exist.
         """
         if isinstance(rows, Tensor):
-            index = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows.to(torch.int64)
+            index = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
+            index = index.to(self.offsets.device, torch.int64)
             return Ragged(*gather_lists(self.values, self.offsets, torch.where(index < 0, index + len(self), index)))
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))

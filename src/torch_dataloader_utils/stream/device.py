@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.stream.device_copies import CudaCopies, Transfer, to_device
 
 
 @runtime_checkable
@@ -44,8 +44,12 @@ class DevicePrefetcher:
             loss = model(batch["x"])
 
     On CUDA a batch is written into one page-locked buffer, copied as one transfer on a stream of its own, and seen
-    through views of one device buffer; both buffers are used again. `depth` batches are under way at once. On other
-    devices each batch is moved with `.to(device)` when it is asked for, which on the CPU does nothing.
+    through views of one device buffer; both buffers are used again. `depth` batches are under way at once, and
+    `depth` + 1 page-locked buffers of a batch exist. What cannot be copied so (sparse tensors, nested dicts and other
+    objects that a `transform` returned) is moved when the batch is given out, and so are all batches on other devices.
+
+    Every tensor of a batch comes on the device, also those in dicts, lists and tuples, however deep; what has a method
+    `to` of its own is asked to move itself; everything else stays as it is.
 
     The state is that of the batches it has given out, not of those it holds ready. Length, epochs and everything else
     are the loader's.
@@ -86,23 +90,28 @@ class DevicePrefetcher:
         self.loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        copy = _CudaCopier(self.device, self.loader.codec) if self.device.type == "cuda" else None
-        waiting: deque[tuple[Any, Any]] = deque()
+        copies = self._copies()
+        waiting: deque[tuple[Any, Transfer | None, Any]] = deque()
         self._given = self.loader.progress.position
         for batch in self.loader:
-            moved = batch if copy is None else copy.start(batch)
-            waiting.append((moved, self.loader.progress.position))
-            if copy is None or len(waiting) > self._depth:
-                yield self._give(waiting.popleft(), copy)
+            transfer = None if copies is None else copies.start(batch)
+            waiting.append((batch if transfer is None else None, transfer, self.loader.progress.position))
+            if copies is None or len(waiting) > self._depth:
+                yield self._give(*waiting.popleft(), copies)
         while waiting:
-            yield self._give(waiting.popleft(), copy)
+            yield self._give(*waiting.popleft(), copies)
         self._given = None
 
-    def _give(self, ready: tuple[Any, Any], copy: "_CudaCopier | None") -> Any:
-        moved, self._given = ready
-        if copy is not None:
-            return copy.finish(moved)
-        return moved.to(self.device) if hasattr(moved, "to") else moved
+    def _copies(self) -> CudaCopies | None:
+        if self.device.type != "cuda" or self.loader.codec is None:
+            return None
+        return CudaCopies(self.device, self.loader.codec, most_buffers=self._depth + 1)
+
+    def _give(self, batch: Any, transfer: Transfer | None, position: Any, copies: CudaCopies | None) -> Any:
+        self._given = position
+        if copies is None or transfer is None:
+            return to_device(batch, self.device)
+        return copies.finish(transfer)
 
 
 def _find_device(device: Any) -> torch.device:
@@ -114,69 +123,3 @@ def _find_device(device: Any) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f'device={device!r}: torch finds no CUDA device here. Pass "cpu", or install torch for CUDA.')
     return found
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """One batch on its way: what the trainer gets, its buffers, and when the copy is done."""
-
-    batch: Any
-    pinned: torch.Tensor | None
-    device_buffer: torch.Tensor | None
-    done: torch.cuda.Event
-
-
-@dataclass(slots=True)
-class _CudaCopier:
-    """Copies batches on a stream of its own; page-locked buffers go round as soon as their copy is done."""
-
-    device: torch.device
-    codec: SlabCodec | None
-    stream: torch.cuda.Stream = field(init=False)
-    _free: list[torch.Tensor] = field(default_factory=list)
-    _busy: deque[tuple[torch.cuda.Event, torch.Tensor]] = field(default_factory=deque)
-    _layout: Any = None
-
-    def __post_init__(self) -> None:
-        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-
-    def start(self, batch: Any) -> _Transfer:
-        """Begin to copy a batch."""
-        pinned: torch.Tensor | None = None
-
-        def allocate(num_bytes: int) -> torch.Tensor:
-            nonlocal pinned
-            pinned = self._pinned(num_bytes)
-            return pinned
-
-        written = None if self.codec is None else self.codec.write(batch, allocate, self._layout)
-        with torch.cuda.stream(self.stream):
-            if written is None or self.codec is None or pinned is None:
-                moved, device_buffer = batch.to(self.device, non_blocking=True), None
-            else:
-                self._layout, descriptor = written
-                device_buffer = pinned.to(self.device, non_blocking=True)
-                moved = self.codec.view(self._layout, descriptor, (device_buffer,))
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self.stream)
-        if pinned is not None:
-            self._busy.append((done, pinned))
-        return _Transfer(batch=moved, pinned=pinned, device_buffer=device_buffer, done=done)
-
-    def finish(self, transfer: _Transfer) -> Any:
-        """The batch, safe to use on the current stream of the caller."""
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(transfer.done)
-        if transfer.device_buffer is not None:
-            transfer.device_buffer.record_stream(current)
-        return transfer.batch
-
-    def _pinned(self, num_bytes: int) -> torch.Tensor:
-        """A page-locked buffer that no copy is reading, large enough; a new one if there is none."""
-        while self._busy and self._busy[0][0].query():  # type: ignore[no-untyped-call]
-            self._free.append(self._busy.popleft()[1])
-        for index, buffer in enumerate(self._free):
-            if buffer.shape[0] >= num_bytes:
-                return self._free.pop(index)
-        self._free.clear()
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
