@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.blending import BlendedLoader, blend
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
-    from torch_dataloader_utils.epoch_plan import EpochPlan
+    from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+    from torch_dataloader_utils.epochs.planning import plan_epoch
     from torch_dataloader_utils.errors import (
         CheckpointMismatchError,
         ConfigError,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
         SizeBalancedSplitStrategy,
         TargetSizeSplitStrategy,
     )
-    from torch_dataloader_utils.planning import plan_epoch
     from torch_dataloader_utils.row_dataset import RowDataset
     from torch_dataloader_utils.shape.padding import PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged
@@ -78,7 +78,7 @@ _HOMES = {
     "DataError": "errors",
     "DataFileInfo": "_core.splits",
     "DevicePrefetcher": "stream.device",
-    "EpochPlan": "epoch_plan",
+    "EpochPlan": "epochs.epoch_plan",
     "EpochRun": "_observe.callbacks",
     "FileChangedError": "errors",
     "IcebergDataFileInfo": "_core.splits",
@@ -122,7 +122,7 @@ _HOMES = {
     "load_inventory": "discover",
     "merge_states": "_core.state",
     "pack_tokens": "token_packing",
-    "plan_epoch": "planning",
+    "plan_epoch": "epochs.planning",
     "save_inventory": "discover",
     "scan_files": "discover",
     "scan_iceberg": "iceberg",

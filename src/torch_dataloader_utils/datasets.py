@@ -14,15 +14,15 @@ from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.keyword_options import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names
-from torch_dataloader_utils.table_rows import find_inventory
+from torch_dataloader_utils.tables.keyword_options import LoaderKeywords, TableKeywords
+from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names
+from torch_dataloader_utils.tables.table_rows import find_inventory
+from torch_dataloader_utils.tables.wiring import make_loader, wire
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
-from torch_dataloader_utils.wiring import make_loader, wire
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

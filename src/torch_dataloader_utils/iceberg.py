@@ -15,18 +15,18 @@ from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
-from torch_dataloader_utils.counting import count_alone, under_filter
 from torch_dataloader_utils.datasets import WiredDataset
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
-from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
-from torch_dataloader_utils.keyword_options import IcebergKeywords, RowLoaderKeywords
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
-from torch_dataloader_utils.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
-from torch_dataloader_utils.table_rows import counting_share, shows_bars
-from torch_dataloader_utils.wiring import make_loader
+from torch_dataloader_utils.tables.counting import count_alone, under_filter
+from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
+from torch_dataloader_utils.tables.keyword_options import IcebergKeywords, RowLoaderKeywords
+from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
+from torch_dataloader_utils.tables.table_rows import counting_share, shows_bars
+from torch_dataloader_utils.tables.wiring import make_loader
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -24,13 +24,13 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAcces
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.row_lengths import read_lengths
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
-from torch_dataloader_utils.table_options import TableOptions
-from torch_dataloader_utils.table_rows import Files, find_inventory, read_spec, wire_rows
+from torch_dataloader_utils.tables.row_lengths import read_lengths
+from torch_dataloader_utils.tables.table_options import TableOptions
+from torch_dataloader_utils.tables.table_rows import Files, find_inventory, read_spec, wire_rows
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
 _ITERATED_ROWS = 1024

@@ -9,7 +9,7 @@ from tests.compat.make import HISTORY, OPTIONS, make_inventory, make_plan, make_
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.state import Identity, decode_state
-from torch_dataloader_utils.planning import Planner
+from torch_dataloader_utils.epochs.planning import Planner
 
 VERSIONS = sorted(path for path in Path(__file__).parent.iterdir() if (path / "state.json").exists())
 

@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
-from torch_dataloader_utils.iceberg_source import TableSource, open_alike
+from torch_dataloader_utils.tables.iceberg_source import TableSource, open_alike
 
 
 def history(root: Path) -> TableWriter:

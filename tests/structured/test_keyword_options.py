@@ -8,12 +8,18 @@ import torch
 from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
-from torch_dataloader_utils import IcebergDataset, StructuredDataset, keyword_options, table_options
+from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.iceberg_source import SCAN_OPTIONS
-from torch_dataloader_utils.keyword_options import IcebergKeywords, LoaderKeywords, RowLoaderKeywords, TableKeywords
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
-from torch_dataloader_utils.table_options import TABLE_OPTIONS
+from torch_dataloader_utils.tables import keyword_options, table_options
+from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS
+from torch_dataloader_utils.tables.keyword_options import (
+    IcebergKeywords,
+    LoaderKeywords,
+    RowLoaderKeywords,
+    TableKeywords,
+)
+from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS
 
 NAMES = {"torch": torch, "DeviceMesh": DeviceMesh, "BooleanExpression": BooleanExpression}
 

@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import decode_state, encode_state
 from torch_dataloader_utils.blending.options import Unit
 from torch_dataloader_utils.blending.rows import num_rows
-from torch_dataloader_utils.epoch_plan import EpochPlan
+from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.stream.loader import TableDataLoader
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.epoch_plan import EpochPlan
+from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 
 _NAMED = 10
 

@@ -12,7 +12,7 @@ from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.pictures.timeline import Timeline
-    from torch_dataloader_utils.epoch_plan import EpochPlan
+    from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 
 _EXAMPLES = """\b
 Examples:
@@ -45,7 +45,7 @@ def command(
     The plan is the one that a loader with these options follows; only metadata is read.
     """
     from torch_dataloader_utils.cli.pictures.timeline import make_timeline
-    from torch_dataloader_utils.planning import plan_epoch
+    from torch_dataloader_utils.epochs.planning import plan_epoch
 
     plan = plan_epoch(source.inventory(), **plan_arguments(planning))
     timeline = make_timeline(plan, max_ranks)

@@ -60,7 +60,7 @@ class DataSource:
         Raises:
             ConfigError, DataError, StoreError: see scan_files and scan_iceberg.
         """
-        from torch_dataloader_utils.counting import under_filter
+        from torch_dataloader_utils.tables.counting import under_filter
 
         if self.inventory_path is not None:
             from torch_dataloader_utils.discover import load_inventory
@@ -114,7 +114,7 @@ class DataSource:
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
         from torch_dataloader_utils._store import Secret
-        from torch_dataloader_utils.counting import count_alone
+        from torch_dataloader_utils.tables.counting import count_alone
 
         with work_bar("row groups") as on_progress:
             return count_alone(inventory, self.filters, Secret(dict(self.storage)), on_progress)

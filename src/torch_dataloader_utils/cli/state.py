@@ -82,7 +82,7 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
     """
     from torch_dataloader_utils._core.options import PlanOptions, Topology
     from torch_dataloader_utils._core.state import Identity, check_intact, decode_state
-    from torch_dataloader_utils.planning import Planner
+    from torch_dataloader_utils.epochs.planning import Planner
 
     check_intact(state)
     options = PlanOptions(**dict(state["options"]))
@@ -117,7 +117,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     That is row counts, the lengths behind a token budget, or a split strategy, of which a state has the name only.
     """
     from torch_dataloader_utils._core.program import scheduled_rows
-    from torch_dataloader_utils.planning import Planner
+    from torch_dataloader_utils.epochs.planning import Planner
 
     if options.max_tokens_per_batch is not None or options.strategy:
         return None

@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.epoch_plan import EpochPlan
+from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 
 Float64s = npt.NDArray[np.float64]
 

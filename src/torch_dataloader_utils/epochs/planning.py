@@ -27,7 +27,9 @@ from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._runtime.recent import Recent
-from torch_dataloader_utils.epoch_plan import EpochPlan
+from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+from torch_dataloader_utils.epochs.plan_warnings import plan_problems
+from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
 from torch_dataloader_utils.plan.epoch import ExactPlan
@@ -43,8 +45,6 @@ from torch_dataloader_utils.plan.strategy_check import (
 )
 from torch_dataloader_utils.plan.token_batches import cut_batches
 from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
-from torch_dataloader_utils.plan_warnings import plan_problems
-from torch_dataloader_utils.plugins import find_strategy
 
 
 def plan_epoch(

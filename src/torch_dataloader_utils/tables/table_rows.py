@@ -16,15 +16,12 @@ from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Secret, StoreAccess
-from torch_dataloader_utils.bad_groups import leave_out_bad_groups
-from torch_dataloader_utils.counting import count_live_rows, under_filter
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
-from torch_dataloader_utils.row_lengths import check_rows_fit, read_token_counts
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.stream.ranks import (
@@ -34,7 +31,10 @@ from torch_dataloader_utils.stream.ranks import (
     from_rank_zero,
     resolve_ranks,
 )
-from torch_dataloader_utils.table_options import TableOptions
+from torch_dataloader_utils.tables.bad_groups import leave_out_bad_groups
+from torch_dataloader_utils.tables.counting import count_live_rows, under_filter
+from torch_dataloader_utils.tables.row_lengths import check_rows_fit, read_token_counts
+from torch_dataloader_utils.tables.table_options import TableOptions
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
 from torch_dataloader_utils.token_packing.options import TokenPacking

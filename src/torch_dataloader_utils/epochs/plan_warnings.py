@@ -5,7 +5,7 @@ from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.epoch_plan import EpochPlan
+from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:

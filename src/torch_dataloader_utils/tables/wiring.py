@@ -9,16 +9,16 @@ from typing import Any
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import Secret, StoreAccess, open_store
-from torch_dataloader_utils.plan_warnings import warn_about
-from torch_dataloader_utils.planning import Planner
+from torch_dataloader_utils.epochs.plan_warnings import warn_about
+from torch_dataloader_utils.epochs.planning import Planner
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.table_options import TableOptions
-from torch_dataloader_utils.table_rows import counting_share, wire_lengths, wire_rows
+from torch_dataloader_utils.tables.table_options import TableOptions
+from torch_dataloader_utils.tables.table_rows import counting_share, wire_lengths, wire_rows
 
 # Row groups of remote files that one process fetches at once, each with one request or more.
 _REMOTE_THREADS = 16

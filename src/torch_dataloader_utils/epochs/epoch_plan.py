@@ -114,7 +114,7 @@ class EpochPlan:
         """
         import pyarrow as pa
 
-        from torch_dataloader_utils.plan_table import rank_table
+        from torch_dataloader_utils.epochs.plan_table import rank_table
 
         if ranks is not None and not isinstance(ranks, Iterable):
             raise ConfigTypeError(f"ranks={ranks!r}: pass a list of ranks, or None for all.")

@@ -18,9 +18,9 @@ from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._runtime.cpus import available_cpus
+from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_check import strategy_name
-from torch_dataloader_utils.plugins import find_strategy
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.token_packing.options import TokenPacking
