@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -25,11 +25,25 @@ DEVICE = torch.device("cuda:0")
 _MIX_DEVICES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.index.Tensor)
 
 
+class Upload(NamedTuple):
+    """One copy to the device."""
+
+    num_bytes: int
+    is_page_locked: bool
+    is_async: bool
+    stream: "SimulatedStream"
+
+
 class SimulatedStream:
-    """Work in its order, done when somebody waits for it, or earlier by chance."""
+    """Work in its order, done when somebody waits for it, or earlier by chance.
+
+    host_waits: how often the host stood still for what was not done yet.
+    """
 
     def __init__(self, luck: Random | None = None) -> None:
+        self.device = DEVICE
         self.done = 0
+        self.host_waits = 0
         self._luck = luck
         self._work: deque[Callable[[], Any]] = deque()
 
@@ -51,7 +65,7 @@ class SimulatedStream:
             self.run_to(self._luck.randint(self.done, self.given))
 
     def wait_event(self, event: "SimulatedEvent") -> None:
-        self.add(event.synchronize)
+        self.add(event.reach)
 
 
 class SimulatedEvent:
@@ -70,9 +84,14 @@ class SimulatedEvent:
         self._stream.go_on()
         return self._stream.done >= self._number
 
-    def synchronize(self) -> None:
+    def reach(self) -> None:
         if self._stream is not None:
             self._stream.run_to(self._number)
+
+    def synchronize(self) -> None:
+        if self._stream is not None and self._stream.done < self._number:
+            self._stream.host_waits += 1
+        self.reach()
 
 
 class DeviceMemory:
@@ -146,12 +165,15 @@ class SimulatedCuda(TorchDispatchMode):
     """The device, for what this thread does.
 
     page_locked: every page-locked piece of memory there was, kept, so that nothing else comes to lie there.
+    uploads: every copy to the device that was begun. streams: those that were made.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.stream = SimulatedStream()
         self.page_locked: dict[int, torch.UntypedStorage] = {}
+        self.uploads: list[Upload] = []
+        self.streams: list[SimulatedStream] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -190,12 +212,16 @@ class SimulatedCuda(TorchDispatchMode):
 
     def _uploaded(self, source: torch.Tensor, options: dict[str, Any]) -> DeviceTensor:
         """A copy that comes late; it reads page-locked memory when it comes, other memory at once."""
+        assert options["device"] == DEVICE, f"there is no {options['device']}"
         there = source.to(options.get("dtype"), copy=True)
+        is_async = bool(options.get("non_blocking"))
         if source.layout == torch.strided:
+            is_page_locked = self.is_page_locked(source)
+            self.uploads.append(Upload(source.nbytes, is_page_locked, is_async, self.stream))
             there.fill_(1)  # what lies there meanwhile
-            read = source if self.is_page_locked(source) and options.get("non_blocking") else source.clone()
+            read = source if is_page_locked and is_async else source.clone()
             self.stream.add(lambda: there.copy_(read))
-        if not options.get("non_blocking"):
+        if not is_async:
             self.stream.run_to(self.stream.given)
         return DeviceTensor(there, DeviceMemory(self.stream))
 
@@ -206,6 +232,15 @@ class SimulatedCuda(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self.page_locked[storage.data_ptr()] = storage
         return tensor
+
+    def new_stream(self, device: torch.device, luck: Random | None) -> SimulatedStream:
+        assert device == DEVICE, f"there is no {device}"
+        self.streams.append(SimulatedStream(luck))
+        return self.streams[-1]
+
+    def current_stream(self, device: torch.device = DEVICE) -> SimulatedStream:
+        assert device == DEVICE, f"there is no {device}"
+        return self.stream
 
     @contextmanager
     def on_stream(self, stream: SimulatedStream) -> Iterator[None]:
@@ -227,10 +262,11 @@ def simulated_cuda(seed: int | None = None) -> Iterator[SimulatedCuda]:
         SimulatedCuda() as device,
         patch("torch.cuda._lazy_init", lambda: None),
         patch("torch.cuda.is_available", lambda: True),
-        patch("torch.cuda.Stream", lambda _: SimulatedStream(luck)),
+        patch("torch.cuda.device_count", lambda: 1),
+        patch("torch.cuda.Stream", lambda where: device.new_stream(where, luck)),
         patch("torch.cuda.Event", SimulatedEvent),
         patch("torch.cuda.stream", device.on_stream),
-        patch("torch.cuda.current_stream", lambda _=None: device.stream),
+        patch("torch.cuda.current_stream", device.current_stream),
     ):
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) begins on the CPU
         try:
@@ -255,9 +291,8 @@ def simulated_nccl(seed: int | None = None) -> Iterator[SimulatedCuda]:
     with (
         simulated_cuda(seed) as device,
         patch.multiple(dist, **{name: on_numbers(getattr(dist, name)) for name in names}),
-        patch("torch.distributed.get_backend", lambda _=None: "nccl"),
+        patch("torch.distributed.get_backend_config", lambda _=None: "cuda:nccl"),
         patch("torch.cuda.current_device", lambda: 0),
-        patch("torch.cuda.nccl.version", lambda: (0, 0, 0)),  # torch logs it
     ):
         yield device
 

@@ -16,8 +16,9 @@ from pyiceberg.catalog import load_catalog
 
 from tests.faults.ranks import RANKS, run_ranks
 from tests.iceberg.tables import TableWriter, field_of
+from tests.simulated_cuda import simulated_nccl
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_tokens, scan_files
-from torch_dataloader_utils.stream.ranks import all_or_none
+from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -131,3 +132,13 @@ def test_an_error_of_another_kind_and_work_that_succeeds(tmp_path: Path) -> None
     first, second = raised(tmp_path, lambda rank: (all_or_none(lambda: 1), all_or_none(lambda: 1 // (1 - rank))))
     assert second.startswith("ZeroDivisionError")
     assert first == "InternalError: rank 1 failed: ZeroDivisionError; see its traceback."
+
+
+def _count_with_nccl(rank: int) -> None:
+    with simulated_nccl(rank) as device:
+        assert add_over_ranks(np.array([rank, 10])).tolist() == [1, 20]
+        assert len(device.uploads) == 1
+
+
+def test_counts_go_over_the_device_where_groups_have_nccl_alone(tmp_path: Path) -> None:
+    assert raised(tmp_path, _count_with_nccl) == ["none", "none"]

@@ -13,6 +13,16 @@ from tests.packing.sequences import sequence
 from torch_dataloader_utils.packing import scheduler_map
 
 NUM_PROCESSES = 8
+FACTS = (
+    "tokens",
+    "labels",
+    "loss_mask",
+    "position_ids",
+    "cu_seqlens",
+    "cu_seqlens_padded",
+    "max_seqlen",
+    "local_cp_size",
+)
 CASES = [(shape, name) for shapes in SHAPES.values() for shape in shapes for name in scheduler_map]
 
 
@@ -169,9 +179,7 @@ def test_with_nccl_the_same_batches_are_on_the_device(saved, tmp_path):
         assert list(there["results"]) == list(here["results"])
         for case, found in there["results"].items():
             expected = here["results"][case]
-            for batches, others in (
-                (found.batches, expected.batches),
-                (found.planned_batches, expected.planned_batches),
-            ):
-                assert {device for batch in batches for device in batch.pop("devices")} <= {"cuda:0"}
-                assert same_batches(batches, others)
+            assert same_batches(found.batches, expected.batches, FACTS)
+            assert same_batches(found.planned_batches, expected.planned_batches, FACTS)
+            assert {device for batch in found.batches for device in batch["devices"]} == {"cuda:0"}
+            assert {device for batch in found.planned_batches for device in batch["devices"]} == {"cuda:0"}

@@ -105,6 +105,13 @@ def test_to_another_device_makes_views_of_one_tensor_there():
     assert batch["x"]._base is not None
 
 
+def test_conjugates_and_negatives_move_with_their_values():
+    numbers = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    columns = TensorBatch({"conj": numbers, "same": numbers, "neg": numbers.imag})._move(torch.clone, allocate)
+    assert [columns[name].tolist() for name in ("conj", "same")] == [[1 - 2j, 3 + 4j]] * 2
+    assert columns["neg"].tolist() == [-2, 4]
+
+
 def test_to_the_cpu_copies_nothing():
     batch = everything()
     assert batch.to("cpu")["x"] is batch["x"]

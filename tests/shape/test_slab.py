@@ -2,7 +2,7 @@
 
 import pickle
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -107,6 +107,90 @@ def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatc
         assert type(copy) is container
         for left, right in zip(*(b.values() if isinstance(b, dict) else b for b in (copy, other)), strict=True):
             assert is_same(left, right)
+
+
+class Pair(NamedTuple):
+    """A named tuple of the user's."""
+
+    first: Any
+    second: Any
+
+
+def containers_of(members: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return (
+        st.lists(members, max_size=3)
+        | st.lists(members, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from(["a", "b", 3]), members, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b"]), members, max_size=2).map(TensorBatch)
+        | st.builds(Pair, members, members)
+    )
+
+
+leaves = st.sampled_from(
+    [
+        torch.arange(3.0),
+        torch.arange(3.0) + 1,
+        torch.arange(6).view(3, 2),
+        torch.zeros(0),
+        Ragged(torch.arange(5), torch.tensor([0, 2, 2, 5])),
+        "text",
+        None,
+        ["a"] * 3,
+        [str(row) for row in range(100)],
+    ]
+)
+
+
+trees = containers_of(st.recursive(leaves, containers_of))
+
+
+def is_same_tree(left: Any, right: Any) -> bool:
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and is_same_tree(list(left.values()), list(right.values()))
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(is_same_tree, left, right))
+    return is_same(left, right)
+
+
+@settings(max_examples=100 * EFFORT, deadline=None)
+@given(
+    first=containers_of(st.recursive(leaves, containers_of)), second=containers_of(st.recursive(leaves, containers_of))
+)
+def test_containers_of_any_depth_come_back_as_they_were(first: Any, second: Any) -> None:
+    layout = SlabLayout.of(first)
+    for batch in (first, second):
+        if TensorBatchCodec().write(batch, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)) is not None:
+            assert is_same_tree(round_trip(batch, layout), batch)
+
+
+def test_tensors_that_are_nested_in_a_batch_lie_in_the_slab() -> None:
+    batch = {"inputs": {"ids": torch.arange(4), "more": [torch.ones(4)]}, "pair": Pair(torch.zeros(4), "text")}
+    layout = SlabLayout.of(batch)
+    assert layout.num_bytes == 3 * ALIGNMENT_BYTES
+    assert layout.objects_of(batch) == ("text",)
+
+
+def test_lists_of_an_object_a_row_are_not_looked_into() -> None:
+    rows = [{"x": torch.zeros(1)} for _ in range(1000)]
+    assert SlabLayout.of({"x": torch.zeros(1000), "rows": rows}).objects_of({"x": 0, "rows": rows}) == (rows,)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_travel_beside_the_slab(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=layout)
+    batch = TensorBatch({"x": torch.zeros(2), "nested": nested})
+    assert SlabLayout.of(batch).objects_of(batch) == (nested,)
+
+
+def test_conjugates_and_negatives_arrive_with_their_values() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    batch = TensorBatch({"conj": numbers, "neg": numbers.imag, "plain": torch.ones(2)})
+    copy = round_trip(batch)
+    assert copy["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert copy["neg"].tolist() == [-2, 4]
 
 
 @settings(max_examples=100 * EFFORT, deadline=None)

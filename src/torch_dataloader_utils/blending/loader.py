@@ -98,6 +98,16 @@ class BlendedLoader:
         codecs = [source.loader.codec for source in self.sources]
         return None if None in codecs else codecs[0]
 
+    @property
+    def is_transformed(self) -> bool:
+        """Whether functions of the user make batches of a source."""
+        return any(source.loader.is_transformed for source in self.sources)
+
+    @property
+    def next_position(self) -> BlendPosition:
+        """Where a pass would begin now."""
+        return self.progress.next_position
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, on every rank the same; a position loaded for this epoch is kept."""
         self.progress.set_epoch(epoch)
@@ -117,7 +127,7 @@ class BlendedLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch of the blend, those already received included."""
-        position = self.progress.next_position
+        position = self.next_position
         return position.steps + count_steps(self.options, self._start(position))
 
     def __iter__(self) -> Iterator[Any]:

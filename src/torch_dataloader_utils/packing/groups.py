@@ -141,8 +141,10 @@ def context_group(groups: PackingGroups, size: int) -> Group:
 
 
 def communication_device(groups: PackingGroups) -> torch.device:
-    """Where tensors must live to be sent: the current CUDA device with NCCL, otherwise the CPU."""
+    """Where tensors are sent from: the current CUDA device where a group has NCCL, otherwise the CPU."""
     if not dist.is_initialized():
         return torch.device("cpu")
-    backends = {dist.get_backend(group) for group in (groups.dp_cp, groups.tp, groups.pp)}
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backends else torch.device("cpu")
+    # Of each device its backend, such as "cpu:gloo,cuda:nccl", which is what torch chooses where there is a GPU.
+    backends = [dist.get_backend_config(group) for group in (groups.dp_cp, groups.tp, groups.pp)]
+    has_nccl = any("nccl" in each for each in backends)
+    return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")

@@ -117,4 +117,15 @@ def move_as_one(
 
 def is_plain(tensor: object) -> bool:
     """Whether this is a tensor that is bytes in main memory and nothing more."""
-    return type(tensor) is Tensor and tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.layout == torch.strided
+        and not tensor.requires_grad
+        and not tensor.is_nested
+    )
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """The tensor with its values in memory, not their conjugates or negatives with a note of it."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor

@@ -36,11 +36,12 @@ class Ragged:
         The tensor may be on the CPU where the rows are on a device.
 
         Raises:
-            IndexError: a row that does not exist.
+            IndexError: a row that does not exist (but rows named by a tensor on a GPU are not looked at: one that does
+                not exist ends in CUDA's own error, after which the process cannot use the GPU); or a mask that is
+                not one of all rows.
         """
         if isinstance(rows, Tensor):
-            index = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
-            index = index.to(self.offsets.device, torch.int64)
+            index = self._index(rows).to(self.offsets.device, torch.int64)
             return Ragged(*gather_lists(self.values, self.offsets, torch.where(index < 0, index + len(self), index)))
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
@@ -53,6 +54,18 @@ class Ragged:
             raise IndexError(f"row {rows} of {len(self)}")
         first, last = self.offsets[rows % len(self) :][:2].tolist()
         return self.values[first:last]
+
+    def _index(self, rows: Tensor) -> Tensor:
+        """The numbers of the rows that an int64 or bool tensor names, negative ones as they are."""
+        if rows.dtype == torch.bool:
+            if rows.shape != (len(self),):
+                raise IndexError(f"a mask of shape {tuple(rows.shape)} for {len(self)} rows")
+            return rows.nonzero().squeeze(1)
+        if rows.is_cpu and rows.numel():
+            least, most = map(int, rows.aminmax())
+            if least < -len(self) or most >= len(self):
+                raise IndexError(f"row {least if least < -len(self) else most} of {len(self)}")
+        return rows
 
     def narrow(self, start: int, stop: int) -> "Ragged":
         """Rows [start, stop): values are a view, offsets are counted from 0 again and new.

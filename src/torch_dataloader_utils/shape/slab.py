@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.block import SlabSpan
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.slab_layout import Batch, Find, SlabLayout
+from torch_dataloader_utils.shape.form import is_container
+from torch_dataloader_utils.shape.slab_layout import Find, SlabLayout
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 
@@ -28,7 +28,7 @@ class SlabDescriptor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorBatchCodec:
-    """Batches to slabs and back: `TensorBatch`es, and the plain dicts, tuples and lists that transforms return."""
+    """Batches to slabs and back: `TensorBatch`es, and the dicts, tuples and lists that transforms return."""
 
     def write(
         self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None = None
@@ -36,13 +36,13 @@ class TensorBatchCodec:
         """Copies every dense CPU tensor of the batch into `allocate(num_bytes)` and says how to read it back.
 
         Anything else in it (Python lists, sparse or nested tensors, tensor subclasses) goes into the descriptor.
-        None for batches that hold no dense tensor, or are something else than a dict, tuple or list of columns.
+        None for batches that hold no dense tensor, or are something else than a dict, (named) tuple or list of columns.
         `layout` may be that of an earlier batch that was written: the same object comes back if it fits.
 
         Raises:
             InternalError: the buffer is smaller than asked for.
         """
-        if type(batch) not in (TensorBatch, dict, tuple, list):
+        if not is_container(batch):
             return None
         tensors = layout.pick(batch) if layout is not None and not layout.lying else None
         if layout is None or tensors is None:
@@ -63,7 +63,7 @@ class TensorBatchCodec:
         Raises:
             InternalError: the buffer is smaller than asked for.
         """
-        if type(batch) not in (TensorBatch, dict, tuple, list):
+        if not is_container(batch):
             return None
         layout, spans = SlabLayout.where_it_lies(batch, find)
         if not layout.groups:
@@ -82,29 +82,22 @@ class TensorBatchCodec:
 
         A whole group is cut at once: three cuts and three unbinds give a batch its 51 columns.
         """
-        if layout.objects or any(layout.ragged) or not layout.groups:
+        if layout.objects or any(layout.form.columns) or not layout.groups:
             yield from self.view(layout, descriptor, buffers).cut(rows)
             return
         groups = [torch.unsafe_split_with_sizes(group.tensors(buffers), rows, dim=1) for group in layout.groups]
         for pieces in zip(*groups, strict=True):
             parts = _numbered(layout, pieces)
-            yield TensorBatch(zip(layout.names, map(parts.__getitem__, range(len(parts))), strict=True))
+            yield TensorBatch(zip(layout.form.names, map(parts.__getitem__, range(len(parts))), strict=True))
 
     def view(self, layout: SlabLayout, descriptor: SlabDescriptor, buffers: Sequence[Tensor]) -> Any:
         """The batch, as views of its buffers, which may be copies of them on any device."""
         parts = dict(zip(layout.objects, descriptor.objects, strict=True))
         parts |= _numbered(layout, [group.tensors(buffers) for group in layout.groups])
-        columns: Iterator[Any] = map(parts.__getitem__, range(len(parts)))
-        if any(layout.ragged):
-            flat = columns
-            columns = (Ragged(next(flat), next(flat)) if is_ragged else next(flat) for is_ragged in layout.ragged)
-        if layout.container in (tuple, list):
-            return layout.container(columns)
-        named = zip(layout.names, columns, strict=True)
-        return TensorBatch(named, num_rows=descriptor.num_rows) if layout.container is TensorBatch else dict(named)
+        return layout.form.filled(map(parts.__getitem__, range(len(parts))), descriptor.num_rows)
 
 
-def _describe(layout: SlabLayout, batch: Batch) -> SlabDescriptor:
+def _describe(layout: SlabLayout, batch: Any) -> SlabDescriptor:
     num_rows = batch.num_rows if isinstance(batch, TensorBatch) else 0
     return SlabDescriptor(layout.objects_of(batch), num_rows)
 

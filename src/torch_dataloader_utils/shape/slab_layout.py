@@ -8,7 +8,7 @@ that lie in slabs already have a buffer for each group, which begins where the f
     group 0: a at 0, b at 448      group 1: y at 896      1,024 bytes
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._core.block import SlabPlace, SlabSpan
+from torch_dataloader_utils.shape.form import Form
 from torch_dataloader_utils.shape.one_piece import extent_bytes, is_plain, pitch_bytes, typed
-from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 _DTYPES = (
     torch.bool,
@@ -39,8 +38,6 @@ _DTYPES = (
     torch.complex128,
 )
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-
-Batch = TensorBatch | dict[str, Any] | tuple[Any, ...] | list[Any]
 
 Find = Callable[[Tensor], SlabPlace | None]
 """Where a tensor begins, if that is in a slab."""
@@ -90,32 +87,31 @@ class SlabGroup(NamedTuple):
 class SlabLayout:
     """Where the columns of one batch lie; equal for batches that look alike and lie alike.
 
-    A batch is a sequence of parts: a `Ragged` column has two (values, offsets), every other column one. Parts that
-    are dense CPU tensors belong to a group; the others (`objects`) travel beside the slab.
+    Parts of the batch (see `Form`) that are dense CPU tensors belong to a group; the others (`objects`) travel beside
+    the slab.
 
     lying: how many of the groups, the first ones, lie in slabs already. num_bytes: what the others take.
     """
 
-    container: type
-    names: tuple[str, ...]
-    ragged: tuple[bool, ...]
+    form: Form
     objects: tuple[int, ...]
     groups: tuple[SlabGroup, ...]
     lying: int
     num_bytes: int
 
     @classmethod
-    def of(cls, batch: Batch) -> Self:
+    def of(cls, batch: Any) -> Self:
         """The layout of a batch, all of which is to be copied."""
         return cls.where_it_lies(batch, _nowhere)[0]
 
     @classmethod
-    def where_it_lies(cls, batch: Batch, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
+    def where_it_lies(cls, batch: Any, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
         """The layout of a batch of which tensors that `find` finds stay there; and its first buffers, those of them."""
         copied: dict[_Look, list[int]] = {}
         lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
         objects = []
-        for index, part in enumerate(_parts(batch)):
+        form = Form.of(batch)
+        for index, part in enumerate(form.parts(batch)):
             if not _fits(part):
                 objects.append(index)
                 continue
@@ -131,9 +127,7 @@ class SlabLayout:
         groups, spans = _lying_groups(lying)
         more, num_bytes = _copied_groups(copied, len(groups))
         layout = cls(
-            container=type(batch),
-            names=_names(batch),
-            ragged=_ragged(batch),
+            form=form,
             objects=tuple(objects),
             groups=(*groups, *more),
             lying=len(groups),
@@ -141,11 +135,11 @@ class SlabLayout:
         )
         return layout, tuple(spans)
 
-    def pick(self, batch: Batch) -> list[list[Tensor]] | None:
+    def pick(self, batch: Any) -> list[list[Tensor]] | None:
         """The tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
-        if type(batch) is not self.container or _names(batch) != self.names or _ragged(batch) != self.ragged:
+        if Form.of(batch) != self.form:
             return None
-        parts = _parts(batch)
+        parts = self.form.parts(batch)
         if any(_fits(parts[index]) for index in self.objects):
             return None
         picked = []
@@ -159,32 +153,10 @@ class SlabLayout:
             picked.append([tensor.mT for tensor in tensors] if group.is_transposed else tensors)
         return picked
 
-    def objects_of(self, batch: Batch) -> tuple[Any, ...]:
+    def objects_of(self, batch: Any) -> tuple[Any, ...]:
         """The parts of the batch that belong to no group."""
-        parts = _parts(batch) if self.objects else []
+        parts = self.form.parts(batch) if self.objects else []
         return tuple(parts[index] for index in self.objects)
-
-
-def _columns(batch: Batch) -> Iterable[Any]:
-    return batch.values() if isinstance(batch, dict) else batch
-
-
-def _names(batch: Batch) -> tuple[str, ...]:
-    return tuple(batch) if isinstance(batch, dict) else ()
-
-
-def _ragged(batch: Batch) -> tuple[bool, ...]:
-    return tuple([type(column) is Ragged for column in _columns(batch)])
-
-
-def _parts(batch: Batch) -> list[Any]:
-    parts: list[Any] = []
-    for column in _columns(batch):
-        if type(column) is Ragged:
-            parts += (column.values, column.offsets)
-        else:
-            parts.append(column)
-    return parts
 
 
 def _fits(part: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.shape.memory import new_tensor
-from torch_dataloader_utils.shape.one_piece import is_plain, move_as_one
+from torch_dataloader_utils.shape.one_piece import as_stored, is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.views import in_lots
@@ -66,7 +66,8 @@ class TensorBatch(dict[str, Any]):
         """Every tensor moved by `move`: all plain ones at once, in memory from `allocate` if they are scattered."""
         tensors = [tensor for column in self.values() for tensor in _tensors(column)]
         plain = [tensor for tensor in tensors if is_plain(tensor)]
-        together = dict(zip(map(id, plain), move_as_one(plain, move, allocate), strict=True)) if len(plain) > 1 else {}
+        stored = list(map(as_stored, plain))
+        together = dict(zip(map(id, plain), move_as_one(stored, move, allocate), strict=True)) if len(plain) > 1 else {}
         moved = {id(tensor): together[id(tensor)] if id(tensor) in together else move(tensor) for tensor in tensors}
         columns = ((name, _with_tensors(column, moved)) for name, column in self.items())
         return TensorBatch(columns, num_rows=self._rows_without_columns)

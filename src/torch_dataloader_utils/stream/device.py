@@ -9,19 +9,26 @@ import torch
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.device_copies import CudaCopies, Transfer, to_device
+from torch_dataloader_utils.stream.device_copies import CudaCopies, Transfer, move_itself, to_device
 
 
 @runtime_checkable
 class PositionedLoader(Protocol):
     """What is asked of a loader: those of `create_dataloader` and blends are such.
 
-    codec: how its batches are written into flat buffers, or None. progress: has `position`, the one after the batch
-    given last, and `encode(position)`, its state.
+    codec: how its batches are written into flat buffers, or None. is_transformed: whether a function of the user made
+    them, so that they may hold anything. next_position: where a pass would begin now. progress: has `position`, the
+    one after the batch given last, and `encode(position)`, its state.
     """
 
     @property
     def codec(self) -> SlabCodec | None: ...
+
+    @property
+    def is_transformed(self) -> bool: ...
+
+    @property
+    def next_position(self) -> Any: ...
 
     @property
     def progress(self) -> Any: ...
@@ -44,12 +51,14 @@ class DevicePrefetcher:
             loss = model(batch["x"])
 
     On CUDA a batch is written into one page-locked buffer, copied as one transfer on a stream of its own, and seen
-    through views of one device buffer; both buffers are used again. `depth` batches are under way at once, and
-    `depth` + 1 page-locked buffers of a batch exist. What cannot be copied so (sparse tensors, nested dicts and other
-    objects that a `transform` returned) is moved when the batch is given out, and so are all batches on other devices.
+    through views of one device buffer; both buffers are used again. `depth` batches are under way at once. `depth` + 1
+    page-locked buffers of a batch exist, and the host runs at most `depth` + 1 steps ahead of the device, so that
+    2 x `depth` + 3 batches are there at most, and those that you keep.
 
-    Every tensor of a batch comes on the device, also those in dicts, lists and tuples, however deep; what has a method
-    `to` of its own is asked to move itself; everything else stays as it is.
+    What is no dense tensor (sparse ones, those with gradients, objects) is moved when the batch is given out, and so
+    are all batches on other devices. Every tensor of a batch comes on the device, also those in dicts, lists and
+    tuples, however deep; what has a method `to` of its own is asked to move itself; everything else stays as it is. On
+    the CPU batches are what the loader gives.
 
     The state is that of the batches it has given out, not of those it holds ready. Length, epochs and everything else
     are the loader's.
@@ -71,6 +80,7 @@ class DevicePrefetcher:
         self.device = _find_device(device)
         self._depth = check_integer("depth", depth, least=1)
         self._given: Any = None
+        self._copies: CudaCopies | None = None
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -90,28 +100,32 @@ class DevicePrefetcher:
         self.loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        copies = self._copies()
+        copies = self._find_copies()
         waiting: deque[tuple[Any, Transfer | None, Any]] = deque()
-        self._given = self.loader.progress.position
+        self._given = self.loader.next_position
         for batch in self.loader:
             transfer = None if copies is None else copies.start(batch)
             waiting.append((batch if transfer is None else None, transfer, self.loader.progress.position))
             if copies is None or len(waiting) > self._depth:
-                yield self._give(*waiting.popleft(), copies)
+                yield self._give(*waiting.popleft())
         while waiting:
-            yield self._give(*waiting.popleft(), copies)
+            yield self._give(*waiting.popleft())
         self._given = None
 
-    def _copies(self) -> CudaCopies | None:
-        if self.device.type != "cuda" or self.loader.codec is None:
-            return None
-        return CudaCopies(self.device, self.loader.codec, most_buffers=self._depth + 1)
+    def _find_copies(self) -> CudaCopies | None:
+        """What copies batches ahead of their step, kept from pass to pass; None where nothing does."""
+        codec = self.loader.codec
+        if self._copies is None and codec is not None and self.device.type == "cuda":
+            self._copies = CudaCopies(self.device, codec, self._depth + 1, holds_objects=self.loader.is_transformed)
+        return self._copies
 
-    def _give(self, batch: Any, transfer: Transfer | None, position: Any, copies: CudaCopies | None) -> Any:
+    def _give(self, batch: Any, transfer: Transfer | None, position: Any) -> Any:
+        if self._copies is not None and transfer is not None:
+            batch = self._copies.finish(transfer)
+        elif self.device.type != "cpu":
+            batch = (to_device if self.loader.is_transformed else move_itself)(batch, self.device)
         self._given = position
-        if copies is None or transfer is None:
-            return to_device(batch, self.device)
-        return copies.finish(transfer)
+        return batch
 
 
 def _find_device(device: Any) -> torch.device:
@@ -122,4 +136,6 @@ def _find_device(device: Any) -> torch.device:
         raise (ConfigTypeError if isinstance(error, TypeError) else ConfigError)(wanted) from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f'device={device!r}: torch finds no CUDA device here. Pass "cpu", or install torch for CUDA.')
+    if found.type == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device={device!r}: there are {count} CUDA devices here, the last is cuda:{count - 1}.")
     return found

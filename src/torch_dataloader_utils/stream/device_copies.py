@@ -6,7 +6,6 @@ that reads it.
 """
 
 from collections import deque
-from collections.abc import Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,25 +17,37 @@ from torch_dataloader_utils._core.block import SlabCodec
 _HOLD_NO_TENSORS = frozenset([str, bytes, int, float, bool, type(None)])
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    """The value with every tensor of it on the device.
+def move_itself(value: Any, device: torch.device) -> Any:
+    """What the value's own `to(device)` gives; the value itself if it has none, or one that moves in place."""
+    if not callable(getattr(type(value), "to", None)):
+        return value
+    moved = value.to(device)
+    return value if moved is None else moved
 
-    What has a method `to` moves itself. Dicts, lists and tuples (named ones too) are made anew of moved members,
-    however deep. Everything else stays as it is.
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The value with every tensor of it on the device; the same object if there is none.
+
+    What has a method `to` moves itself. Of dicts, lists and tuples (named ones too), however deep, there are copies
+    with moved members. Everything else stays as it is.
     """
-    if hasattr(value, "to"):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        moved = {key: to_device(member, device) for key, member in value.items()}
-        if type(value) is dict or not isinstance(value, MutableMapping):
-            return moved
-        same_kind = copy(value)
-        same_kind.update(moved)
-        return same_kind
+    value = move_itself(value, device)
+    if isinstance(value, dict):
+        changed = {key: new for key, old in value.items() if (new := to_device(old, device)) is not old}
+        return _with_members(value, changed) if changed else value
     if isinstance(value, list | tuple) and not _HOLD_NO_TENSORS.issuperset(map(type, value)):
         members = [to_device(member, device) for member in value]
-        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+        if any(new is not old for new, old in zip(members, value, strict=True)):
+            return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return value
+
+
+def _with_members(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+    """A copy of a dict of any kind, with other members; by assignment, because some have an `update` of their own."""
+    of_its_kind = copy(value)
+    for key, member in changed.items():
+        of_its_kind[key] = member
+    return of_its_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +64,25 @@ class Transfer:
 class CudaCopies:
     """Copies batches to a CUDA device on a stream of its own, each as one transfer from page-locked memory.
 
-    most_buffers: of page-locked memory; where all of them are still being read, `start` waits for one.
+    Where `most` page-locked buffers are still being read, `start` waits for one. Where the device has `most` steps yet
+    to do, `finish` waits for one.
+
+    holds_objects: whether batches may hold tensors where the codec does not look for them.
     """
 
     device: torch.device
     codec: SlabCodec
-    most_buffers: int
+    most: int
+    holds_objects: bool
     _stream: torch.cuda.Stream = field(init=False)
     _free: list[torch.Tensor] = field(default_factory=list)
     _busy: deque[tuple[torch.cuda.Event, torch.Tensor]] = field(default_factory=deque)
+    _given: deque[torch.cuda.Event] = field(default_factory=deque)
     _layout: Any = None
 
     def __post_init__(self) -> None:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self.device = self._stream.device  # "cuda" is another device when another one is current
 
     def start(self, batch: Any) -> Transfer | None:
         """Begin to copy a batch; None for one that the codec cannot write."""
@@ -83,22 +100,24 @@ class CudaCopies:
         self._layout, descriptor = written
         with torch.cuda.stream(self._stream):
             there = here.to(self.device, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
+            done = _event(self._stream)
         self._busy.append((done, buffer))
         return Transfer(self._layout, descriptor, there, done)
 
     def finish(self, transfer: Transfer) -> Any:
         """The batch, for use on the caller's current stream; what was no dense tensor is moved there now."""
         current = torch.cuda.current_stream(self.device)
+        while len(self._given) >= self.most:
+            self._given.popleft().synchronize()
+        self._given.append(_event(current))
         current.wait_event(transfer.done)
         transfer.buffer.record_stream(current)
-        descriptor = to_device(transfer.descriptor, self.device)
+        descriptor = to_device(transfer.descriptor, self.device) if self.holds_objects else transfer.descriptor
         return self.codec.view(transfer.layout, descriptor, (transfer.buffer,))
 
     def _page_locked(self, num_bytes: int) -> torch.Tensor:
         """A buffer that no copy is reading, large enough."""
-        while self._busy and (len(self._busy) == self.most_buffers or self._busy[0][0].query()):  # type: ignore[no-untyped-call]
+        while self._busy and (len(self._busy) == self.most or self._busy[0][0].query()):  # type: ignore[no-untyped-call]
             done, buffer = self._busy.popleft()
             done.synchronize()
             self._free.append(buffer)
@@ -108,3 +127,10 @@ class CudaCopies:
         self._free.clear()
         # torch rounds page-locked memory up to powers of two; the whole of it fits the next, longer batch too.
         return torch.empty(1 << (num_bytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
+
+
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """A place in the work of a stream: behind all that it has been given."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event

@@ -94,6 +94,16 @@ class TableDataLoader(DataLoader[Any]):
         return self.dataset.pipeline.codec
 
     @property
+    def is_transformed(self) -> bool:
+        """Whether a function of the user makes its batches, so that they may hold anything."""
+        return bool(self.dataset.pipeline.functions)
+
+    @property
+    def next_position(self) -> Any:
+        """Where a pass would begin now (a Position)."""
+        return self.dataset.progress.next_position(self.dataset.topology)
+
+    @property
     def plan(self) -> Any:
         """The plan of the pass that would begin now (an EpochPlan)."""
         return self.dataset.plan()
@@ -140,8 +150,7 @@ class TableDataLoader(DataLoader[Any]):
         Raises:
             TypeError: row counts are not known, so only reading can tell.
         """
-        dataset = self.dataset
-        return count_batches(dataset.planner, dataset.progress.next_position(dataset.topology), dataset.rank)
+        return count_batches(self.dataset.planner, self.next_position, self.dataset.rank)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
         # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.

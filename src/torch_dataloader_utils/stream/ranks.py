@@ -177,9 +177,9 @@ def counting_part(num_ranks: int, rank: int) -> tuple[int, int]:
 
 def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sum over all ranks of the default process group; every rank must call it."""
-    backend_needs_cuda = dist.get_backend() == "nccl"
+    takes_cpu_tensors = "cpu:" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
     tensor = torch.from_numpy(counts.copy())
-    tensor = tensor.cuda() if backend_needs_cuda else tensor
+    tensor = tensor if takes_cpu_tensors else tensor.to(torch.device("cuda", torch.cuda.current_device()))
     dist.all_reduce(tensor)
     total: npt.NDArray[np.int64] = tensor.cpu().numpy()
     return total

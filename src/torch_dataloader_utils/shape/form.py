@@ -1,0 +1,87 @@
+"""What batches are made of: tensors and objects in containers, as deep as a transform may put them."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torch_dataloader_utils.shape.one_piece import as_stored
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+LEAF, RAGGED = 0, 1
+
+# Longer lists are columns of objects, one a row; nobody looks into those.
+_MOST_MEMBERS = 64
+
+
+class Form(NamedTuple):
+    """What a batch is made of: a container, its names (of dicts) and the forms of its columns.
+
+    A batch is a sequence of parts. A column is one of them (LEAF), two (RAGGED: values, offsets), or those of the form
+    that it is itself.
+
+        {"x": tensor, "names": ["a", "b"]}      Form(dict, ("x", "names"), (LEAF, LEAF))
+        (tensor, {"y": ragged})                 Form(tuple, (), (LEAF, Form(dict, ("y",), (RAGGED,))))
+    """
+
+    container: type[Any]
+    names: tuple[Any, ...]
+    columns: "tuple[int | Form, ...]"
+
+    @classmethod
+    def of(cls, batch: Any) -> "Form":
+        """The form of a container."""
+        is_dict = isinstance(batch, dict)
+        columns = batch.values() if is_dict else batch
+        return cls(type(batch), tuple(batch) if is_dict else (), tuple([_form_of(column) for column in columns]))
+
+    def parts(self, batch: Any) -> list[Any]:
+        """The parts of a batch of this form, as they lie in memory."""
+        parts: list[Any] = []
+        for column, form in zip(batch.values() if isinstance(batch, dict) else batch, self.columns, strict=True):
+            if isinstance(form, Form):
+                parts += form.parts(column)
+            elif form == RAGGED:
+                parts += (as_stored(column.values), column.offsets)
+            else:
+                parts.append(as_stored(column) if type(column) is Tensor else column)
+        return parts
+
+    def filled(self, parts: Iterator[Any], num_rows: int = 0) -> Any:
+        """A batch of this form, of these parts in their order."""
+        is_flat = not any(self.columns)
+        columns = islice(parts, len(self.columns)) if is_flat else (_filled(column, parts) for column in self.columns)
+        if issubclass(self.container, dict):
+            named = zip(self.names, columns, strict=True)
+            return TensorBatch(named, num_rows=num_rows) if self.container is TensorBatch else dict(named)
+        return self.container(*columns) if hasattr(self.container, "_fields") else self.container(columns)
+
+
+def is_container(value: Any) -> bool:
+    """Whether this is a batch that a layout can be made of, or a part of one that has parts itself."""
+    kind = type(value)
+    return kind in (TensorBatch, dict, tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _form_of(column: Any) -> int | Form:
+    if type(column) is Tensor:
+        return LEAF
+    if type(column) is Ragged:
+        return RAGGED
+    return Form.of(column) if is_container(column) and _holds_tensors(column) else LEAF
+
+
+def _holds_tensors(column: Any) -> bool:
+    if not is_container(column):
+        return isinstance(column, (Tensor, Ragged))
+    if isinstance(column, dict):
+        return any(map(_holds_tensors, column.values()))
+    return len(column) <= _MOST_MEMBERS and any(map(_holds_tensors, column))
+
+
+def _filled(form: int | Form, parts: Iterator[Any]) -> Any:
+    if isinstance(form, Form):
+        return form.filled(parts)
+    return Ragged(next(parts), next(parts)) if form == RAGGED else next(parts)
