@@ -112,6 +112,15 @@ def test_conjugates_and_negatives_move_with_their_values():
     assert columns["neg"].tolist() == [-2, 4]
 
 
+def test_what_is_nested_in_a_batch_moves_with_it():
+    batch = TensorBatch({"x": torch.arange(3.0), "more": {"ids": torch.arange(3), "deep": [(torch.ones(3), "text")]}})
+    moved = batch.to("meta")
+    assert type(moved) is TensorBatch
+    assert {t.device.type for t in (moved["x"], moved["more"]["ids"], moved["more"]["deep"][0][0])} == {"meta"}
+    assert moved["more"]["deep"][0][1] == "text"
+    assert moved["x"]._base is moved["more"]["deep"][0][0]._base is not None
+
+
 def test_to_the_cpu_copies_nothing():
     batch = everything()
     assert batch.to("cpu")["x"] is batch["x"]

@@ -310,8 +310,8 @@ def test_what_is_no_dense_tensor_travels_beside_the_slab() -> None:
     batch = TensorBatch({"x": torch.zeros(4), "sparse": torch.eye(4).to_sparse(), "w": weights})
     written = TensorBatchCodec().write(batch, lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8))
     assert written is not None
-    assert written[1].objects[0] is batch["sparse"]
-    assert written[1].objects[1] is weights
+    assert written[1][0] is batch["sparse"]
+    assert written[1][1] is weights
 
 
 @pytest.mark.parametrize("batch", [{}, {"s": ["a"]}, torch.zeros(3), "text", None, [1, 2]])

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from torch_dataloader_utils.shape.one_piece import as_stored
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 LEAF, RAGGED = 0, 1
+
+_CONTAINERS: set[type] = {dict, tuple, list}
 
 # Longer lists are columns of objects, one a row; nobody looks into those.
 _MOST_MEMBERS = 64
@@ -49,20 +50,25 @@ class Form(NamedTuple):
                 parts.append(as_stored(column) if type(column) is Tensor else column)
         return parts
 
-    def filled(self, parts: Iterator[Any], num_rows: int = 0) -> Any:
+    def filled(self, parts: Iterator[Any]) -> Any:
         """A batch of this form, of these parts in their order."""
         is_flat = not any(self.columns)
         columns = islice(parts, len(self.columns)) if is_flat else (_filled(column, parts) for column in self.columns)
         if issubclass(self.container, dict):
-            named = zip(self.names, columns, strict=True)
-            return TensorBatch(named, num_rows=num_rows) if self.container is TensorBatch else dict(named)
+            return self.container(zip(self.names, columns, strict=True))
         return self.container(*columns) if hasattr(self.container, "_fields") else self.container(columns)
 
 
+def container(kind: type[Any]) -> type[Any]:
+    """Makes a class of dicts, which is made of its items as dict is, a container: a decorator."""
+    _CONTAINERS.add(kind)
+    return kind
+
+
 def is_container(value: Any) -> bool:
-    """Whether this is a batch that a layout can be made of, or a part of one that has parts itself."""
+    """Whether this may be made of parts: a dict, a list, a (named) tuple, or one of the classes made containers."""
     kind = type(value)
-    return kind in (TensorBatch, dict, tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    return kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def _form_of(column: Any) -> int | Form:

@@ -7,7 +7,7 @@ Whose memory a buffer is (shared, pinned, on a device) and when it is free again
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,8 @@ from torch_dataloader_utils.shape.form import is_container
 from torch_dataloader_utils.shape.slab_layout import Find, SlabLayout
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
-
-class SlabDescriptor(NamedTuple):
-    """What changes from batch to batch beside the slab: the parts that are no dense tensors, and the row count."""
-
-    objects: tuple[Any, ...]
-    num_rows: int
+Objects = tuple[Any, ...]
+"""What changes from batch to batch beside the slab: the parts that are no dense tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +28,10 @@ class TensorBatchCodec:
 
     def write(
         self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None = None
-    ) -> tuple[SlabLayout, SlabDescriptor] | None:
+    ) -> tuple[SlabLayout, Objects] | None:
         """Copies every dense CPU tensor of the batch into `allocate(num_bytes)` and says how to read it back.
 
-        Anything else in it (Python lists, sparse or nested tensors, tensor subclasses) goes into the descriptor.
+        Anything else in it (Python lists, sparse or nested tensors, tensor subclasses) goes into the objects.
         None for batches that hold no dense tensor, or are something else than a dict, (named) tuple or list of columns.
         `layout` may be that of an earlier batch that was written: the same object comes back if it fits.
 
@@ -51,11 +47,11 @@ class TensorBatchCodec:
         if not tensors:
             return None
         _copy(layout, tensors, allocate)
-        return layout, _describe(layout, batch)
+        return layout, layout.objects_of(batch)
 
     def refer(
         self, batch: Any, find: Find, allocate: Callable[[int], Tensor]
-    ) -> tuple[SlabLayout, SlabDescriptor, tuple[SlabSpan, ...]] | None:
+    ) -> tuple[SlabLayout, Objects, tuple[SlabSpan, ...]] | None:
         """The same, but tensors that `find` finds stay where they are: also the buffers that are in slabs.
 
         All other dense tensors, if there are any, are copied into `allocate(num_bytes)`, the buffer after those.
@@ -73,33 +69,28 @@ class TensorBatchCodec:
             if tensors is None:
                 raise InternalError("A batch does not fit its own layout. Please report this with its columns.")
             _copy(layout, tensors, allocate)
-        return layout, _describe(layout, batch), spans
+        return layout, layout.objects_of(batch), spans
 
     def cut(
-        self, layout: SlabLayout, descriptor: SlabDescriptor, buffers: Sequence[Tensor], rows: Sequence[int]
+        self, layout: SlabLayout, objects: Objects, buffers: Sequence[Tensor], rows: Sequence[int]
     ) -> Iterator[TensorBatch]:
         """As `view`, as batches of `rows[0]`, `rows[1]`, ... rows; only for a `TensorBatch`, of so many rows in all.
 
         A whole group is cut at once: three cuts and three unbinds give a batch its 51 columns.
         """
         if layout.objects or any(layout.form.columns) or not layout.groups:
-            yield from self.view(layout, descriptor, buffers).cut(rows)
+            yield from self.view(layout, objects, buffers).cut(rows)
             return
         groups = [torch.unsafe_split_with_sizes(group.tensors(buffers), rows, dim=1) for group in layout.groups]
         for pieces in zip(*groups, strict=True):
             parts = _numbered(layout, pieces)
             yield TensorBatch(zip(layout.form.names, map(parts.__getitem__, range(len(parts))), strict=True))
 
-    def view(self, layout: SlabLayout, descriptor: SlabDescriptor, buffers: Sequence[Tensor]) -> Any:
+    def view(self, layout: SlabLayout, objects: Objects, buffers: Sequence[Tensor]) -> Any:
         """The batch, as views of its buffers, which may be copies of them on any device."""
-        parts = dict(zip(layout.objects, descriptor.objects, strict=True))
+        parts = dict(zip(layout.objects, objects, strict=True))
         parts |= _numbered(layout, [group.tensors(buffers) for group in layout.groups])
-        return layout.form.filled(map(parts.__getitem__, range(len(parts))), descriptor.num_rows)
-
-
-def _describe(layout: SlabLayout, batch: Any) -> SlabDescriptor:
-    num_rows = batch.num_rows if isinstance(batch, TensorBatch) else 0
-    return SlabDescriptor(layout.objects_of(batch), num_rows)
+        return layout.form.filled(map(parts.__getitem__, range(len(parts))))
 
 
 def _copy(layout: SlabLayout, tensors: Sequence[list[Tensor]], allocate: Callable[[int], Tensor]) -> None:

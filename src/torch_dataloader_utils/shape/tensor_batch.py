@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.shape.form import Form, container
 from torch_dataloader_utils.shape.memory import new_tensor
-from torch_dataloader_utils.shape.one_piece import as_stored, is_plain, move_as_one
+from torch_dataloader_utils.shape.one_piece import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.views import in_lots
 
 
+@container
 class TensorBatch(dict[str, Any]):
     """Columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
 
@@ -38,13 +40,13 @@ class TensorBatch(dict[str, Any]):
         return self._rows_without_columns
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "TensorBatch":
-        """The same rows with every tensor on `device`; Python lists stay as they are.
+        """The same rows with every tensor on `device`, also those in dicts, lists and tuples inside; objects stay.
 
-        All tensors go over as one copy, and are views of one tensor there. Use `non_blocking=True` after
+        All dense tensors go over as one copy, and are views of one tensor there. Use `non_blocking=True` after
         `pin_memory()` to overlap the copy with computing.
         """
         if torch.device(device).type == "cpu":
-            return self._map(lambda column: column.to(device, non_blocking=non_blocking))
+            return self._with_parts(lambda parts: _each(lambda tensor: tensor.cpu(), parts))
         return self._move(lambda tensor: tensor.to(device, non_blocking=non_blocking), _pageable)
 
     def pin_memory(self) -> "TensorBatch":
@@ -64,17 +66,26 @@ class TensorBatch(dict[str, Any]):
 
     def _move(self, move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]) -> "TensorBatch":
         """Every tensor moved by `move`: all plain ones at once, in memory from `allocate` if they are scattered."""
-        tensors = [tensor for column in self.values() for tensor in _tensors(column)]
-        plain = [tensor for tensor in tensors if is_plain(tensor)]
-        stored = list(map(as_stored, plain))
-        together = dict(zip(map(id, plain), move_as_one(stored, move, allocate), strict=True)) if len(plain) > 1 else {}
-        moved = {id(tensor): together[id(tensor)] if id(tensor) in together else move(tensor) for tensor in tensors}
-        columns = ((name, _with_tensors(column, moved)) for name, column in self.items())
-        return TensorBatch(columns, num_rows=self._rows_without_columns)
 
-    def _map(self, move: Any) -> "TensorBatch":
-        moved = ((name, move(c) if isinstance(c, (Tensor, Ragged)) else c) for name, c in self.items())
-        return TensorBatch(moved, num_rows=self._rows_without_columns)
+        def move_all(parts: list[Any]) -> list[Any]:
+            plain = [number for number, part in enumerate(parts) if is_plain(part)]
+            if len(plain) < 2:
+                return _each(move, parts)
+            moved = move_as_one([parts[number] for number in plain], move, allocate)
+            together = dict(zip(plain, moved, strict=True))
+            return [
+                together[number] if number in together else move(part) if isinstance(part, Tensor) else part
+                for number, part in enumerate(parts)
+            ]
+
+        return self._with_parts(move_all)
+
+    def _with_parts(self, change: Callable[[list[Any]], list[Any]]) -> "TensorBatch":
+        """The same batch of other parts; see `Form`."""
+        form = Form.of(self)
+        changed: TensorBatch = form.filled(iter(change(form.parts(self))))
+        changed._rows_without_columns = self._rows_without_columns
+        return changed
 
     def copy(self) -> "TensorBatch":
         """A new batch of the same column objects."""
@@ -87,17 +98,8 @@ class TensorBatch(dict[str, Any]):
         return _rebuild, (columns, self._rows_without_columns)
 
 
-def _tensors(column: Any) -> tuple[Tensor, ...]:
-    if isinstance(column, Ragged):
-        return column.values, column.offsets
-    return (column,) if isinstance(column, Tensor) else ()
-
-
-def _with_tensors(column: Any, moved: Mapping[int, Tensor]) -> Any:
-    """The column with each of its tensors exchanged for `moved[id(tensor)]`."""
-    if isinstance(column, Ragged):
-        return Ragged(moved[id(column.values)], moved[id(column.offsets)])
-    return moved[id(column)] if isinstance(column, Tensor) else column
+def _each(move: Callable[[Tensor], Tensor], parts: list[Any]) -> list[Any]:
+    return [move(part) if isinstance(part, Tensor) else part for part in parts]
 
 
 def _pageable(num_bytes: int) -> Tensor:
