@@ -143,3 +143,28 @@ def test_a_pass_of_a_daemon_thread_goes_on_as_long_as_the_thread(tmp_path, table
         first="atexit.register(lambda: (is_ending.set(), has_ended.acquire()))",
     )
     assert lines == ["8"]
+
+
+@pytest.mark.parametrize(
+    ("options", "leave"),  # multiprocessing's own end of a process does not know of os.fork
+    [("", "sys.exit()"), ("num_workers=2, multiprocessing_context='fork'", "os._exit(0)")],
+    ids=["threads", "processes"],
+)
+@pytest.mark.parametrize("child", ["goes on", "lets go"])
+def test_a_pass_goes_on_in_its_own_process_alone(tmp_path, table, options, leave, child):
+    use = ["try: next(batches)", "except tdu.LoaderError as error: print(type(error).__name__, flush=True)"]
+    lines = run(
+        tmp_path,
+        table,
+        f"loader = load({options})",
+        "batches = begun(loader)",
+        "child = os.fork()",
+        "if child == 0:",
+        *[f"    {line}" for line in (use if child == "goes on" else ["del batches"])],
+        "    print(sum(1 for batch in load()), flush=True)",
+        f"    {leave}",
+        "print(os.waitpid(child, 0)[1], flush=True)",
+        "print(1 + sum(1 for batch in batches))",
+    )
+    refused = ["ConfigError"] if child == "goes on" else []
+    assert lines == [*refused, "completed", "18", "0", "completed", "18"]

@@ -5,7 +5,9 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
@@ -24,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
 
+ROOT = Path(__file__).parents[2]
 TABLE = [[13, 40, 7], [22], [1, 30, 30]]
 START_METHODS = ["fork", "forkserver", "spawn"]
 
@@ -117,6 +120,22 @@ def test_workers_of_one_start_method_leave_those_of_another_alone(table):
     expected = [check_batch(batch) for batch in load(table[0])[0]]
     for method in ("forkserver", "fork"):
         assert [check_batch(batch) for batch in load(table[0], multiprocessing_context=method)[0]] == expected
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_program_that_starts_itself_in_its_workers_is_told_what_to_do(table, tmp_path, method):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from torch_dataloader_utils import StructuredDataset\n"
+        f"loader, _ = StructuredDataset.create_dataloader({str(table[0])!r}, batch_size=8, num_workers=1, "
+        f"multiprocessing_context={method!r})\n"
+        "for batch in loader:\n    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=100
+    )
+    assert done.returncode == 1
+    assert 'belongs under `if __name__ == "__main__":`' in done.stderr.decode().splitlines()[-1]
 
 
 @pytest.mark.parametrize("num_workers", [1, 3, 5])

@@ -61,10 +61,15 @@ class Notes:
             if not is_ending:
                 self._write(worker, kind, "")
 
+    def has_begun(self, pid: int) -> bool:
+        """Whether the worker with this process id has begun to read."""
+        return bool((self._pids == pid).any())
+
     def of_pid(self, pid: int) -> str:
         """Worker and what it was doing, for the process with this id."""
-        found = (self._pids == pid).nonzero()
-        return self.of_worker(int(found[0])) if len(found) else f"A worker process (pid {pid}), before its first read"
+        if not self.has_begun(pid):
+            return f"A worker process (pid {pid}), before its first read"
+        return self.of_worker(int((self._pids == pid).nonzero()[0]))
 
     def of_worker(self, worker: int) -> str:
         """Worker and what it was doing."""
@@ -163,6 +168,11 @@ def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDie
             f"{told}: it was interrupted (SIGINT, as Ctrl-C sends it to all processes, a KeyboardInterrupt or "
             "sys.exit()). Restart from the last state. If the trainer is to go on after Ctrl-C, let workers ignore it: "
             "worker_init_fn=..., with signal.signal(signal.SIGINT, signal.SIG_IGN) in it."
+        )
+    if workers[0].exitcode == 1 and not notes.has_begun(workers[0].pid or 0):
+        return WorkerDiedError(
+            f"{told}: {text}. Its own error is on stderr. Where workers are spawned or come from a forkserver, each "
+            'imports your program: all that it does belongs under `if __name__ == "__main__":`.'
         )
     return WorkerDiedError(
         f"{told}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
