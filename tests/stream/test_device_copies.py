@@ -3,9 +3,9 @@
 import json
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import NamedTuple
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -200,7 +200,7 @@ class Output(OrderedDict):
 
 def test_containers_keep_their_kind_and_what_else_they_hold():
     grouped = defaultdict(list, {"a": [torch.ones(2)]})
-    frame = pd.DataFrame({"to": [1], "x": [2]})
+    frame = SimpleNamespace(to=[1], x=[2])  # as a data frame with such a column has it
     batch = {
         "grouped": grouped,
         "output": Output(b=torch.ones(1)),
