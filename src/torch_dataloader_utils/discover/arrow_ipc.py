@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, Store, Tail
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
+from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 _HEAD_BYTES = 64 << 10
 
 _MAGIC = b"ARROW1"
-_MAGIC_BYTES = 8  # padded, at the start of the file
+_FEATHER_V1_MAGIC = b"FEA1"
 _CONTINUATION = 0xFFFF_FFFF
 
 # Slots of flatbuffer tables.
@@ -38,14 +39,18 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
 
     Raises:
         CorruptFileError: neither of the two formats, or blocks outside the file.
+        UnsupportedFeatureError: Feather v1, which is another format.
     """
     path = item.entry.path
     tail = store.tail(path, TAIL_BYTES, item.entry.stat)
     with decoding(path, "Arrow IPC file"):
-        is_file = bytes(tail.data[-len(_MAGIC) :]) == _MAGIC
-        start = _MAGIC_BYTES if is_file else 0
-        schema = _read_schema(store, path, start, tail)
-        spans, rows = _file_batches(store, path, tail) if is_file else _stream_batches(store, path, tail.size)
+        if bytes(tail.data[-len(_MAGIC) :]) == _MAGIC:
+            end = _from_footer(store, path, tail)
+            schema = _file_schema(end, tail.size)
+            spans, rows = _file_batches(store, path, tail, end)
+        else:
+            schema = _stream_schema(store, path, tail)
+            spans, rows = _stream_batches(store, path, tail.size)
     groups = np.zeros((len(rows), 4), dtype=np.int64)
     groups[:, 0] = rows
     groups[:, 2:] = np.array(spans, dtype=np.int64).reshape(-1, 2)
@@ -53,30 +58,45 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     return FileScan(groups=groups, size=tail.size, identity=tail.identity, schema=schema)
 
 
-def _read_schema(store: Store, path: str, start: int, tail: Tail) -> pa.Schema:
-    head = store.ranges(path, [(start, min(_HEAD_BYTES, tail.size - start))], tail.identity)[0]
-    length, prefix = _metadata_length(head)
-    if prefix + length > len(head):
-        if start + prefix + length > tail.size:
-            raise corrupt(path, f"the schema claims {length} bytes of a file of {tail.size}")
-        head = store.ranges(path, [(start, prefix + length)], tail.identity)[0]
-    return pa.ipc.read_schema(pa.py_buffer(head))
-
-
-def _file_batches(store: Store, path: str, tail: Tail) -> tuple[list[Span], list[int]]:
-    end = len(tail.data) - len(_MAGIC) - 4
-    (length,) = struct.unpack_from("<i", tail.data, end)
+def _from_footer(store: Store, path: str, tail: Tail) -> Buffer:
+    """The end of a file in the file format, with at least all of its footer."""
+    (length,) = struct.unpack_from("<i", tail.data, len(tail.data) - len(_MAGIC) - 4)
     need = length + 4 + len(_MAGIC)
     if not 0 < need <= tail.size:
         raise corrupt(path, f"the footer claims {length} bytes of a file of {tail.size}")
-    data = tail.data if need <= len(tail.data) else store.tail(path, need).data
-    footer = memoryview(data)[len(data) - need : len(data) - 4 - len(_MAGIC)]
+    return tail.data if need <= len(tail.data) else store.tail(path, need).data
+
+
+def _file_schema(end: Buffer, size: int) -> pa.Schema:
+    """The footer's schema. The one at the start of the file is not looked at: polars writes it without its length."""
+    return pa.ipc.open_file(SparseFile([(size - len(end), len(end))], [end], size)).schema
+
+
+def _file_batches(store: Store, path: str, tail: Tail, end: Buffer) -> tuple[list[Span], list[int]]:
+    stop = len(end) - len(_MAGIC) - 4
+    (length,) = struct.unpack_from("<i", end, stop)
+    footer = memoryview(end)[stop - length : stop]
     blocks = list(_Table.root(footer).structs(_FOOTER_BATCHES, "<qi4xq"))
     if any(offset < 0 or head < 0 or body < 0 or offset + head + body > tail.size for offset, head, body in blocks):
         raise corrupt(path, f"a record batch lies outside the file of {tail.size} bytes")
     headers = store.ranges(path, [(offset, head) for offset, head, _ in blocks], tail.identity)
     rows = [_message_rows(header) for header in headers]
     return [(offset, head + body) for offset, head, body in blocks], [row or 0 for row, _ in rows]
+
+
+def _stream_schema(store: Store, path: str, tail: Tail) -> pa.Schema:
+    head = store.ranges(path, [(0, min(_HEAD_BYTES, tail.size))], tail.identity)[0]
+    if bytes(head[: len(_FEATHER_V1_MAGIC)]) == _FEATHER_V1_MAGIC:
+        raise UnsupportedFeatureError(
+            f"{redact(path)} is a Feather V1 file, which is not supported. Read it with pyarrow.feather and write it "
+            "again as Feather V2, which is the Arrow IPC file format."
+        )
+    length, prefix = _metadata_length(head)
+    if prefix + length > len(head):
+        if prefix + length > tail.size:
+            raise corrupt(path, f"the schema claims {length} bytes of a file of {tail.size}")
+        head = store.ranges(path, [(0, prefix + length)], tail.identity)[0]
+    return pa.ipc.read_schema(pa.py_buffer(head))
 
 
 def _stream_batches(store: Store, path: str, size: int) -> tuple[list[Span], list[int]]:

@@ -1,0 +1,124 @@
+"""Arrow files as others write them: without the schema's length, in the first version of Feather."""
+
+import struct
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+
+NUM_ROWS = 40
+TABLE = pa.table(
+    {
+        "row": range(NUM_ROWS),
+        "text": [None if i % 5 == 0 else f"text {i % 7}" for i in range(NUM_ROWS)],
+        "category": pa.array([["p", "q", None][i % 3] for i in range(NUM_ROWS)]).dictionary_encode(),
+        "ids": [[i, i + 1] for i in range(NUM_ROWS)],
+        "pair": [{"x": i, "y": str(i)} for i in range(NUM_ROWS)],
+    }
+)
+
+
+def write(path: Path, table: pa.Table, compression: str | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
+def without_schema_length(data: bytes) -> bytes:
+    """The file as polars 2.1 writes it: its first message begins with the metadata; all else lies where it did."""
+    continuation, length = struct.unpack_from("<Ii", data, 8)
+    assert continuation == 0xFFFF_FFFF
+    return data[:8] + data[16 : 16 + length] + bytes(8) + data[16 + length :]
+
+
+def read(path: str | Path, **options: Any) -> list[dict[str, Any]]:
+    settings = {"batch_size": 8, "num_workers": 0, "output_format": "dict", **options}
+    loader, _ = StructuredDataset.create_dataloader(path, "arrow", **settings)
+    rows = []
+    for batch in loader:
+        columns = batch.to_pydict() if isinstance(batch, pa.RecordBatch) else batch
+        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return sorted(rows, key=lambda row: row["row"])
+
+
+def upload(data: bytes) -> str:
+    fsspec.filesystem("memory").pipe("/test_arrow_files/a.arrow", data)
+    return "memory://test_arrow_files/a.arrow"
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"columns": ["category", "row"]},
+    {"shuffle_rows": 9},
+    {"filters": pc.field("row") > 5},
+    {"output_format": "arrow"},
+]
+
+
+def expected(table: pa.Table, options: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = table.filter(options["filters"]) if "filters" in options else table
+    return rows.select(options.get("columns", rows.schema.names)).to_pylist()
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_schema_message_without_its_length_is_not_needed(
+    tmp_path: Path, compression: str | None, options: dict[str, Any], is_remote: bool
+) -> None:
+    path = tmp_path / "a.arrow"
+    write(path, TABLE, compression)
+    path.write_bytes(without_schema_length(path.read_bytes()))
+    source = upload(path.read_bytes()) if is_remote else path
+    assert decode_schema(scan_files(source, "arrow").schema) == TABLE.schema
+    assert read(source, **options) == expected(TABLE, options)
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
+@pytest.mark.parametrize("method", ["write_ipc", "sink_ipc"])
+def test_files_of_polars_are_read(
+    tmp_path: Path, method: str, compression: str, options: dict[str, Any], is_remote: bool
+) -> None:
+    polars = pytest.importorskip("polars", reason="the writer is not installed")
+    frame = polars.DataFrame(
+        {
+            "row": range(NUM_ROWS),
+            "text": TABLE["text"].to_pylist(),
+            "category": polars.Series(TABLE["category"].to_pylist(), dtype=polars.Categorical),
+            "enum": polars.Series([["a", "b"][i % 2] for i in range(NUM_ROWS)], dtype=polars.Enum(["a", "b"])),
+            "ids": TABLE["ids"].to_pylist(),
+            "pair": TABLE["pair"].to_pylist(),
+            "day": [date(2024, 1, 1)] * NUM_ROWS,
+        }
+    )
+    path = tmp_path / "a.arrow"
+    getattr(frame.lazy() if method == "sink_ipc" else frame, method)(path, compression=compression)
+    wanted = frame.filter(polars.col("row") > 5) if "filters" in options else frame
+    source = upload(path.read_bytes()) if is_remote else path
+    assert read(source, **options) == wanted.select(options.get("columns", frame.columns)).to_dicts()
+
+
+def test_a_footer_that_claims_more_than_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    write(path, TABLE)
+    data = path.read_bytes()
+    path.write_bytes(data[:-10] + struct.pack("<i", len(data)) + data[-6:])
+    with pytest.raises(CorruptFileError, match=f"the footer claims {len(data)} bytes of a file of {len(data)}"):
+        scan_files(path, "arrow")
+
+
+def test_the_first_version_of_feather_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    """Its magic bytes are enough: pyarrow will not write such files for ever."""
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(200) + b"FEA1")
+    with pytest.raises(UnsupportedFeatureError, match=r"a\.feather is a Feather V1 file.*again as Feather V2"):
+        scan_files(tmp_path / "a.feather", "arrow")
