@@ -1,4 +1,4 @@
-"""Arrow files as others write them: without the schema's length, in the first version of Feather."""
+"""Arrow files as others write them: without the schema's length, in the first version of Feather, with run ends."""
 
 import struct
 from datetime import date
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils import RowDataset, StructuredDataset, scan_files
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
@@ -122,3 +122,48 @@ def test_the_first_version_of_feather_is_refused_with_what_to_write(tmp_path: Pa
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(200) + b"FEA1")
     with pytest.raises(UnsupportedFeatureError, match=r"a\.feather is a Feather V1 file.*again as Feather V2"):
         scan_files(tmp_path / "a.feather", "arrow")
+
+
+RUNS = pc.run_end_encode(pa.array([f"run {i // 6}" if i // 6 != 2 else None for i in range(NUM_ROWS)]))
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_rows": 5}, {"shuffle_rows": 30, "shuffle": True, "split_rows": 7}])
+@pytest.mark.parametrize("output_format", ["arrow", "dict"])
+def test_run_ends_are_delivered_and_shuffled_as_their_values(
+    tmp_path: Path, output_format: str, options: dict[str, Any]
+) -> None:
+    table = pa.table({"row": range(NUM_ROWS), "runs": RUNS})
+    write(tmp_path / "a.arrow", table)
+    assert read(tmp_path, output_format=output_format, **options) == table.to_pylist()
+
+
+def test_shuffled_run_ends_keep_their_type(tmp_path: Path) -> None:
+    table = pa.table({"row": range(NUM_ROWS), "runs": RUNS})
+    write(tmp_path / "a.arrow", table)
+    loader, _ = StructuredDataset.create_dataloader(
+        tmp_path, "arrow", num_workers=0, output_format="arrow", shuffle_rows=5
+    )
+    assert {batch.schema.field("runs").type for batch in loader} == {RUNS.type}
+
+
+@pytest.mark.parametrize("output_format", ["dict", "torch"])
+def test_rows_of_run_ends_are_found_by_their_number(tmp_path: Path, output_format: str) -> None:
+    table = pa.table({"row": range(NUM_ROWS), "runs": RUNS})
+    write(tmp_path / "a.arrow", table)
+    rows = RowDataset(tmp_path, "arrow", output_format=output_format)
+    order = [30, 2, 14, 2]
+    assert [row["runs"] for row in rows.__getitems__(order)] == [RUNS[place].as_py() for place in order]
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
+def test_shuffled_run_ends_inside_of_a_struct_are_refused_with_the_name_of_the_column(
+    tmp_path: Path, output_format: str
+) -> None:
+    nested = pa.StructArray.from_arrays([RUNS], ["x"])
+    table = pa.table({"row": range(NUM_ROWS), "nested": nested})
+    write(tmp_path / "a.arrow", table)
+    loader, _ = StructuredDataset.create_dataloader(
+        tmp_path, "arrow", num_workers=0, output_format=output_format, shuffle_rows=5
+    )
+    with pytest.raises(UnsupportedFeatureError, match=r"column 'nested'.*another order"):
+        list(loader)

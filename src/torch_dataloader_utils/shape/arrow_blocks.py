@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.fixed_lists import for_take
 from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
+from torch_dataloader_utils._arrow.take import take_rows
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
@@ -100,23 +100,31 @@ class ArrowShaper:
         """The rows of all blocks, one after the other.
 
         Raises:
-            SchemaError: their categories are more than the index of a dictionary can tell.
+            SchemaError: their categories are more than the index of a dictionary can tell, or their rows more than
+                run ends can.
         """
         rows = blocks[0].rows if len(blocks) == 1 else _concat([block.rows for block in blocks])
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ArrowBlock:
-        """Row order[i] of the blocks' concatenation, for all i."""
-        rows = for_take(self.concat(blocks).rows)
-        return ArrowBlock(rows=rows.take(pa.array(order)), as_python=self.as_python)
+        """Row order[i] of the blocks' concatenation, for all i.
+
+        Raises:
+            SchemaError: see `concat`. UnsupportedFeatureError: see `take_rows`.
+        """
+        return ArrowBlock(rows=take_rows(self.concat(blocks).rows, order), as_python=self.as_python)
 
 
 def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     try:
         return pa.concat_batches(batches)
     except pa.ArrowInvalid as error:
-        categories = [field.name for field in batches[0].schema if pa.types.is_dictionary(field.type)]
+        encoded = [field.name for field in batches[0].schema if _is_encoded(field.type)]
         raise SchemaError(
-            f"rows of several row groups do not join ({error}); they have the categories {categories}. Write those "
-            'with a wider index, or as plain values, or use output_format="dict"'
+            f"rows of several row groups do not join ({error}); they have the categories or run ends {encoded}. Write "
+            'those with a wider index, or as plain values; categories join with output_format="dict" too'
         ) from error
+
+
+def _is_encoded(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type))

@@ -99,5 +99,6 @@ def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
 def gather_blocks(blocks: Sequence[ColumnBlock], order: Tensor) -> ColumnBlock:
     """Row order[i] of the blocks' concatenation, for all i; order is int64, shape [rows]."""
     first = blocks[0]
-    columns = gather_columns(list(zip(*(block.columns for block in blocks), strict=True)), Gatherer(order))
+    parts = list(zip(*(block.columns for block in blocks), strict=True))
+    columns = gather_columns(first.names, parts, Gatherer(order))
     return ColumnBlock(names=first.names, columns=columns, num_rows=len(order), output=first.output)

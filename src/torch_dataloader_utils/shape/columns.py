@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._arrow.fixed_lists import array_for_take
+from torch_dataloader_utils._arrow.take import no_take
 from torch_dataloader_utils.shape.memory import (
     COLUMNS_AT_ONCE,
     Gatherer,
@@ -200,20 +201,31 @@ Column = Rows | Matrix | Lists | Objects
 _ROWS_TOGETHER = 4096
 
 
-def gather_columns(columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
+def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
     """Every column, given as its parts, in the gatherer's order; plain numbers several columns at a time.
 
     Few rows come in memory of their own for each column, so that a column which is kept keeps no other.
+
+    Raises:
+        UnsupportedFeatureError: Arrow rows of a type without a take; it has the column's name.
     """
     at_once = COLUMNS_AT_ONCE if len(gatherer.order) >= _ROWS_TOGETHER else 1
     flat, others = _flat_by_dtype(columns)
-    gathered: dict[int, Column] = {index: type(columns[index][0]).gather(columns[index], gatherer) for index in others}
+    gathered: dict[int, Column] = {index: _gather(names[index], columns[index], gatherer) for index in others}
     for dtype, indices in flat.items():
         for start, out in new_lots(len(indices), len(gatherer.order), dtype, at_once):
             group = indices[start : start + at_once]
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
     return tuple(gathered[index] for index in range(len(columns)))
+
+
+def _gather(name: str, parts: Sequence[Any], gatherer: Gatherer) -> Column:
+    try:
+        gathered: Column = type(parts[0]).gather(parts, gatherer)
+    except pa.ArrowNotImplementedError as error:
+        raise no_take(name, error) from error
+    return gathered
 
 
 def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
