@@ -34,7 +34,7 @@ def uploads(s3: MotoS3) -> list[Any]:
 @pytest.mark.parametrize("size", [0, 1, 5 * MIB, 5 * MIB + 1, len(DATA)])
 def test_an_object_of_any_size_is_what_was_written(s3: MotoS3, s3_access: StoreAccess, size: int) -> None:
     url = s3.put("a", b"old")
-    FsspecStore.of(url, s3_access).write(url, size, read)
+    FsspecStore(access=s3_access).write(url, size, read)
     assert s3.get("a") == DATA[:size]
 
 
@@ -43,7 +43,7 @@ def test_blocks_that_fail_are_sent_again_by_themselves(s3: MotoS3, s3_access: St
     s3.failures.append(Failure("PUT", r"partNumber=2", count=2))
     s3.failures.append(Failure("POST", r"uploads", count=1))
     s3.failures.append(Failure("POST", r"uploadId", count=1))
-    FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    FsspecStore(access=s3_access).write(url, len(DATA), read)
     assert s3.get("a") == DATA
     parts = [path.partition("partNumber=")[2][:1] for method, path, _ in s3.requests if method == "PUT"]
     assert sorted(parts) == ["1", "2", "2", "2", "3"]
@@ -53,7 +53,7 @@ def test_a_write_that_fails_for_good_leaves_the_old_object_and_no_parts(s3: Moto
     url = s3.put("a", b"old")
     s3.failures.append(Failure("PUT", r"partNumber=3", status="403 Forbidden", code="AccessDenied"))
     with pytest.raises(StoreError, match=r"s3://bucket/a: no permission to write .*AccessDenied"):
-        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+        FsspecStore(access=s3_access).write(url, len(DATA), read)
     assert s3.get("a") == b"old"
     assert uploads(s3) == []
 
@@ -62,7 +62,7 @@ def test_an_upload_whose_last_answer_was_lost_is_found_to_be_done(s3: MotoS3, s3
     url = s3.put("a", b"old")
     s3.failures.append(Failure("POST", r"uploadId", count=1, takes_effect=True))
     s3.failures.append(Failure("POST", r"uploadId", first=1, status="404 Not Found", code="NoSuchUpload"))
-    FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+    FsspecStore(access=s3_access).write(url, len(DATA), read)
     assert s3.get("a") == DATA
 
 
@@ -75,11 +75,11 @@ def test_an_upload_that_is_gone_is_told_and_no_older_object_is_taken_for_it(
     s3.failures.append(Failure("POST", r"uploadId", count=gone_at))
     s3.failures.append(Failure("POST", r"uploadId", first=gone_at, status="404 Not Found", code="NoSuchUpload"))
     with pytest.raises(StoreError, match=r"s3://bucket/a: the store no longer knows the upload.*Write it again"):
-        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+        FsspecStore(access=s3_access).write(url, len(DATA), read)
     assert s3.get("a") == old
     s3.failures[:] = [Failure("PUT", r"partNumber=2", status="404 Not Found", code="NoSuchUpload")]
     with pytest.raises(StoreError, match="no longer knows the upload"):
-        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+        FsspecStore(access=s3_access).write(url, len(DATA), read)
 
 
 def test_an_abort_is_tried_once(s3: MotoS3, s3_access: StoreAccess) -> None:
@@ -87,7 +87,7 @@ def test_an_abort_is_tried_once(s3: MotoS3, s3_access: StoreAccess) -> None:
     s3.failures.append(Failure("PUT", r"partNumber=3", status="403 Forbidden", code="AccessDenied"))
     s3.failures.append(Failure("DELETE", r"uploadId"))
     with pytest.raises(StoreError, match="AccessDenied"):
-        FsspecStore.of(url, s3_access).write(url, len(DATA), read)
+        FsspecStore(access=s3_access).write(url, len(DATA), read)
     assert s3.counts()["DELETE"] == 1
     s3.failures.clear()
     for upload in uploads(s3):
@@ -103,14 +103,14 @@ def test_an_upload_goes_on_with_renewed_credentials(s3: MotoS3, s3_access: Store
 
     s3.failures.append(Failure("PUT", r"partNumber=2", count=1, status="400 Bad Request", code="ExpiredToken"))
     access = replace(s3_access, credentials=credentials, token="renewed")
-    FsspecStore.of(url, access).write(url, len(DATA), read)
+    FsspecStore(access=access).write(url, len(DATA), read)
     assert s3.get("a") == DATA
     assert len(asked) == 2
 
 
 def test_deleting_twice_is_no_error(s3: MotoS3, s3_access: StoreAccess) -> None:
     url = s3.put("a", b"old")
-    store = FsspecStore.of(url, s3_access)
+    store = FsspecStore(access=s3_access)
     store.delete(url)
     store.delete(url)
     store.make_directory(f"s3://{BUCKET}/b")
@@ -119,7 +119,7 @@ def test_deleting_twice_is_no_error(s3: MotoS3, s3_access: StoreAccess) -> None:
 
 def test_a_stream_that_fails_is_begun_again_as_a_whole() -> None:
     url = "memory://test_write/a"
-    store = FsspecStore.of(url, StoreAccess())
+    store = FsspecStore(access=StoreAccess())
     failing = [True]
 
     def read_once_broken(start: int, length: int) -> bytes:
@@ -167,7 +167,7 @@ class BufferedStore(AbstractFileSystem):
 def test_a_stream_that_failed_publishes_nothing_when_it_is_collected(failed_at: int) -> None:
     fsspec.register_implementation("buffered", BufferedStore, clobber=True)
     BufferedStore.objects["b/a"] = b"old"
-    store = FsspecStore.of("buffered://b/a", StoreAccess())
+    store = FsspecStore(access=StoreAccess())
 
     def read_until(start: int, length: int) -> bytes:
         if start >= failed_at:

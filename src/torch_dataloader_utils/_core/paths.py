@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
@@ -42,6 +42,12 @@ def has_credentials(path: str) -> bool:
     return redact(path) != path
 
 
+def check_no_password(path: str) -> None:
+    """Raises ConfigError for a URL that holds a password; it would end up in plans and logs."""
+    if any(":" in _user(part) for part in path.split("::")):
+        raise ConfigError(f"{redact(path)}: the URL holds a password. Pass credentials as storage_options instead.")
+
+
 def _redact_one(part: str) -> str:
     scheme, separator, rest = part.partition("://")
     if not separator:
@@ -50,7 +56,13 @@ def _redact_one(part: str) -> str:
         # Only here is "?" a query; in a bucket it is a character of the key, or a glob.
         rest = rest.partition("?")[0]
     authority, slash, key = rest.partition("/")
-    user, at, host = authority.rpartition("@")
-    if at and (":" in user or scheme in ("http", "https")):
-        authority = host
+    if ":" in _user(part) or scheme in ("http", "https"):
+        authority = authority.rpartition("@")[2]
     return f"{scheme}://{authority}{slash}{key}"
+
+
+def _user(part: str) -> str:
+    """What stands before the host of a URL: a name, and after a colon a password."""
+    scheme, _, rest = part.partition("://")
+    # fsspec's form of "github://org:repo@branch/file", in which nothing is secret.
+    return "" if scheme == "github" else rest.partition("/")[0].rpartition("@")[0]

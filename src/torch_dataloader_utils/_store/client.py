@@ -1,6 +1,8 @@
 """A live storage client: fsspec's own, set up so that retries and limits are ours alone."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any
 
 import fsspec
@@ -14,6 +16,10 @@ _S3_SCHEMES = ("s3", "s3a")
 # Clients by the package of their class, so that none has to be imported.
 _S3_CLIENT = "s3fs"
 _BUCKET_CLIENTS = (_S3_CLIENT, "gcsfs", "adlfs", "obstore")
+
+# It sends all commands over one connection, where those of two threads would get each other's replies.
+_ONE_CONNECTION_CLIENT = "fsspec.implementations.ftp"
+_TURN = "torch_dataloader_utils_turn"
 
 
 def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = False) -> Any:
@@ -40,7 +46,16 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
         raise
     if is_s3(filesystem):
         filesystem.retries = 1
+    behind_caches = getattr(filesystem, "fs", filesystem)
+    if _ONE_CONNECTION_CLIENT in (type(filesystem).__module__, type(behind_caches).__module__):
+        setattr(filesystem, _TURN, Lock())
     return filesystem
+
+
+def turn_of(filesystem: Any) -> AbstractContextManager[Any]:
+    """Held by the thread that uses the client; only of those that serve one at a time do others wait."""
+    turn: AbstractContextManager[Any] = getattr(filesystem, _TURN, nullcontext())
+    return turn
 
 
 def is_s3(filesystem: Any) -> bool:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._core.paths import check_no_password
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.interface import CoalesceLimits, Store
 from torch_dataloader_utils._store.local import LocalStore
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.secret import Secret
-from torch_dataloader_utils.errors import ConfigError
 
 
 def open_store(
@@ -28,18 +27,12 @@ def open_store(
     """
     if _is_local(path):
         return LocalStore() if limits is None else LocalStore(limits=limits)
-    if any(":" in _user(part) for part in path.split("::")):
-        raise ConfigError(f"{redact(path)}: the URL holds a password. Pass credentials as storage_options instead.")
+    check_no_password(path)
     access = StoreAccess.of(storage_options)
     if limits is not None:
         access = replace(access, remote=replace(access.remote, coalesce=limits))
-    return FsspecStore.of(path, access)
+    return FsspecStore(access=access)
 
 
 def _is_local(path: str) -> bool:
     return "://" not in path or path.partition("://")[0] in ("file", "local")
-
-
-def _user(part: str) -> str:
-    authority = part.partition("://")[2].partition("/")[0]
-    return authority.rpartition("@")[0]

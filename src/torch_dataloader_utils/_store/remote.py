@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._core.paths import check_no_password, redact
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.censor import censor
-from torch_dataloader_utils._store.client import open_client
+from torch_dataloader_utils._store.client import open_client, turn_of
 from torch_dataloader_utils._store.client_table import clients
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Kind, diagnose
@@ -21,10 +21,11 @@ from torch_dataloader_utils._store.identity import check_identity, names_no_vers
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
 from torch_dataloader_utils._store.remote_pattern import Infos, files_at, matching_files
+from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils._store.secret import Secret
-from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern, is_web
+from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
@@ -32,34 +33,15 @@ T = TypeVar("T")
 
 _LOOK_UP_THREADS = 16
 
-# Behind a cache of fsspec's: "simplecache::file:///data".
-_LOCAL_SCHEMES = ("file", "local")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsspecStore:
     """Ranges in parallel, pinned to an identity, asked for again when a request fails that deserves it.
 
-    before, scheme, after: a URL is before + scheme + "://" + key + after; `before` and `after` hold the rest of
-    a chained URL ("simplecache::", "::s3://bucket/archive.zip").
+    It serves all URLs that one access reaches; which client serves each is in the URL.
     """
 
-    before: str
-    scheme: str
-    after: str
     access: StoreAccess
-
-    @classmethod
-    def of(cls, url: str, access: StoreAccess) -> "FsspecStore":
-        """The store that `url` lies in."""
-        parts = url.split("::")
-        index = next(i for i, part in enumerate(parts) if "://" in part)
-        return cls(
-            before="".join(f"{part}::" for part in parts[:index]),
-            scheme=parts[index].split("://", 1)[0],
-            after="".join(f"::{part}" for part in parts[index + 1 :]),
-            access=access,
-        )
 
     @property
     def options(self) -> Secret:
@@ -124,17 +106,18 @@ class FsspecStore:
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""
-        own = self._own(path)
-        if is_pattern(own):
-            check_pattern(own)
-        key, found = self._request(path, "list", None, partial(_find, directories_only=own.endswith("/")))
+        check_no_password(path)
+        url = self._url(path)
+        if is_pattern(url.own):
+            check_pattern(url.own)
+        key, found = self._request(path, "list", None, partial(_find, directories_only=url.own.endswith("/")))
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
-        stats = self._stats({self._url(name): info for name, info in found.items()})
-        listed = tuple(FileEntry(path=url, stat=stats[url]) for url in sorted(stats))
+        stats = self._stats({url.of_key(name): info for name, info in found.items()})
+        listed = tuple(FileEntry(path=each, stat=stats[each]) for each in sorted(stats))
         if key in found:
             return Listing(entries=listed)
-        directory = self._url(before_wildcard(key) if is_pattern(key) else key.rstrip("/"))
+        directory = url.of_key(before_wildcard(key) if is_pattern(key) else key.rstrip("/"))
         return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
 
     def _stats(self, infos: Infos) -> dict[str, FileStat]:
@@ -173,12 +156,14 @@ class FsspecStore:
     def _request(self, path: str, action: str, identity: str | None, call: Callable[[Any, str], T]) -> T:
         """Runs `call(filesystem, key)` until it succeeds, or its failure is final; then the error is one of ours."""
         attempts, log = Attempts(self.access.remote.retry), RetryLog(path, action)
-        local = clients.of((self.access.token, self.before, self.scheme, self.after))
+        url = self._url(path)
+        local = clients.of((self.access.token, *url.client))
         filesystem = None
         while True:
             try:
-                filesystem = local.get(lambda: open_client(path, self.scheme, self.access))
-                return call(filesystem, self._key(filesystem, path))
+                filesystem = local.get(lambda: open_client(url.address, url.scheme, self.access))
+                with turn_of(filesystem):
+                    return call(filesystem, url.key(filesystem))
             except LoaderError:
                 raise
             except Exception as error:  # whatever a storage client raises
@@ -191,28 +176,14 @@ class FsspecStore:
             thread_requests().retries += 1
             pause(delay)
             if diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
-                local.renew(filesystem, lambda: open_client(path, self.scheme, self.access, renews=True))
+                local.renew(filesystem, lambda: open_client(url.address, url.scheme, self.access, renews=True))
 
-    def _own(self, path: str) -> str:
-        """The URL in this store, without those it is chained with."""
-        return path[len(self.before) : len(path) - len(self.after)]
-
-    def _key(self, filesystem: Any, path: str) -> str:
-        """What the client calls it, as its listings do: without a scheme, but for web servers."""
-        key: str = filesystem._strip_protocol(self._own(path))
-        # obstore leaves the scheme, lists names without one, and takes "?" and "#" for the end of a URL with one.
-        return key if is_web(key) else key.removeprefix(f"{self.scheme}://")
-
-    def _url(self, key: str) -> str:
-        if "://" in key:  # of a web server
-            return f"{self.before}{key}{self.after}"
-        # Clients disagree on a slash before the first name, which only local paths need.
-        name = key if self.scheme in _LOCAL_SCHEMES else key.lstrip("/")
-        return f"{self.before}{self.scheme}://{name}{self.after}"
+    def _url(self, path: str) -> RemoteUrl:
+        return RemoteUrl.of(path, backend=self.access.remote.backend)
 
 
 def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
-    filesystem.invalidate_cache(key)
+    filesystem.invalidate_cache()  # of the whole client: some look a file up in the listing of its directory
     thread_requests().requests += 1
     info: Mapping[str, Any] = filesystem.info(key)
     return info

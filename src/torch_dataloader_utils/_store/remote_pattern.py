@@ -39,7 +39,7 @@ def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = Fa
     Raises:
         Whatever the client raises, but for what is not there.
     """
-    start = before_wildcard(pattern).rstrip("/")
+    start = before_wildcard(pattern).rstrip("/") or pattern[: pattern.startswith("/")]
     parts = pattern[len(start) :].rstrip("/").removeprefix("/").split("/")
     if is_web(pattern):
         parts = [re.sub(r"[?[]", r"[\g<0>]", part) for part in parts]
@@ -181,4 +181,4 @@ def _is_entry(link: str, page: str) -> bool:
 
 
 def _join(directory: str, part: str) -> str:
-    return f"{directory}/{part}" if directory else part
+    return f"{directory.rstrip('/')}/{part}" if directory else part

@@ -1,0 +1,93 @@
+"""URLs of remote files: from a URL to what its client calls the file, and from the client's names back to URLs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+from torch_dataloader_utils._store.wildcards import is_web
+
+# Behind a cache of fsspec's: "simplecache::file:///data".
+_LOCAL_SCHEMES = ("file", "local")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteUrl:
+    """A URL, taken apart: before + own + after, where `before` and `after` hold the rest of a chained one.
+
+    scheme: of `own`. server: what stands before the first slash of `own`, where the client connects to it and knows
+    files by their names on it alone; None where it is part of their names, as a bucket is. root: what names on a server
+    begin with.
+
+        zip://d/a.csv::s3://bucket/z.zip      own="zip://d/a.csv"   after="::s3://bucket/z.zip"   server=None
+        simplecache::s3://bucket/a.csv        own="s3://bucket/a.csv"   before="simplecache::"    server=None
+        ftp://me@host:2121/d/a.csv            server="me@host:2121"   root="/"
+    """
+
+    before: str
+    own: str
+    after: str
+    scheme: str
+    server: str | None
+    root: str
+
+    @classmethod
+    def of(cls, url: str, *, backend: str = "fsspec") -> "RemoteUrl":
+        """`backend`: obstore's clients know files by their buckets, and fsspec's own need not be installed for them."""
+        parts = url.split("::")
+        index = next(i for i, part in enumerate(parts) if "://" in part)
+        scheme, _, rest = parts[index].partition("://")
+        authority = rest.partition("/")[0]
+        root = None if backend == "obstore" else _root_on_server(scheme, authority)
+        return cls(
+            before="".join(f"{part}::" for part in parts[:index]),
+            own=parts[index],
+            after="".join(f"::{part}" for part in parts[index + 1 :]),
+            scheme=scheme,
+            server=None if root is None else authority,
+            root=root or "",
+        )
+
+    @property
+    def client(self) -> tuple[str, ...]:
+        """Equal for the URLs that one client serves."""
+        return (self.before, self.scheme, self.server or "", self.after)
+
+    @property
+    def address(self) -> str:
+        """The URL to open the client with."""
+        # Some clients take what looks like a query for an option, and "?" is a wildcard or a letter here.
+        own = self.own if self.server is None else f"{self.scheme}://{self.server}/"
+        return f"{self.before}{own}{self.after}"
+
+    def key(self, filesystem: Any) -> str:
+        """What the client calls it, as its listings do: without a scheme, but for web servers."""
+        if self.server is not None:
+            return self.root + self.own.partition("://")[2].partition("/")[2].strip("/")
+        key: str = filesystem._strip_protocol(self.own)
+        # obstore leaves the scheme, lists names without one, and takes "?" and "#" for the end of a URL with one.
+        return key if is_web(key) else key.removeprefix(f"{self.scheme}://")
+
+    def of_key(self, key: str) -> str:
+        """The URL of what the same client calls `key`."""
+        if "://" in key:  # of a web server
+            return f"{self.before}{key}{self.after}"
+        # Clients disagree on a slash before the first name, which only local paths need.
+        name = key if self.scheme in _LOCAL_SCHEMES else key.lstrip("/")
+        if self.server is not None:
+            name = f"{self.server}/{name}" if name else self.server
+        return f"{self.before}{self.scheme}://{name}{self.after}"
+
+
+def _root_on_server(scheme: str, authority: str) -> str | None:
+    """What names begin with where they are names on the server `authority`, "/" or ""; None where they hold it.
+
+    ftp, hdfs       "/"         s3, abfs, http      None
+    """
+    try:
+        client = fsspec.get_filesystem_class(scheme)
+        # A made-up host, since "hdfs:///d" names none and means the configured one.
+        key: str = client._strip_protocol(f"{scheme}://{authority or 'host'}/key")
+    except (ImportError, ValueError):  # told where the client is opened
+        return None
+    return key.removesuffix("key") if key in ("key", "/key") else None
