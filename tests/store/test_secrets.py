@@ -1,11 +1,13 @@
 import json
 import pickle
 
+import fsspec
 import pytest
+from fsspec.registry import _registry, known_implementations
 
 from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact
 from torch_dataloader_utils._store.faults import store_error
-from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, StoreError
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, MissingDependencyError, StoreError
 
 CANARY = "canary-6f1d"
 
@@ -30,6 +32,7 @@ def test_urls_lose_passwords_and_signatures_in_messages():
     assert redact("abfs://container@account.dfs.core/a") == "abfs://container@account.dfs.core/a"
     assert redact("s3://b/part-?.parquet") == "s3://b/part-?.parquet"
     assert redact(f"simplecache::ftp://me:{CANARY}@host/a") == "simplecache::ftp://host/a"
+    assert redact("github://org:repo@main/a") == "github://org:repo@main/a"
     assert has_credentials("https://host/a?sig=1")
     assert not has_credentials("s3://b/a")
 
@@ -52,6 +55,34 @@ def test_a_missing_client_names_its_extra():
     error = store_error(ImportError("no s3fs"), "s3://b/k", "open")
     assert isinstance(error, MissingDependencyError)
     assert 'pip install "torch-dataloader-utils[s3]"' in str(error)
+
+
+@pytest.mark.parametrize("url", ["sftp://host/a", "sftp://a::z.zip", "simplecache::sftp://host/a"])
+def test_a_missing_client_without_an_extra_is_named_by_its_own_scheme(monkeypatch, url):
+    about = {"class": "no_such_module.Client", "err": "Client requires no_such_module"}
+    monkeypatch.delitem(_registry, "sftp", raising=False)
+    monkeypatch.setitem(known_implementations, "sftp", about)
+    with pytest.raises(MissingDependencyError) as caught:
+        open_store(url).stat(url)
+    says = (
+        "the client for sftp:// is not installed (ImportError: Client requires no_such_module). Install what it needs."
+    )
+    assert str(caught.value) == f"{url}: {says}"
+
+
+def test_dicts_in_storage_options_stay_as_the_caller_wrote_them(tmp_path):
+    session = object()
+    options = {"filecache": {"cache_storage": str(tmp_path)}, "memory": {"session": session}}
+    fsspec.filesystem("memory").pipe_file("/secrets/a", b"1")
+    url = "filecache::memory://secrets/a"
+    assert open_store(url, options).stat(url).size == 1
+    assert options == {"filecache": {"cache_storage": str(tmp_path)}, "memory": {"session": session}}
+
+
+def test_a_memory_file_that_is_gone_says_that_each_process_has_its_own():
+    for url in ("memory://secrets/gone", "simplecache::memory://secrets/gone"):
+        with pytest.raises(FileChangedError, match="a memory of their own; use num_workers=0"):
+            open_store(url).ranges(url, [(0, 1)], "1-1")
 
 
 def test_an_unknown_scheme_is_a_config_error():

@@ -97,12 +97,12 @@ class StoreAccess:
         Raises:
             StoreError: the function raised, or returned no mapping.
         """
-        options: dict[str, Any] = dict(self.options.reveal())
+        options: dict[str, Any] = _copied(dict(self.options.reveal()))
         if self.credentials is None or (self.holds_first and not renews):
             return options
         name = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
         try:
-            found = dict(self.credentials())
+            found: dict[str, Any] = _copied(dict(self.credentials()))
         except LoaderError:
             raise
         except Exception as error:  # the user's function: any error, told with its name
@@ -112,3 +112,10 @@ class StoreAccess:
                 "what it asks for credentials."
             ) from error
         return options | found
+
+
+def _copied(options: Any) -> Any:
+    """Dicts in dicts, anew, since fsspec puts options of its own into those of a chained client; values as they are."""
+    if not isinstance(options, dict):
+        return options
+    return {name: _copied(value) for name, value in options.items()}

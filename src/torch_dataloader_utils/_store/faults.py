@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from fsspec import get_filesystem_class
+
 from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
 from torch_dataloader_utils._store.identity import short_read
@@ -31,6 +33,11 @@ _EXTRAS = {
     "az": "azure",
     "adl": "azure",
 }
+
+_OTHER_MEMORY = (
+    " If nobody deleted it: worker processes that are not forked have a memory of their own; use num_workers=0 or "
+    'multiprocessing_context="fork".'
+)
 
 
 @contextmanager
@@ -102,7 +109,8 @@ def _replaced(path: str, cause: str, identity: str | None) -> FileChangedError:
 def _missing(path: str, *, was_planned: bool) -> FileChangedError | NoDataError:
     where = redact(path)
     if was_planned:
-        return FileChangedError(f"{where} is gone; it was there when the plan was made. Plan the data set again.")
+        hint = _OTHER_MEMORY if path.rpartition("::")[2].startswith("memory://") else ""
+        return FileChangedError(f"{where} is gone; it was there when the plan was made. Plan the data set again.{hint}")
     return NoDataError(f"{where} does not exist. Check the spelling, or list its parent directory.")
 
 
@@ -128,10 +136,23 @@ def _expired(path: str, action: str, cause: str, *, is_sure: bool) -> StoreError
 
 
 def _no_client(path: str, cause: str) -> MissingDependencyError:
-    scheme = path.rsplit("::", 1)[-1].split("://", 1)[0]
+    scheme = _without_client(path)
     extra = _EXTRAS.get(scheme)
-    install = f'pip install "torch-dataloader-utils[{extra}]"' if extra else f"install it: {cause}"
-    return MissingDependencyError(f"{redact(path)}: the client for {scheme}:// is not installed. Run: {install}")
+    install = f'Run: pip install "torch-dataloader-utils[{extra}]"' if extra else "Install what it needs."
+    return MissingDependencyError(f"{redact(path)}: the client for {scheme}:// is not installed ({cause}). {install}")
+
+
+def _without_client(path: str) -> str:
+    """The scheme of the part of a chained URL whose client cannot be imported; fsspec begins with the last."""
+    schemes = [part.partition("://")[0] for part in reversed(path.split("::"))]
+    for scheme in schemes:
+        try:
+            get_filesystem_class(scheme)
+        except ImportError:
+            return scheme
+        except ValueError:  # a path of the local archive at the end of the chain
+            continue
+    return next((scheme for scheme in schemes if scheme in _EXTRAS), schemes[-1])
 
 
 def failure_text(
