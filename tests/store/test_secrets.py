@@ -88,3 +88,9 @@ def test_a_memory_file_that_is_gone_says_that_each_process_has_its_own():
 def test_an_unknown_scheme_is_a_config_error():
     with pytest.raises(ConfigError, match="nope://"):
         open_store("nope://a").stat("nope://a")
+
+
+def test_a_client_whose_module_fails_is_a_store_error(monkeypatch):
+    monkeypatch.setitem(known_implementations, "broken", {"class": "fsspec.NoSuchClient"})
+    with pytest.raises(StoreError, match="NoSuchClient"):
+        open_store("broken://host/a").list_files("broken://host/a")
