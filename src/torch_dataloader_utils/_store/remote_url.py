@@ -88,6 +88,6 @@ def _root_on_server(scheme: str, authority: str) -> str | None:
         client = fsspec.get_filesystem_class(scheme)
         # A made-up host, since "hdfs:///d" names none and means the configured one.
         key: str = client._strip_protocol(f"{scheme}://{authority or 'host'}/key")
-    except Exception:  # no client, or whatever its module raises: the same is told where it is opened
+    except (AttributeError, ImportError, ValueError):  # no client: told where it is opened
         return None
     return key.removesuffix("key") if key in ("key", "/key") else None
