@@ -101,6 +101,26 @@ class Github(Servers):
     _get_kwargs_from_urls = staticmethod(GithubFileSystem._get_kwargs_from_urls)
 
 
+class Azure(Servers):
+    """Names begin with a container; the account is in the URL alone, as with adlfs."""
+
+    root_marker = ""
+
+    def __init__(self, root: str, account_name: str | None = None, **options: Any):
+        assert account_name, "adlfs needs an account"
+        super().__init__(root, host=account_name, **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        authority, slash, key = path.removeprefix("abfs://").strip("/").partition("/")
+        return authority.partition("@")[0] + slash + key
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        account = path.removeprefix("abfs://").partition("/")[0].partition("@")[2].partition(".")[0]
+        return {"account_name": account} if account else {}
+
+
 def write(root: Path, name: str, rows: range) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"x": list(rows)}), root / name)
@@ -192,6 +212,20 @@ def test_archives_of_a_list_are_read_each(tmp_path: Path) -> None:
     paths = [f"zip://a.parquet::file://{tmp_path}/{name}" for name in ("1.zip", "2.zip")]
     loader, _ = StructuredDataset.create_dataloader(paths, num_workers=0, remote=PLAIN)
     assert sorted(value for batch in loader for value in batch["x"].tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_accounts_of_azure_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(_registry, "abfs", Azure)
+    folders = [f"abfs://box@{account}.dfs.core.windows.net/d" for account in ("one", "two")]
+    for number, account in enumerate(("one", "two")):
+        write(tmp_path, f"{account}/box/d/a.parquet", range(10 * number, 10 * number + 10))
+    for end in ("", "/*.parquet", "/a.parquet"):
+        paths = [f"{folder}{end}" for folder in folders]
+        assert rows(paths, tmp_path, num_workers=2, multiprocessing_context="fork") == list(range(20))
+        found = scan_files(paths, storage_options={"root": str(tmp_path)}, remote=PLAIN)
+        assert list(found.files.paths) == [f"{folder}/a.parquet" for folder in folders]
+    plain = scan_files("abfs://box/d", storage_options={"root": str(tmp_path), "account_name": "two"}, remote=PLAIN)
+    assert list(plain.files.paths) == ["abfs://box/d/a.parquet"]
 
 
 def test_a_branch_of_github_is_read_in_the_form_of_fsspec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from torch_dataloader_utils._store.wildcards import is_web
 # Behind a cache of fsspec's: "simplecache::file:///data".
 _LOCAL_SCHEMES = ("file", "local")
 
+_AZURE_SCHEMES = ("abfs", "abfss", "az", "adl")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteUrl:
@@ -17,11 +19,12 @@ class RemoteUrl:
 
     scheme: of `own`. server: what stands before the first slash of `own`, where the client connects to it and knows
     files by their names on it alone; None where it is part of their names, as a bucket is. root: what names on a server
-    begin with.
+    begin with. account: of Azure, what stands behind the container and is in no name.
 
         zip://d/a.csv::s3://bucket/z.zip      own="zip://d/a.csv"   after="::s3://bucket/z.zip"   server=None
         simplecache::s3://bucket/a.csv        own="s3://bucket/a.csv"   before="simplecache::"    server=None
         ftp://me@host:2121/d/a.csv            server="me@host:2121"   root="/"
+        abfs://container@account/d/a.csv      account="account"
     """
 
     before: str
@@ -30,6 +33,7 @@ class RemoteUrl:
     scheme: str
     server: str | None
     root: str
+    account: str
 
     @classmethod
     def of(cls, url: str, *, backend: str = "fsspec") -> "RemoteUrl":
@@ -39,6 +43,7 @@ class RemoteUrl:
         scheme, _, rest = parts[index].partition("://")
         authority = rest.partition("/")[0]
         root = None if backend == "obstore" else _root_on_server(scheme, authority)
+        has_account = root is None and backend != "obstore" and scheme in _AZURE_SCHEMES
         return cls(
             before="".join(f"{part}::" for part in parts[:index]),
             own=parts[index],
@@ -46,12 +51,13 @@ class RemoteUrl:
             scheme=scheme,
             server=None if root is None else authority,
             root=root or "",
+            account=authority.partition("@")[2] if has_account else "",
         )
 
     @property
     def client(self) -> tuple[str, ...]:
         """Equal for the URLs that one client serves."""
-        return (self.before, self.scheme, self.server or "", self.after)
+        return (self.before, self.scheme, self.server or self.account, self.after)
 
     @property
     def address(self) -> str:
@@ -76,6 +82,9 @@ class RemoteUrl:
         name = key if self.scheme in _LOCAL_SCHEMES else key.lstrip("/")
         if self.server is not None:
             name = f"{self.server}/{name}" if name else self.server
+        if self.account:
+            container, slash, rest = name.partition("/")
+            name = f"{container}@{self.account}{slash}{rest}"
         return f"{self.before}{self.scheme}://{name}{self.after}"
 
 
