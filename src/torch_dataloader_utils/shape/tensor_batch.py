@@ -1,6 +1,7 @@
 """The batch a trainer gets: a dict of columns that moves between devices as one thing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -45,9 +46,13 @@ class TensorBatch(dict[str, Any]):
         All dense tensors go over as one copy, and are views of one tensor there. Use `non_blocking=True` after
         `pin_memory()` to overlap the copy with computing.
         """
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
         if torch.device(device).type == "cpu":
-            return self._with_parts(lambda parts: _each(lambda tensor: tensor.cpu(), parts))
-        return self._move(lambda tensor: tensor.to(device, non_blocking=non_blocking), _pageable)
+            return self._with_parts(partial(_each, move))
+        return self._move(move, _pageable)
 
     def pin_memory(self) -> "TensorBatch":
         """The same rows in page-locked memory, one piece of it; DataLoader(pin_memory=True) calls this."""
