@@ -42,8 +42,8 @@ class RemoteUrl:
         index = next(i for i, part in enumerate(parts) if "://" in part)
         scheme, _, rest = parts[index].partition("://")
         authority = rest.partition("/")[0]
-        root = None if backend == "obstore" else _root_on_server(scheme, authority)
-        has_account = root is None and backend != "obstore" and scheme in _AZURE_SCHEMES
+        is_fsspec = backend != "obstore"
+        root = _root_on_server(scheme, authority) if is_fsspec else None
         return cls(
             before="".join(f"{part}::" for part in parts[:index]),
             own=parts[index],
@@ -51,7 +51,7 @@ class RemoteUrl:
             scheme=scheme,
             server=None if root is None else authority,
             root=root or "",
-            account=authority.partition("@")[2] if has_account else "",
+            account=authority.partition("@")[2] if is_fsspec and scheme in _AZURE_SCHEMES else "",
         )
 
     @property
