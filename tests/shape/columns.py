@@ -1,6 +1,6 @@
 """Random Arrow columns, with what a batch must hold of them said in plain Python."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -188,5 +188,19 @@ KINDS = (scalar_columns, fixed_columns, tensor_columns, list_columns, object_col
 
 
 def columns(num_rows: int) -> st.SearchStrategy[Model]:
-    """Any column of `num_rows` rows."""
-    return st.one_of([kind(num_rows) for kind in KINDS])
+    """Any column of `num_rows` rows, sometimes in run ends."""
+    plain = st.one_of([kind(num_rows) for kind in KINDS])
+    return st.one_of(plain, plain, plain.map(in_runs))
+
+
+def in_runs(model: Model) -> Model:
+    """The same column in run ends, each row a run of its own but the last: that one ends beyond the rows.
+
+    Tensors stay as they are: pyarrow does not join their runs.
+    """
+    if isinstance(model.array, pa.ExtensionArray):
+        return model
+    ends = np.arange(1, len(model.array) + 1, dtype=np.int32)
+    ends[-1:] += 3
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array(ends), model.array)
+    return replace(model, array=runs.slice(0, len(model.array)))

@@ -23,6 +23,11 @@ def take_rows(rows: pa.RecordBatch, order: _Int64s) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
+def decode_runs(array: pa.RunEndEncodedArray) -> pa.Array:
+    """The value of every row, whatever values are (pyarrow's own function decodes numbers and strings alone)."""
+    return array_for_take(array.values).take(pa.array(_run_of(array, np.arange(len(array)))))
+
+
 def no_take(column: str, error: pa.ArrowException) -> UnsupportedFeatureError:
     """The error for a column whose rows pyarrow cannot give in another order."""
     return UnsupportedFeatureError(
@@ -45,8 +50,14 @@ def _take_runs(array: pa.RunEndEncodedArray, order: _Int64s) -> pa.RunEndEncoded
 
     rows [0, 2, 1, 0] of the runs aa, b      the runs a, b, aa
     """
-    runs = np.searchsorted(array.run_ends.to_numpy(), order + array.offset, side="right")
+    runs = _run_of(array, order)
     lasts = np.flatnonzero(np.diff(runs, append=-1))
     run_ends = pa.array(lasts + 1, array.type.run_end_type)
     values = array_for_take(array.values).take(pa.array(runs[lasts]))
     return pa.RunEndEncodedArray.from_arrays(run_ends, values, array.type)
+
+
+def _run_of(array: pa.RunEndEncodedArray, rows: _Int64s) -> _Int64s:
+    """Which run each of these rows lies in."""
+    runs: _Int64s = np.searchsorted(array.run_ends.to_numpy(), rows + array.offset, side="right")
+    return runs

@@ -118,7 +118,7 @@ class ArrowShaper:
 def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     try:
         return pa.concat_batches(batches)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # the latter: run ends of tensors
         encoded = [field.name for field in batches[0].schema if _is_encoded(field.type)]
         raise SchemaError(
             f"rows of several row groups do not join ({error}); they have the categories or run ends {encoded}. Write "

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from torch_dataloader_utils._arrow.take import decode_runs
 from torch_dataloader_utils.shape.arrow_types import is_bool8, numpy_dtype, raw_type
 
 Bools = npt.NDArray[np.bool_]
@@ -59,7 +59,7 @@ def plain(array: pa.Array) -> pa.Array:
     if pt.is_dictionary(array.type):
         return plain(array.dictionary_decode())
     if pt.is_run_end_encoded(array.type):
-        return plain(pc.run_end_decode(array))
+        return plain(decode_runs(array))
     return array.storage if isinstance(array.type, pa.FixedShapeTensorType) else array
 
 
