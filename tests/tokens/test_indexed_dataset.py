@@ -123,6 +123,14 @@ def test_missing_files_are_named(tmp_path: Path, example: str) -> None:
     assert not IndexedDataset.exists(example)
 
 
+def test_a_pipe_is_refused_without_waiting_for_a_writer(example: str) -> None:
+    Path(f"{example}.bin").unlink()
+    os.mkfifo(f"{example}.bin")
+    for maps in (True, False):
+        with pytest.raises(NoDataError, match=r"\.bin is no file but .* a pipe"):
+            IndexedDataset(example, mmap=maps)
+
+
 def test_pickle_opens_the_same_files_again_or_refuses(dataset: IndexedDataset) -> None:
     copy = pickle.loads(pickle.dumps(dataset))
     assert [sequence.tolist() for sequence in copy] == [[1, 2, 3], [4, 5], [9, 8, 7, 6]]

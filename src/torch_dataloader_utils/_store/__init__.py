@@ -22,7 +22,7 @@ from torch_dataloader_utils._store.interface import (
     Store,
     Tail,
 )
-from torch_dataloader_utils._store.local import LocalStore, file_stat
+from torch_dataloader_utils._store.local import LocalStore, file_stat, open_to_read
 from torch_dataloader_utils._store.open import open_store
 from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
@@ -55,6 +55,7 @@ __all__ = [
     "file_stat",
     "has_credentials",
     "open_store",
+    "open_to_read",
     "redact",
     "sync_directory",
     "write_atomically",

@@ -147,7 +147,7 @@ def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileS
 @contextmanager
 def _opened(path: str, local_path: str) -> Iterator[int]:
     # Bare descriptors: a file object costs four times the open itself, on every small file.
-    descriptor = _open(local_path)
+    descriptor = open_to_read(local_path)
     try:
         yield descriptor
     except OSError as error:
@@ -158,7 +158,8 @@ def _opened(path: str, local_path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _open(local_path: str) -> int:
+def open_to_read(local_path: str) -> int:
+    """A descriptor of the file, which the caller closes; of a pipe too, at once: nothing can be read from that one."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
     try:
         # With O_NONBLOCK, which says nothing to files, nobody waits for a writer of a pipe.

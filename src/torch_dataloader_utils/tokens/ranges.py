@@ -8,9 +8,19 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from stat import S_ISREG
 from typing import Protocol
 
-from torch_dataloader_utils._store import Buffer, FileStat, Store, StoreAccess, file_stat, open_store, redact
+from torch_dataloader_utils._store import (
+    Buffer,
+    FileStat,
+    Store,
+    StoreAccess,
+    file_stat,
+    open_store,
+    open_to_read,
+    redact,
+)
 from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
 
 ByteRange = tuple[int, int]
@@ -46,11 +56,15 @@ def open_source(
 
 def _open_local(path: str) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_to_read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NoDataError(f"There is no file {path}. Check the spelling.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error}.") from error
+    if S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise NoDataError(f"{path} is no file but a directory, a pipe or a device. Pass the path of a file.")
 
 
 def _check_ranges(path: str, size_bytes: int, ranges: Sequence[ByteRange]) -> None:
