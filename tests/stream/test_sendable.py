@@ -1,5 +1,6 @@
 """User functions whose results, or which themselves, cannot travel between processes: an error, never a hang."""
 
+import collections
 import multiprocessing
 import sys
 import tempfile
@@ -7,6 +8,8 @@ import threading
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
@@ -40,12 +43,66 @@ class Scale:
         return batch
 
 
-@pytest.mark.parametrize(
-    ("transform", "place"), [(with_lock, r"at \['nested'\]\[1\]\['lock'\]"), (with_lambdas, r"at \['rows'\]")]
-)
-def test_a_batch_that_cannot_be_sent_is_an_error_with_its_place(table, transform, place):
-    with pytest.raises(TransformError, match=f"{transform.__name__} raised TypeError: it returned a .* {place}.*part-"):
-        list(load(table, transform=transform))
+def with_gradients(batch):
+    return {"x": [batch["row"], (batch["row"].double().requires_grad_() * 2).to_sparse()]}
+
+
+def of_a_local_class(batch):
+    point = collections.namedtuple("Point", "row rest")
+    return point(batch["row"], 1)
+
+
+def with_a_default_of_its_own(batch):
+    groups = collections.defaultdict(lambda: [0])
+    groups[0].append(batch["row"])
+    return {"groups": groups}
+
+
+def by_a_function(batch):
+    return {"rows": {(lambda: 1): batch["row"]}}
+
+
+def of_local_numbers(batch):
+    class Rows(torch.Tensor):
+        pass
+
+    return [batch["row"].as_subclass(Rows)]
+
+
+def of_a_user_dict(batch):
+    user_dict = collections.UserDict(batch)
+    user_dict.compute = lambda: 0
+    return user_dict
+
+
+UNSENDABLE = {
+    with_lock: r"a lock at \['nested'\]\[1\]\['lock'\]",
+    with_lambdas: r"a ndarray at \['rows'\]",
+    with_gradients: r"a Tensor at \['x'\]\[1\].*detach\(\)",
+    of_a_local_class: "a Point, ",
+    with_a_default_of_its_own: r"a defaultdict at \['groups'\]",
+    by_a_function: r"a dict at \['rows'\]",
+    of_local_numbers: r"a Rows at \[0\]",
+    of_a_user_dict: "a UserDict, ",
+}
+
+
+@pytest.mark.parametrize("plain_loader", [False, True], ids=["our loader", "DataLoader"])
+@pytest.mark.parametrize("transform", UNSENDABLE)
+def test_a_batch_that_cannot_be_sent_is_an_error_with_its_place(table, transform, plain_loader):
+    if plain_loader:
+        dataset = StructuredDataset(str(table), batch_size=8, transform=transform)
+        loader = DataLoader(dataset, batch_size=None, num_workers=1)
+    else:
+        loader = load(table, transform=transform)
+    message = f"{transform.__name__} raised TypeError: it returned {UNSENDABLE[transform]}.*part-"
+    with pytest.raises(TransformError, match=message):
+        list(loader)
+
+
+def test_what_a_transform_gives_to_the_collate_function_does_not_travel(table):
+    batches = list(load(table, transform=with_lock, collate_fn=lambda batch: batch["row"]))
+    assert sorted(torch.cat(batches).tolist()) == list(range(60))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

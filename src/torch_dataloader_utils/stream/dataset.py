@@ -17,6 +17,7 @@ from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.plans import PlanSource
 from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.shared_passes import SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
@@ -210,7 +211,10 @@ class TableDataset(IterableDataset[Any]):
         plan = self.planner.plan(run.position)
         index = worker if plan.rank_steps is None else run.position.segment.steps_of(self.rank) % num_workers
         work = plan.worker_inputs(self.rank)[index]
-        yield from counted(WorkerStream(work, self.pipeline, self.stages.decode), run, self.progress, index)
+        pipeline = self.pipeline
+        if info is not None:
+            pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
+        yield from counted(WorkerStream(work, pipeline, self.stages.decode), run, self.progress, index)
 
     def _follow_trainer(self, worker: int | None) -> None:
         """Take over what was set in the trainer's process since this copy of the data set last looked.

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -20,20 +20,26 @@ import torch
 from torch_dataloader_utils.errors import ConfigError, of_type
 from torch_dataloader_utils.stream.worker import Function, function_name
 
-_PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor)
 
+def with_sendable_results(functions: Sequence[Function]) -> tuple[Function, ...]:
+    """The functions, of which the last one, under its name, raises TypeError for what cannot be sent to the trainer.
 
-def returns_sendable(function: Function) -> Function:
-    """The function, under its name, with a TypeError for results that cannot be sent to the trainer's process.
-
-    Plain values, tensors and arrays of numbers are known to travel; what else there is in dicts, lists and tuples is
-    pickled once for trial.
+    What it gives is pickled for trial, but for tensors and arrays of numbers.
     """
+    return (*functions[:-1], *map(_returns_sendable, functions[-1:]))
 
+
+def _returns_sendable(function: Function) -> Function:
     def call(batch: Any) -> Any:
         result = function(batch)
-        for place, value in _unknown_parts("", result):
-            _try_to_pickle(place, value)
+        reason = _reason_against(result)
+        if reason is not None:
+            place, value = _find_unsendable("", result)
+            raise TypeError(
+                f"it returned {of_type(value)}{f' at {place}' if place else ''}, which cannot be sent from a "
+                f"worker process ({reason}). Return tensors, arrays and plain Python values, or read with "
+                "num_workers=0"
+            ) from reason
         return result
 
     call.__qualname__ = function_name(function)
@@ -78,31 +84,40 @@ def _start_method(context: Any) -> str:
     return str(chosen or multiprocessing.get_all_start_methods()[0])
 
 
-class _TrialPickler(ForkingPickler):
-    """Leaves tensors out, which are known to travel: torch would open files for those, as if somebody fetched them."""
+class _Trial(ForkingPickler):
+    """Leaves out what is known to travel: torch would open files for tensors, as if somebody fetched them."""
 
     def reducer_override(self, value: Any) -> Any:
-        return (torch.Tensor, ()) if isinstance(value, torch.Tensor) else NotImplemented
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and not value.is_leaf:
+                raise TypeError("it is part of a graph of gradients: detach() it, or compute it under torch.no_grad()")
+            return type(value), ()
+        return (np.ndarray, ()) if type(value) is np.ndarray and not value.dtype.hasobject else NotImplemented
 
 
-def _try_to_pickle(place: str, value: Any) -> None:
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _reason_against(value: Any) -> Exception | None:
+    """Why the value does not pickle; None if it does."""
     try:
-        _TrialPickler(io.BytesIO()).dump(value)
-    except Exception as error:  # see check_functions
-        raise TypeError(
-            f"it returned {of_type(value)}{f' at {place}' if place else ''}, which cannot be sent from a "
-            f"worker process ({error}). Return tensors, arrays and plain Python values, or read with num_workers=0"
-        ) from error
+        _Trial(_Nowhere()).dump(value)
+    except Exception as error:  # noqa: BLE001 - see check_functions
+        return error
+    return None
 
 
-def _unknown_parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, _PLAIN) or (isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject):
-        return
+def _find_unsendable(place: str, value: Any) -> tuple[str, Any]:
+    """Where the innermost value is that does not pickle, inside of one that does not, and the value."""
+    for name, member in _members(value):
+        if _reason_against(member) is not None:
+            return _find_unsendable(f"{place}[{name!r}]", member)
+    return place, value
+
+
+def _members(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _unknown_parts(f"{place}[{key!r}]", item)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _unknown_parts(f"{place}[{index}]", item)
-    else:
-        yield place, value
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()

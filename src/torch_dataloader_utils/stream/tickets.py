@@ -21,7 +21,7 @@ from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.pace import Pace
 from torch_dataloader_utils.stream.run import LEAST_PIECE_BYTES, Run
-from torch_dataloader_utils.stream.sendable import returns_sendable
+from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.slab_memory import Held, Share, SlabMemory
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
@@ -135,7 +135,7 @@ class TicketWorker(Dataset[Answer]):
             end_with_trainer(self._directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
-        functions = tuple(map(returns_sendable, self._pipeline.functions))
+        functions = with_sendable_results(self._pipeline.functions)
         self._slabs = self._slab_writer(start.held)
         shaper = self._pipeline.shaper
         if self._memory is not None and start.run_length is not None:
