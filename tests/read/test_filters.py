@@ -1,5 +1,6 @@
 """Which columns a filter needs, and which rows it keeps."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils._arrow.row_filter import filter_columns, keep_mask
+from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, keep_mask
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 NAMES = [f"c{i}" for i in range(23)]
@@ -64,3 +65,27 @@ def test_the_mask_is_in_row_order_over_many_pieces() -> None:
 def test_null_is_neither_true_nor_false() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1, None, 3])], names=["v"])
     assert keep_mask(pc.field("v") > 1, batch).to_pylist() == [False, None, True]
+
+
+A = pc.field("a")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (A.isin([*range(10), 10, *range(20, 40)]), A.isin([*range(10), 11, *range(20, 40)])),
+        (A == 0.1, pa.scalar(0.1, pa.float32()) == A),
+        (A == b"a", A == "61"),
+        (pc.starts_with(A, b"\xff"), pc.starts_with(A, b"\xfe")),
+    ],
+    ids=["long isin", "type", "bytes", "no text"],
+)
+def test_filters_that_pyarrow_prints_alike_have_other_texts(one: Any, other: Any) -> None:
+    assert filter_text(one) != filter_text(other)
+    assert filter_text(pickle.loads(pickle.dumps(one))) == filter_text(one)
+
+
+@pytest.mark.parametrize("row_filter", [pc.field("a") > 5, (pc.field("a") == "x") | pc.field("b").is_null()])
+def test_the_text_of_most_filters_is_the_one_that_pyarrow_prints(row_filter: Any) -> None:
+    assert filter_text(row_filter) == str(row_filter)
+    assert filter_text(None) == ""

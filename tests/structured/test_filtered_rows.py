@@ -5,6 +5,7 @@ import warnings
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils.errors import ConfigError
 
 NAN, INF = float("nan"), float("inf")
 FLOATS = [-INF, -1.5, -0.0, 0.0, 1.0, 2.0, 1e30, INF, NAN]
@@ -185,3 +187,25 @@ def test_conditions_that_are_compared_keep_nan(tmp_path: Path, row_filter: pc.Ex
 def test_filters_that_statistics_do_not_fit_prune_nothing(tmp_path: Path, column, row_filter: pc.Expression) -> None:
     pq.write_table(pa.table({"row": [0, 1, 2], "c": column}), tmp_path / "a.parquet")
     assert loaded(tmp_path, "parquet", row_filter) == [0]
+
+
+def test_an_inventory_serves_the_filter_that_it_was_scanned_with_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(300)}), tmp_path / "a.parquet", row_group_size=10)
+    one, other = (pc.field("x").isin([*range(10), *range(start, start + 20), *range(40, 50)]) for start in (100, 200))
+    assert str(one) == str(other)
+    inventory = scan_files(tmp_path, filters=one)
+    assert _rows(tmp_path, one, inventory=inventory) == [*range(10), *range(40, 50), *range(100, 120)]
+    with pytest.raises(ConfigError, match="Scan with the same filter"):
+        _rows(tmp_path, other, inventory=inventory)
+
+
+def test_a_filter_that_pyarrow_cannot_print_is_a_filter_like_others(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [b"\x8c\xff", b"ab", None]}), tmp_path / "a.parquet")
+    assert _rows(tmp_path, pc.starts_with(pc.field("x"), b"\x8c")) == [b"\x8c\xff"]
+    with pytest.raises(ConfigError, match=r"does not fit the data.* Columns are 'x'"):
+        _rows(tmp_path, pc.starts_with(pc.field("y"), b"\x8c"))
+
+
+def _rows(folder: Path, filters: pc.Expression, **options: Any) -> list[Any]:
+    loader, _ = StructuredDataset.create_dataloader(folder, filters=filters, output_format="dict", **options)
+    return [value for batch in loader for value in batch["x"]]

@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.row_filter import shown_filter
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
 from torch_dataloader_utils.discover.file_scan import Verdict
 
@@ -84,7 +85,7 @@ def judge_groups(
         if may_prove_in:
             certain = _groups_without_nulls(fragment, read).difference(_surviving(fragment, ~row_filter, bound))
     except pa.ArrowException as error:
-        _log.debug("statistics cannot be compared with %s, and nothing is pruned: %s", row_filter, error)
+        _log.debug("statistics cannot be compared with %s, and nothing is pruned: %s", shown_filter(row_filter), error)
         return verdicts
     verdicts[sorted(certain)] = Verdict.IN
     verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
@@ -163,5 +164,5 @@ def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:
     # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix, in parentheses: one beside a
     # parenthesis compares conditions, as in "((x > 1) == false)". Everything else is printed as a call "name(...)",
     # which may be true for NaN. A name or string literal that looks like one of these costs pruning only.
-    text = str(row_filter)
+    text = shown_filter(row_filter)
     return "!=" in text or any(pattern.search(text) for pattern in (_CALL, _COMPARED_CONDITION))

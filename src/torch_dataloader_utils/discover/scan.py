@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arguments.column_names import check_column_names
 from torch_dataloader_utils._arguments.flags import check_count_rows
 from torch_dataloader_utils._arguments.functions import check_executor, check_function
-from torch_dataloader_utils._arrow.row_filter import filter_columns
+from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.strings import StringColumn
@@ -164,7 +164,7 @@ def _scan_listed(
         groups=groups,
         schema=first.schema.serialize().to_pybytes(),
         source=files.source,
-        row_filter="" if filters is None else str(filters),
+        row_filter=filter_text(filters),
         projection=request.columns,
         notes=report_bad_files(bad, len(chosen), files.source),
     )
@@ -179,7 +179,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
     row_filter = request.row_filter
     if row_filter is None:
         return request, np.full(num_files, Verdict.IN, dtype=np.int64)
-    used = filter_columns(row_filter, first.schema, first.hint(str(row_filter)))
+    used = filter_columns(row_filter, first.schema, first.hint(shown_filter(row_filter)))
     verdicts = judge_partitions(row_filter, used, first.schema, first.partitions, num_files)
     if used and set(used) <= {field.name for field in first.fields}:
         return replace(request, row_filter=None), verdicts

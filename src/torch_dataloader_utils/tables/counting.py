@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.inventory import UNKNOWN, Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._runtime.cpus import available_cpus
@@ -76,7 +77,7 @@ def under_filter(inventory: Inventory, filters: Any) -> Inventory:
     Raises:
         ConfigError: the inventory was scanned with another filter.
     """
-    text = "" if filters is None else str(filters)
+    text = filter_text(filters)
     if inventory.row_filter == text:
         return inventory
     if inventory.row_filter:

@@ -108,9 +108,8 @@ def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[
     spec = replace(pipeline.reader.spec, columns=(column,))
     inventory: Inventory = dataset.plan().inventory
     groups = np.flatnonzero(inventory.groups.live_rows != 0).tolist()
-    # Two versions of a table share files.
-    version = f"{inventory.fingerprint()} {spec.row_filter}"
-    return cut_parts(inventory, groups, make_reader(spec), version, part_bytes)
+    # Two versions of a table share files, and two filters row groups.
+    return cut_parts(inventory, groups, make_reader(spec), inventory.fingerprint(), part_bytes)
 
 
 def _plan_paths(

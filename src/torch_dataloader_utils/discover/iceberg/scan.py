@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arrow.row_filter import filter_columns
+from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.skipping import OnError
@@ -99,7 +99,7 @@ def scan_table(
         groups=_groups(scanned.scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
         schema=schema.serialize().to_pybytes(),
         source=f"{table.name}, {_described(target)}",
-        row_filter="" if options.filters is None else str(options.filters),
+        row_filter=filter_text(options.filters),
         projection=options.columns,
         snapshot=_snapshot_identity(table, options, target),
         notes=(*target.notes, *_delete_notes(listed, deleted), *scanned.notes),
