@@ -302,6 +302,23 @@ def test_state_of_other_data_is_refused():
             planned().load_state_dict(other.state_dict())
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"global_batches": 3}, {"global_batches": -1}, {"global_batches": None}, {"epoch": -1}, {"epoch": "a"}],
+    ids=str,
+)
+def test_state_of_no_place_in_an_epoch_is_refused(changed):
+    with pytest.raises(CheckpointMismatchError, match=f"{next(iter(changed))}="):
+        planned().load_state_dict(planned().state_dict() | changed)
+
+
+@pytest.mark.parametrize("state", [None, [], "x", {}], ids=repr)
+def test_what_is_no_state_is_refused(state):
+    for loader in (planned(), PackedLoader(Counting(), CONFIG, 3)):
+        with pytest.raises(CheckpointMismatchError, match="The state does not fit"):
+            loader.load_state_dict(state)
+
+
 def test_planned_loader_asks_once_where_the_source_can_answer_many():
     class Batched(Sequences):
         calls = 0

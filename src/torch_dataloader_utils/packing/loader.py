@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from torch_dataloader_utils._arguments.states import check_fits
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch
 from torch_dataloader_utils.packing.groups import PackingGroups
@@ -65,11 +66,11 @@ class PackedLoader:
             CheckpointMismatchError: a state of another version, or of a process that read no data.
             ConfigError: the wrapped loader has no `load_state_dict`.
         """
-        if state.get("version") != _STATE_VERSION or (state.get("loader") is None) != (self._loader is None):
+        check_fits(state, {"version": _STATE_VERSION, "loader": None}, ("version",), problem="The state does not fit")
+        if (state["loader"] is None) != (self._loader is None):
             raise CheckpointMismatchError(
-                f"the state has version {state.get('version')!r} and {'no' if state.get('loader') is None else 'a'} "
-                f"loader, this process version {_STATE_VERSION} and {'no' if self._loader is None else 'a'} loader. "
-                "Load it on a process of the same kind."
+                f"The state has {'no' if state['loader'] is None else 'a'} loader, this process "
+                f"{'none' if self._loader is None else 'one'}. Load it on a process of the same kind."
             )
         if self._loader is not None:
             self._method("load_state_dict")(state["loader"])

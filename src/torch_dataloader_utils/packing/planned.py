@@ -9,6 +9,7 @@ import torch
 
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer, check_seed
+from torch_dataloader_utils._arguments.states import check_counts, check_fits
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError, of_type
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data
@@ -128,16 +129,17 @@ class PlannedPackedLoader:
         """Continues after the last global batch of `state`, on any number of ranks.
 
         Raises:
-            CheckpointMismatchError: the state is of other lengths, another global batch size, order or seed.
+            CheckpointMismatchError: the state is of other lengths, another global batch size, order or seed, or of no
+                place in an epoch.
         """
-        own = self.state_dict()
-        for key in ("version", "fingerprint", "seed"):
-            if state.get(key) != own[key]:
-                raise CheckpointMismatchError(
-                    f"the state has {key} {state.get(key)!r}, this loader {own[key]!r}. Load it into a loader with "
-                    "the same lengths, global_batch_size, shuffle, drop_last and seed."
-                )
-        self._epoch, self._num_given = int(state["epoch"]), int(state["global_batches"])
+        check_fits(state, self.state_dict(), ("version", "fingerprint", "seed"), problem="The state does not fit")
+        check_counts(state, "epoch", "global_batches")
+        if state["global_batches"] >= max(len(self), 1):
+            raise CheckpointMismatchError(
+                f"The state says global_batches={state['global_batches']}, of {len(self)} in an epoch. Load what "
+                "state_dict gave."
+            )
+        self._epoch, self._num_given = state["epoch"], state["global_batches"]
 
     def _check_last_batch(self) -> None:
         """Says now, rather than at the end of the first epoch, that the last global batch is too small."""

@@ -11,8 +11,9 @@ from torch.utils.data import Dataset
 
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._arguments.states import check_fits
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.wrappers.stateful import check_fits, load_nested_state, nested_state, read_items
+from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
 
 ItemT = TypeVar("ItemT")
 

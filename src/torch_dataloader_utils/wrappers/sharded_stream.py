@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from torch_dataloader_utils._arguments.states import check_counts
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
-from torch_dataloader_utils.wrappers.stateful import check_counts
 from torch_dataloader_utils.wrappers.stream_source import StreamSource
 
 ItemT = TypeVar("ItemT")
