@@ -74,6 +74,14 @@ def test_any_size_round_trips(tmp_path, files, groups):
     assert same(inventory, load_inventory(tmp_path / "i"))
 
 
+def test_what_a_scan_left_out_and_the_version_of_a_table_are_saved_too(tmp_path):
+    inventory = made(1, 1, snapshot="table snapshot 3", notes=("on_error=skip left out 1 of 2 files", "b.parquet: bad"))
+    save_inventory(inventory, tmp_path / "i")
+    loaded = load_inventory(tmp_path / "i")
+    assert same(inventory, loaded)
+    assert loaded.notes == inventory.notes
+
+
 def test_a_remote_store_will_do():
     inventory = made(2, 2)
     save_inventory(inventory, "memory://saved/i.parquet")
@@ -285,6 +293,7 @@ def test_damage_to_an_inventory_without_a_seal_is_never_a_foreign_error(tmp_path
         lambda table: metadata_changed(table, b'"schema": "', b'"schema": "////'),
         lambda table: metadata_changed(table, b'"schema": "', b'"schemas": "'),
         lambda table: metadata_changed(table, b'"source": "', b'"source": 3, "x": "'),
+        lambda table: metadata_changed(table, b'"notes": [', b'"notes": [3'),
         lambda table: metadata_changed(table, b'[["year"', b'[["yeah"'),
         lambda table: metadata_changed(table, b'{"version', b'[{"version'),
     ],

@@ -154,6 +154,8 @@ def _to_table(inventory: Inventory) -> pa.Table:
         "is_sealed": True,
         "source": redact(inventory.source),
         "row_filter": inventory.row_filter,
+        "snapshot": inventory.snapshot,
+        "notes": inventory.notes,
         "projection": inventory.projection,
         "schema": _text(inventory.schema),
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
@@ -188,6 +190,9 @@ def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
         source=about["source"],
         row_filter=about["row_filter"],
         projection=None if projection is None else tuple(projection),
+        # Neither was saved by earlier checkouts.
+        snapshot=about.get("snapshot", ""),
+        notes=tuple(about.get("notes", ())),
     )
 
 
@@ -231,9 +236,9 @@ def _check(inventory: Inventory) -> None:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
             raise ValueError(f"partition column {column.name!r} has codes without a value")
-    texts = (inventory.source, inventory.row_filter, *(inventory.projection or ()))
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("source, filter and projection are no text")
+    about = (inventory.source, inventory.row_filter, inventory.snapshot)
+    if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
+        raise ValueError("source, filter, projection, snapshot and notes are no text")
 
 
 def _write_local(target: Path, data: Buffer) -> None:
