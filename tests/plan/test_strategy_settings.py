@@ -1,8 +1,10 @@
 """Split strategies: what states know of their settings, and what they may do with the files they are given."""
 
 import json
+import re
 import warnings
 from dataclasses import dataclass, field
+from enum import Enum
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -69,6 +71,37 @@ def test_what_a_strategy_does_not_print_is_in_no_state_and_what_it_does_not_comp
     load(files, Tiered(token="another", key="canary")).load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match="key="):
         load(files, Tiered(token="canary", key="another")).load_state_dict(state)
+
+
+class Tier(Enum):
+    HOT = "hot"
+    COLD = "cold"
+
+
+@dataclass
+class Weighted:
+    weights: tuple[float, ...] = (1.0,)
+    tiers: list[Tier] = field(default_factory=lambda: [Tier.HOT])
+    shares: dict[str, int] = field(default_factory=dict)
+    order: object = None
+
+    def generate(self, files, num_workers, epoch=0, num_ranks=1, rank=0):
+        return RoundRobinSplitStrategy().generate(files, num_workers, epoch, num_ranks, rank)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"weights": (0.5, 0.5)}, "weights=[0.5, 0.5]"),
+        ({"tiers": [Tier.HOT, Tier.COLD]}, "tiers=[Tier.HOT, Tier.COLD]"),
+        ({"shares": {"b": 1, "a": 2}}, "shares=[['a', 2], ['b', 1]]"),
+    ],
+)
+def test_settings_that_are_collections_bind_states_too(files, settings, shown):
+    state = load(files, Weighted(**settings)).state_dict()
+    load(files, Weighted(**settings, order=len)).load_state_dict(state)  # what has no text of its own binds none
+    with pytest.raises(CheckpointMismatchError, match=re.escape(shown)):
+        load(files, Weighted()).load_state_dict(state)
 
 
 class Sorted:

@@ -225,6 +225,12 @@ def test_single_rows_that_do_not_divide_are_told_as_that(folder):
         load(folder, batch_size=1, num_ranks=ROWS - 1)
 
 
+def test_a_last_step_of_lanes_with_fewer_rows_than_ranks_is_told_as_that(tmp_path):
+    pq.write_table(make_table(0, 9), tmp_path / "a.parquet")
+    with pytest.warns(UserWarning, match="1 rows come a second time.*fewer rows are left for it than ranks"):
+        load(str(tmp_path), batch_size=4, num_ranks=2, num_lanes=2)
+
+
 class OldStrategy:
     """A strategy of the three-argument kind."""
 

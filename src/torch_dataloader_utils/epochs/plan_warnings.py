@@ -31,15 +31,24 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
             'collective would wait for ever; use rank_sharding="rows", or join the ranks yourself.'
         )
     if plan.repeated_rows:
-        are_few = sum(plan.rank_rows or ()) < num_ranks
-        why = "fewer rows are left than ranks" if are_few else "batches of one row do not divide by the ranks"
+        why, instead = _why_rows_repeat(plan)
         yield (
             f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: {why}. Use "
-            f"drop_last=True, or {'fewer ranks' if are_few else 'larger batches'}."
+            f"drop_last=True, or {instead}."
         )
     # Without files somebody has asked for it: allow_empty=True.
     if plan.inventory.num_files and steps is not None and not any(steps):
         yield _why_nothing_comes(plan)
+
+
+def _why_rows_repeat(plan: EpochPlan) -> tuple[str, str]:
+    """Why, and what to do about it but drop_last."""
+    options = plan.details.options
+    if sum(plan.rank_rows or ()) < plan.topology.num_ranks:
+        return "fewer rows are left than ranks", "fewer ranks"
+    if options.num_lanes is not None or options.max_tokens_per_batch is not None:
+        return "fewer rows are left for it than ranks", "batches of another size"
+    return "batches of one row do not divide by the ranks", "larger batches"
 
 
 def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,9 @@ _WITHOUT_RANKS = ("files", "num_workers", "epoch")
 def strategy_name(strategy: SplitStrategy | None) -> str:
     """How a strategy is named in states and messages, with what is set otherwise than by default; "" for none.
 
-    Of dataclasses alone, whose settings are known, and of settings that are plain values. What the dataclass does not
-    compare is no setting; what it does not print is not shown either, so that states hold no secret.
+    Of dataclasses alone, whose settings are known, and of settings that are plain values, members of enums, or lists,
+    tuples and dicts of these. What the dataclass does not compare is no setting; what it does not print is not shown
+    either, so that states hold no secret.
 
         RoundRobinSplitStrategy(shuffle=True)      "RoundRobinSplitStrategy(shuffle=True)"
     """
@@ -43,10 +45,29 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
     changed = []
     for each in settings:
         value = getattr(strategy, each.name)
-        if each.compare and isinstance(value, int | float | str | None) and value != each.default:
-            changed.append(f"{each.name}={repr(value) if each.repr else short_digest(repr(value).encode())}")
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        text = _plain_text(value) if each.compare else None
+        if text is not None and value != default:
+            changed.append(f"{each.name}={text if each.repr else short_digest(text.encode())}")
     name = type(strategy).__qualname__
     return f"{name}({', '.join(changed)})" if changed else name
+
+
+def _plain_text(value: Any) -> str | None:
+    """The value as text that is the same in every process; None for values of which that is not known."""
+    match value:
+        case Enum():
+            return str(value)
+        case None | int() | float() | str():
+            return repr(value)
+        case list() | tuple():
+            parts = [_plain_text(part) for part in value]
+            known = [part for part in parts if part is not None]
+            return f"[{', '.join(known)}]" if len(known) == len(parts) else None
+        case dict():
+            return _plain_text(sorted(value.items(), key=repr))
+        case _:
+            return None
 
 
 def takes_ranks(strategy: SplitStrategy) -> bool:
