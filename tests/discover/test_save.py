@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -8,7 +10,7 @@ from tests.discover.datasets import write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
-from torch_dataloader_utils.discover.save import _to_table
+from torch_dataloader_utils.discover.inventory_table import to_table
 from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
@@ -189,11 +191,9 @@ def partitioned(tmp_path) -> Inventory:
 
 def unsealed(inventory: Inventory, path) -> None:
     """The inventory as it was saved before files had seals."""
-    table = _to_table(inventory)
-    key = b"torch_dataloader_utils.inventory"
-    about = table.schema.metadata[key].replace(b'"is_sealed": true, ', b"")
-    assert b"seal" not in about
-    pq.write_table(table.replace_schema_metadata({key: about}), path, compression="zstd", use_dictionary=False)
+    table, about = to_table(inventory)
+    metadata = {"torch_dataloader_utils.inventory": json.dumps({"version": 1, **about})}
+    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd", use_dictionary=False)
 
 
 def damaged(content: bytes, random: np.random.Generator, most_bits: int) -> bytes:

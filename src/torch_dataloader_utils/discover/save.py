@@ -1,11 +1,9 @@
-"""An inventory as one Parquet file: a row a data file, its row groups as nested lists.
+"""An inventory as one Parquet file, see inventory_table.py, which any Parquet tool can look at.
 
-Any Parquet tool can look at it. Partition values are stored once, typed, as one Arrow table in the metadata; no
-storage options, no credentials, no pickle. A seal tells whether the file changed since. The layout is version 1 of the
-format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
+No storage options, no credentials, no pickle. A seal tells whether the file changed since. The layout is version 1 of
+the format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
 """
 
-import base64
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Inventory, PartitionColumn
+from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import (
     Buffer,
@@ -33,14 +29,12 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.inventory_table import from_table, to_table
 from torch_dataloader_utils.discover.seal import check_seal, sealed_parquet
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError, UnsupportedFeatureError, of_type
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
-_GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
-_GROUP_TYPES = {name: np.dtype(np.int32 if name == "ordinal" else np.int64) for name in _GROUP_COLUMNS}
-_CODES = "partition_codes."
 
 
 def save_inventory(
@@ -75,7 +69,9 @@ def save_inventory(
             f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away. Pass them in "
             "storage_options= instead, and scan again."
         )
-    data = memoryview(sealed_parquet(_to_table(inventory)))
+    table, about = to_table(inventory)
+    about = {"version": _VERSION, "is_sealed": True, **about}
+    data = memoryview(sealed_parquet(table.replace_schema_metadata({_KEY: json.dumps(about)})))
     if isinstance(store, FsspecStore):
         store.write(target, len(data), lambda start, length: data[start : start + length])
     else:
@@ -115,8 +111,7 @@ def load_inventory(
     if about.get("is_sealed") and not is_sealed:
         raise corrupt(target, "the seal of the saved inventory is gone")
     with _fitting(target):
-        inventory = _from_table(table, about)
-        _check(inventory)
+        inventory = from_table(table, about)
     if roots is not None:
         roots.check_inventory(inventory)
     return inventory
@@ -134,66 +129,6 @@ def _first_with_credentials(paths: StringColumn) -> str | None:
     if b"://" not in text or (b"@" not in text and b"?" not in text):
         return None
     return next(filter(has_credentials, paths), None)
-
-
-def _to_table(inventory: Inventory) -> pa.Table:
-    files, groups = inventory.files, inventory.groups
-    offsets = np.searchsorted(groups.file, np.arange(len(files) + 1)).astype(np.int32)
-    columns: dict[str, pa.Array] = {
-        "path": _strings(files.paths),
-        "size": pa.array(files.sizes),
-        "identity": _strings(files.identities),
-        "format": pa.array(files.formats),
-    }
-    for column in files.partitions:
-        columns[_CODES + column.name] = pa.array(column.codes)
-    for name in _GROUP_COLUMNS:
-        columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(getattr(groups, name)))
-    about = {
-        "version": _VERSION,
-        "is_sealed": True,
-        "source": redact(inventory.source),
-        "row_filter": inventory.row_filter,
-        "snapshot": inventory.snapshot,
-        "notes": inventory.notes,
-        "projection": inventory.projection,
-        "schema": _text(inventory.schema),
-        "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
-    }
-    return pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
-
-
-def _from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
-    files = FileTable(
-        paths=_string_column(table["path"]),
-        sizes=_numbers(table["size"]),
-        identities=_string_column(table["identity"]),
-        formats=_numbers(table["format"]),
-        partitions=tuple(
-            PartitionColumn(name=name, values=_read_values(values), codes=_numbers(table[_CODES + name]))
-            for name, values in about["partitions"]
-        ),
-    )
-    lists = {name: _one_chunk(table[name]) for name in _GROUP_COLUMNS}
-    counts = lists["ordinal"].value_lengths().to_numpy()
-    if not all(np.array_equal(each.value_lengths().to_numpy(zero_copy_only=False), counts) for each in lists.values()):
-        raise ValueError("its lists differ in length")
-    groups = GroupTable(
-        file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
-        **{name: lists[name].flatten().to_numpy() for name in _GROUP_COLUMNS},
-    )
-    projection = about["projection"]
-    return Inventory(
-        files=files,
-        groups=groups,
-        schema=_bytes(about["schema"]),
-        source=about["source"],
-        row_filter=about["row_filter"],
-        projection=None if projection is None else tuple(projection),
-        # Neither was saved by earlier checkouts.
-        snapshot=about.get("snapshot", ""),
-        notes=tuple(about.get("notes", ())),
-    )
 
 
 def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
@@ -220,27 +155,6 @@ def _fitting(path: str) -> Iterator[None]:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _check(inventory: Inventory) -> None:
-    """Raises ValueError, or an error of Arrow's, unless all parts have their types and fit together."""
-    files, groups = inventory.files, inventory.groups
-    for name, wanted in _GROUP_TYPES.items():
-        if getattr(groups, name).dtype != wanted:
-            raise ValueError(f"{name} is no {wanted}")
-    if files.sizes.dtype != np.int64 or files.formats.dtype != np.uint8:
-        raise ValueError("sizes and formats have other types")
-    if not np.isin(files.formats, list(FileFormat)).all():
-        raise ValueError("it names formats that do not exist")
-    names = decode_schema(inventory.schema).names
-    for column in files.partitions:
-        if column.name not in names or column.codes.dtype != np.int32:
-            raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
-        if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
-            raise ValueError(f"partition column {column.name!r} has codes without a value")
-    about = (inventory.source, inventory.row_filter, inventory.snapshot)
-    if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
-        raise ValueError("source, filter, projection, snapshot and notes are no text")
-
-
 def _write_local(target: Path, data: Buffer) -> None:
     try:
         with write_atomically(target, mode=0o600) as file:
@@ -249,58 +163,3 @@ def _write_local(target: Path, data: Buffer) -> None:
         raise StoreError(
             f"{target}: cannot write the inventory ({error}). Choose a directory that can be written."
         ) from error
-
-
-def _values(inventory: Inventory, column: PartitionColumn) -> bytes:
-    field = decode_schema(inventory.schema).field(column.name)
-    batch = pa.record_batch([pa.array(column.values, field.type)], names=["value"])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def _read_values(text: str) -> tuple[Any, ...]:
-    with pa.ipc.open_stream(_bytes(text)) as reader:
-        values = reader.read_all().column("value")
-    values.validate(full=True)
-    return tuple(values.to_pylist())
-
-
-def _strings(column: StringColumn) -> pa.Array:
-    buffers = [None, pa.py_buffer(column.offsets), pa.py_buffer(np.ascontiguousarray(column.data))]
-    return pa.Array.from_buffers(pa.large_string(), len(column), buffers)
-
-
-def _string_column(column: pa.ChunkedArray) -> StringColumn:
-    array = _one_chunk(column).cast(pa.large_string())
-    array.validate(full=True)
-    if array.null_count:
-        raise ValueError("a text is missing")
-    _, offsets, data = array.buffers()
-    starts = (
-        np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
-        if len(array)
-        else np.zeros(1, np.int64)
-    )
-    text = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, np.uint8)
-    return StringColumn(data=text[int(starts[0]) : int(starts[-1])], offsets=starts - starts[0])
-
-
-def _numbers(column: pa.ChunkedArray) -> Any:
-    return _one_chunk(column).to_numpy(zero_copy_only=False)
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
