@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
-from torch_dataloader_utils._observe.counters import NO_TALLY, WorkerCounters
+from torch_dataloader_utils._observe.counters import COUNTED, WorkerCounters
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.stream.tickets import Answer
 
@@ -79,7 +79,7 @@ class _Nothing(LoaderCallback):
 
 
 def _tallies(counters: WorkerCounters) -> dict[str, Any]:
-    return {"without counts": NO_TALLY, "with counts": counters.tally()}
+    return {"without counts": (0,) * len(COUNTED), "with counts": counters.tally()}
 
 
 if __name__ == "__main__":

@@ -55,7 +55,10 @@ class Split:
 
 @dataclass(slots=True)
 class Shard:
-    """The splits of worker number `id`, in reading order."""
+    """The splits of worker number `id`, in reading order.
+
+    row_count, size_bytes: for the strategy's own use; nobody else reads them.
+    """
 
     id: int
     splits: list[Split] = field(default_factory=list)

@@ -95,6 +95,3 @@ class WorkerCounters:
             self.retries,
             self.fetched_bytes,
         )
-
-
-NO_TALLY: Tally = (0,) * len(COUNTED)

@@ -74,7 +74,7 @@ class BasePackingScheduler(ABC):
         """
 
     def get_required_sample_keys(self) -> list[str]:
-        """The keys of a sample."""
+        """The keys that every sample has; for callers of Megatron's schedulers, who ask."""
         return list(REQUIRED_KEYS)
 
     def schedule(self, lengths: Sequence[int] | Ints) -> Schedule:

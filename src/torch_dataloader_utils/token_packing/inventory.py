@@ -58,7 +58,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
         if inventory.rows_are_known:
             return inventory
     stored = stored_inventory(inventory, packing)
-    schema = packed_schema(decode_schema(stored.schema), stored.schema, packing)
+    schema = packed_schema(stored.schema, packing)
     samples = share.exchange(share.together(lambda: _count(stored, reader, share)))
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
@@ -74,9 +74,9 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
     )
 
 
-def packed_schema(stored: pa.Schema, stored_bytes: bytes, packing: TokenPacking) -> pa.Schema:
-    """The Arrow schema of samples, all fields; its metadata holds the packing and the schema of the documents."""
-    token, length = token_type(stored, packing), packing.sequence_length
+def packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
+    """The Arrow schema of samples, all fields; its metadata holds the packing and the documents' schema, as given."""
+    token, length = token_type(decode_schema(stored), packing), packing.sequence_length
     return pa.schema(
         [
             pa.field("tokens", pa.list_(token, packing.sample_tokens)),
@@ -84,7 +84,7 @@ def packed_schema(stored: pa.Schema, stored_bytes: bytes, packing: TokenPacking)
             pa.field("loss_mask", pa.list_(pa.bool8(), length)),
             pa.field("cu_seqlens", pa.list_(pa.int32())),
         ],
-        metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored_bytes},
+        metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored},
     )
 
 
