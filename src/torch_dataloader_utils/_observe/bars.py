@@ -6,7 +6,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch_dataloader_utils._observe.board import RankBoard
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.time_left import seconds_left
+from torch_dataloader_utils._observe.time_left import seconds_left, time_left
 
 
 class TerminalBars:
@@ -76,5 +76,5 @@ def _pace(rows: int, num_rows: int, decoded_bytes: int, seconds: float) -> str:
         return f"{rows:,} rows"
     share = f"{rows / num_rows:4.0%} " if num_rows > 0 else ""
     left = seconds_left(rows, num_rows if num_rows >= 0 else None, rows / seconds)
-    ending = "" if left is None else f"  {round(left) // 60}:{round(left) % 60:02} left"
+    ending = "" if left is None else f"  {time_left(left)}"
     return f"{share}{rows:,} rows  {decoded_bytes / seconds / 1e6:.0f} MB/s{ending}"

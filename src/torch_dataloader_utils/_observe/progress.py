@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.time_left import seconds_left
+from torch_dataloader_utils._observe.time_left import seconds_left, time_left
 
 logger = logging.getLogger("torch_dataloader_utils.progress")
 
@@ -108,7 +108,4 @@ def _rows(rows: int, num_rows: int | None) -> str:
 
 def _time_left(run: EpochRun, metrics: Metrics) -> str:
     left = seconds_left(metrics.rows, run.num_rows, metrics.rows_per_second)
-    if left is None:
-        return "time left unknown"
-    minutes, seconds = divmod(round(left), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left"
+    return "time left unknown" if left is None else time_left(left)

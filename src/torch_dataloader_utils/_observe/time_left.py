@@ -1,4 +1,4 @@
-"""How long a pass still takes."""
+"""How long a pass still takes, and how that is said."""
 
 
 def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
@@ -6,3 +6,13 @@ def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> flo
     if num_rows is None or rows_per_second <= 0:
         return None
     return max(0, num_rows - rows) / rows_per_second
+
+
+def time_left(seconds: float) -> str:
+    """For people.
+
+    52.2   "0:52 left"      3700   "1:01:40 left"
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"

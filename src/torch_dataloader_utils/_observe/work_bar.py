@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TextIO
 
+from torch_dataloader_utils._observe.time_left import time_left
+
 OnProgress = Callable[[int, int], None]
 
 # Shorter work is over before anybody wonders.
@@ -51,9 +53,8 @@ class WorkBar:
 
     def _draw(self, done: int, total: int, seconds: float) -> None:
         bar = "━" * (_BAR_COLUMNS * done // total)
-        left = round(seconds * (total - done) / max(done, 1))
-        text = f"{self._label} {bar:<{_BAR_COLUMNS}} {done / total:4.0%} {done:,} of {total:,}"
-        text += f", {left // 60}:{left % 60:02} left"
+        left = time_left(seconds * (total - done) / max(done, 1))
+        text = f"{self._label} {bar:<{_BAR_COLUMNS}} {done / total:4.0%} {done:,} of {total:,}, {left}"
         self._terminal.write("\r" + text.ljust(self._drawn_columns))
         self._terminal.flush()
         self._drawn_columns = len(text)
