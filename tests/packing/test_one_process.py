@@ -312,6 +312,14 @@ def test_state_of_no_place_in_an_epoch_is_refused(changed):
         planned().load_state_dict(planned().state_dict() | changed)
 
 
+@pytest.mark.parametrize("lengths", [[5.5, 3], [float("nan")], [True, False], ["5"]], ids=repr)
+def test_lengths_are_whole_numbers(lengths):
+    with pytest.raises(ConfigTypeError, match="pass whole numbers of tokens"):
+        PlannedPackedLoader(Sequences(LENGTHS), lengths, DpBalancedScheduler(8), global_batch_size=1)
+    with pytest.raises(ConfigTypeError, match="pass whole numbers of tokens"):
+        DpBalancedScheduler(8).schedule(lengths)
+
+
 @pytest.mark.parametrize("state", [None, [], "x", {}], ids=repr)
 def test_what_is_no_state_is_refused(state):
     for loader in (planned(), PackedLoader(Counting(), CONFIG, 3)):

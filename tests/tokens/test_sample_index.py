@@ -160,7 +160,7 @@ def test_splits_cover_every_element_once(weights: list[int], count: int) -> None
     assert elements == list(range(count))
 
 
-@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [float("nan")], [float("inf"), 1.0]])
+@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [float("nan")], [float("inf"), 1.0], [1e308, 1e308]])
 def test_weights_that_cannot_be_normalised(weights: list[float]) -> None:
     with pytest.raises(ConfigError):
         normalize_weights(weights)

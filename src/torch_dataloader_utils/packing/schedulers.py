@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
@@ -185,4 +183,4 @@ scheduler_map: dict[str, type[BasePackingScheduler]] = {
 def _split(sample_id_seqlens: SampleLengths) -> tuple[list[int], Ints]:
     """Ids and checked lengths."""
     ids = [sample for sample, _ in sample_id_seqlens]
-    return ids, checked_lengths(np.fromiter((length for _, length in sample_id_seqlens), dtype=np.int64))
+    return ids, checked_lengths([length for _, length in sample_id_seqlens])

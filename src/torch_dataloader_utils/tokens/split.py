@@ -49,12 +49,14 @@ def normalize_weights(weights: Sequence[float]) -> list[float]:
     """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
 
     Raises:
-        ConfigTypeError: no list of numbers. ConfigError: no weights, a negative or not finite one, or a sum of 0.
+        ConfigTypeError: no list of numbers. ConfigError: no weights, a negative or not finite one, or such a sum, or
+            one of 0.
     """
     array = as_weights(weights)
-    total = np.sum(array)
-    if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
-        raise ConfigError(f"Weights must be finite, not negative and not all 0; {list(weights)} were given.")
+    with np.errstate(over="ignore"):
+        total = np.sum(array)
+    if not np.isfinite(total) or (array < 0).any() or not total > 0:
+        raise ConfigError(f"Weights must be finite, not negative and not all 0, and so their sum: {list(weights)}.")
     normalized: list[float] = (array / total).tolist()
     return normalized
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.packing.plan.schedule import Ints
 from torch_dataloader_utils.packing.plan.shape import SchedulePolicy
 
@@ -13,9 +13,12 @@ def checked_lengths(lengths: Sequence[int] | Ints) -> Ints:
     """Lengths as int64, shape [n].
 
     Raises:
-        ConfigError: no sequence at all, or a length below 1.
+        ConfigTypeError: lengths that are no integers. ConfigError: no sequence at all, or a length below 1.
     """
-    checked = np.asarray(lengths, dtype=np.int64)
+    given = np.asarray(lengths)
+    if given.size and given.dtype.kind not in "iu":
+        raise ConfigTypeError(f"lengths are {given.dtype}: pass whole numbers of tokens.")
+    checked = given.astype(np.int64)
     if checked.ndim != 1 or not len(checked):
         raise ConfigError("the global batch has no sequence; a schedule needs at least one.")
     if checked.min() < 1:
