@@ -1,5 +1,6 @@
 """Exactly once, equal steps, exact resume: for any files, options, topologies and chains of resumes."""
 
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.deal import SequenceDeal
 
 
 def deliver(plan):
@@ -123,6 +126,22 @@ def test_a_plan_of_a_million_row_groups_keeps_its_arrays_small():
     )
     programs = plan.programs(1023)
     assert sum(program.num_rows for program in programs) == plan.rank_rows[1023]
+
+
+def test_one_more_rank_of_a_resumed_epoch_costs_that_rank_alone():
+    starts = np.arange(100_000) * 10
+    topology = Topology(num_ranks=100, num_workers=8, batch_size=64)
+    deal = SequenceDeal(units=Units.plain(starts, starts + 10), topology=topology)
+    deal.rank(0)
+    tracemalloc.start()
+    try:
+        shares = [deal.rank(rank) for rank in (1, 50, 99)]
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [share.sizes.rows for share in shares] == [10_000] * 3
+    # A number for each unit would be 800,000 bytes; a rank has 1,000 of them.
+    assert peak_bytes < 200_000
 
 
 @given(

@@ -158,12 +158,22 @@ class SequenceDeal:
 
     def rank(self, rank: int) -> RankDeal:
         """See Deal."""
-        begin = int(self.rank_rows[:rank].sum())
-        _, rest = self.units.split_at(begin)
-        mine, _ = rest.split_at(int(self.rank_rows[rank]))
+        mine = self._run(int(self.rank_rows[:rank].sum()), int(self.rank_rows[rank]))
         sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
         workers = []
         for worker in range(self.topology.num_workers):
             lane, mine = mine.split_at(sizes.of_worker(worker, self.topology.num_workers).rows)
             workers.append(lane)
         return RankDeal(workers=tuple(workers), sizes=sizes, dropped=mine)
+
+    @cached_property
+    def _unit_ends(self) -> Int64s:
+        """Rows of the sequence up to the end of each unit, int64 [units]."""
+        return np.cumsum(self.units.rows)
+
+    def _run(self, begin: int, rows: int) -> Units:
+        """`rows` rows of the sequence from `begin` on; only the units that hold them are looked at."""
+        first = int(np.searchsorted(self._unit_ends, begin, side="right"))
+        last = int(np.searchsorted(self._unit_ends, begin + rows, side="left"))
+        before = int(self._unit_ends[first - 1]) if first else 0
+        return self.units.take(slice(first, last + 1)).split_at(begin - before)[1].split_at(rows)[0]
