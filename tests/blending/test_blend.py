@@ -3,16 +3,18 @@
 import json
 import warnings
 from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.blending.rule import blend_picks
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, scan_files
 from torch_dataloader_utils.blending import blend
+from torch_dataloader_utils.blending.source import Mark, Place
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.device import DevicePrefetcher
 
@@ -40,12 +42,9 @@ def make(tables, *, num_ranks=1, rank=0, batch_sizes=(4, 4, 4), weights=WEIGHTS,
             batch_size=batch_size,
             num_workers=0,
             decode_threads=1,
-            shuffle=True,
-            shuffle_rows=20,
-            split_rows=9,
             num_ranks=num_ranks,
             rank=rank,
-            **(source_options or {}),
+            **{"shuffle": True, "shuffle_rows": 20, "split_rows": 9, **(source_options or {})},
         )[0]
         for inventory, batch_size in zip(tables, batch_sizes, strict=True)
     ]
@@ -174,6 +173,99 @@ def test_samples_resume_elsewhere_only_between_batches_of_the_sources(tables):
     next(iter(inside))
     with pytest.raises(CheckpointMismatchError, match="inside a batch of 3 rows"):
         make(tables, batch_sizes=(3, 3, 3), num_ranks=2, **options).load_state_dict(inside.state_dict())
+
+
+def place_by_walking(source, mark, rank):
+    """Pass by pass, as the definition says."""
+    epoch, start, number, units = mark.start.epoch % 2**32, mark.start, mark.passes, mark.taken
+    while units >= (length := int(source.lengths(start)[rank])):
+        number, units = number + 1, units - length
+        start = replace(source.begin(epoch).start, epoch=epoch + number * 2**32)
+    return Place(start=start, number=number, units=units)
+
+
+# What a split strategy decides itself.
+WITHOUT_DEAL = {"shuffle": False, "split_rows": None}
+SOURCE_OPTIONS = st.one_of(
+    st.fixed_dictionaries({"rank_sharding": st.sampled_from(["rows", "chunks"]), "drop_last": st.booleans()}),
+    st.just({"num_lanes": 120, "lane_rows": 1}),
+    st.just({**WITHOUT_DEAL, "split_strategy": TargetSizeSplitStrategy(target_rows=3, shuffle=True)}),
+    st.just({"bucket_by": "row", "max_tokens_per_batch": 100}),
+)
+
+
+@given(
+    per=st.sampled_from(["batch", "sample"]),
+    num_ranks=st.integers(1, 3),
+    batch_size=st.integers(1, 5),
+    source_options=SOURCE_OPTIONS,
+    taken=st.integers(0, 300),
+    rest_taken=st.integers(0, 150),
+)
+# 41 rows: which of the two ranks has one more is another one in every pass.
+@example(per="sample", num_ranks=2, batch_size=4, source_options={}, taken=300, rest_taken=0)
+@settings(max_examples=30 * EFFORT, deadline=None)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of uneven ranks and repeated rows
+def test_a_number_of_units_leads_where_walking_its_passes_leads(
+    tables, per, num_ranks, batch_size, source_options, taken, rest_taken
+):
+    options = {"per": "batch" if "bucket_by" in source_options else per, "source_options": source_options}
+    try:
+        source = make(tables[:1], weights=(1,), batch_sizes=(batch_size,), num_ranks=num_ranks, **options).sources[0]
+        other = make(tables[:1], weights=(1,), batch_sizes=(batch_size,), num_ranks=4, **options).sources[0]
+    except ConfigError:  # lanes that do not fit, a rank that has nothing
+        assume(False)
+    mark = Mark(start=source.begin(5).start, taken=taken)
+    places = source.places(mark, range(num_ranks))
+    assert places == [place_by_walking(source, mark, rank) for rank in range(num_ranks)]
+    assert [source.places(mark, [rank]) for rank in range(num_ranks)] == [[place] for place in places]
+    try:
+        rest = replace(other.under_present_topology(mark), taken=rest_taken)
+    except CheckpointMismatchError:  # inside a batch
+        return
+    assert other.places(rest, range(4)) == [place_by_walking(other, rest, rank) for rank in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of uneven ranks
+def test_passes_that_are_even_by_chance_are_walked(tmp_path):
+    # Two of the four row groups a rank: 12 rows each, or 8 and 16.
+    write_table(tmp_path, [[4, 4, 8, 8]])
+    options = {"source_options": {"rank_sharding": "chunks", "split_rows": 1}, "weights": (1,)}
+    source = make([scan_files(str(tmp_path))], batch_sizes=(1,), num_ranks=2, **options).sources[0]
+    starts = [source.begin(epoch).start for epoch in range(8)]
+    assert {len(set(source.lengths(start).tolist())) for start in starts} == {1, 2}
+    for start in starts:
+        mark = Mark(start=start, taken=500)
+        assert source.places(mark, [0, 1]) == [place_by_walking(source, mark, rank) for rank in (0, 1)]
+
+
+@dataclass
+class NotedStrategy:
+    """Files round and round; notes the epochs that it is asked for."""
+
+    epochs: list[int] = field(default_factory=list, repr=False)
+
+    def generate(self, files, num_workers, epoch, num_ranks, rank):
+        self.epochs.append(epoch)
+        return TargetSizeSplitStrategy(target_rows=3).generate(files, num_workers, epoch, num_ranks, rank)
+
+
+def test_passes_that_may_differ_are_planned_once_for_all_ranks(tables):
+    strategy = NotedStrategy()
+    options = {"source_options": {**WITHOUT_DEAL, "split_strategy": strategy}, "weights": (1,)}
+    source = make(tables[2:], batch_sizes=(1,), num_ranks=3, **options).sources[0]
+    other = make(tables[2:], batch_sizes=(1,), num_ranks=2, **options).sources[0]
+    strategy.epochs.clear()
+    assert other.under_present_topology(Mark(start=source.begin(0).start, taken=20 * 2 + 1)).passes == 20
+    # generate() is asked for each of the three ranks.
+    assert Counter(strategy.epochs) == {number * 2**32: 3 for number in range(21)}
+
+
+def test_a_place_a_billion_passes_on_is_found_without_walking_there(tables):
+    source = make(tables[2:], weights=(1,), batch_sizes=(1,), num_ranks=3).sources[0]
+    mark = Mark(start=source.begin(7).start, taken=10**9 * 2 + 1)
+    wanted = replace(source.begin(7).start, epoch=7 + 10**9 * 2**32)
+    assert source.places(mark, range(3)) == [Place(start=wanted, number=10**9, units=1)] * 3
 
 
 def test_epochs_and_passes_have_orders_of_their_own(tables):

@@ -4,7 +4,7 @@ Pass p of blend epoch e is the source's epoch e + p * 2^32: no two passes share 
 not depend on how often the others were repeated.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -60,12 +60,14 @@ class Source:
         self._data = dataset
         self._unit = unit
         self._identity = dataset.planner.identity
+        options = dataset.planner.options
+        self._deals_evenly = options.rank_sharding == "rows" and not options.strategy
         if loader.num_workers > 1 and not loader.in_order:
             raise ConfigError(
                 f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "
                 "state could say which of them were given. Leave in_order=True."
             )
-        if unit == "sample" and dataset.planner.options.max_tokens_per_batch is not None:
+        if unit == "sample" and options.max_tokens_per_batch is not None:
             raise ConfigError(
                 f"Source {index} of the blend limits the tokens of its batches (max_tokens_per_batch), and "
                 "per='sample' makes batches of other rows. Blend per='batch'."
@@ -106,15 +108,34 @@ class Source:
         repeats = [plan.padding_rows(rank) for rank in range(plan.topology.num_ranks)]
         return np.array(plan.rank_rows, dtype=np.int64) + repeats
 
-    def place(self, mark: Mark, rank: int) -> Place:
-        """Where `rank` stands at a mark; at the end of a pass that is the beginning of the next."""
-        start, units, number = mark.start, mark.taken, mark.passes
-        epoch = start.epoch % _PASS_STRIDE
-        while units >= (length := int(self.lengths(start)[rank])):
-            units -= length
-            number += 1
-            start = self._pass_start(epoch, number, mark.topology)
-        return Place(start=start, number=number, units=units)
+    def places(self, mark: Mark, ranks: Sequence[int]) -> list[Place]:
+        """Where each of these ranks stands at a mark; at the end of a pass that is the beginning of the next.
+
+        Passes are walked, each planned once for all ranks. Those that are known to be alike are counted instead.
+        """
+        start, number = mark.start, mark.passes
+        units = np.full(len(ranks), mark.taken, dtype=np.int64)
+        places: dict[int, Place] = {}
+        while True:
+            lengths = self.lengths(start)
+            mine = lengths[ranks]
+            # Of a rank that has its place, `units` is negative from then on.
+            for index in np.flatnonzero((units >= 0) & (units < mine)).tolist():
+                places[index] = Place(start=start, number=number, units=int(units[index]))
+            if len(places) == len(ranks):
+                return [places[index] for index in range(len(ranks))]
+            passes = max(1, int(units.min() // mine[0])) if self._is_like_all(start, lengths) else 1
+            number, units = number + passes, units - passes * mine
+            start = self._pass_start(start.epoch % _PASS_STRIDE, number, mark.topology)
+
+    def _is_like_all(self, start: Position, lengths: Int64s) -> bool:
+        """Whether each later pass has these lengths too, those from `start` on.
+
+        The built-in deal gives the same numbers of rows in each pass, though to other ranks where the order is another
+        one. So it does not matter which rank has which if all are equal.
+        """
+        is_whole = not start.segments
+        return is_whole and self._deals_evenly and bool((lengths == lengths[0]).all())
 
     def left(self, mark: Mark) -> tuple[int, int]:
         """Units left of the source's first pass, on the rank with least and on that with most; (0, 0) after it."""
@@ -132,7 +153,7 @@ class Source:
         """
         if mark.topology == self.topology:
             return mark
-        places = [self.place(mark, rank) for rank in range(mark.topology.num_ranks)]
+        places = self.places(mark, range(mark.topology.num_ranks))
         rows = mark.topology.batch_size if self._unit == "sample" else 1
         if len({place.number for place in places}) > 1 or any(place.units % rows for place in places):
             raise CheckpointMismatchError(
@@ -148,7 +169,7 @@ class Source:
 
     def batches(self, mark: Mark) -> Generator[tuple[int, Any]]:
         """(rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip."""
-        place = self.place(mark, self.rank)
+        place = self.places(mark, [self.rank])[0]
         rows = self.topology.batch_size if self._unit == "sample" else 1
         steps, skip = divmod(place.units, rows)
         segment = replace(place.start.segment, steps=steps)
