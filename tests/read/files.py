@@ -123,10 +123,20 @@ def write_csv(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask
 
 
 def write_stream(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupTask]:
-    """Writes the table in the Arrow stream format; its tasks, offsets by reading message after message."""
-    with pa.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=group_rows)
+    """Writes the table in the Arrow stream format; its tasks."""
+    return write_stream_batches(path, table.to_batches(max_chunksize=group_rows), table.schema)
+
+
+def write_stream_batches(
+    path: Path, batches: list[pa.RecordBatch], schema: pa.Schema, *, deltas: bool = False
+) -> list[RowGroupTask]:
+    """Writes these batches in the Arrow stream format; their tasks, offsets by reading message after message."""
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=deltas)
+    with pa.ipc.new_stream(path, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
     tasks: list[RowGroupTask] = []
+    first = 0
     data = pa.BufferReader(path.read_bytes())
     while data.tell() < data.size():
         start = data.tell()
@@ -135,10 +145,10 @@ def write_stream(path: Path, table: pa.Table, group_rows: int) -> list[RowGroupT
         except EOFError:
             break
         if message.type == "record batch":
-            first = len(tasks) * group_rows
             facts = {"first_row": first, "byte_offset": start, "byte_length": data.tell() - start}
-            rows = min(group_rows, table.num_rows - first)
+            rows = batches[len(tasks)].num_rows
             tasks.append(make_task(path, FileFormat.ARROW, len(tasks), rows, **facts))
+            first += rows
     return tasks
 
 

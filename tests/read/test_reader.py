@@ -12,7 +12,16 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import orc
 
-from tests.read.files import deleting, make_spec, make_task, with_field_ids, write_csv, write_orc, write_parquet
+from tests.read.files import (
+    deleting,
+    make_spec,
+    make_task,
+    with_field_ids,
+    write_csv,
+    write_orc,
+    write_parquet,
+    write_stream,
+)
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
@@ -125,17 +134,17 @@ def test_compressed_text_is_one_block_under_the_budget(tmp_path: Path, ending: s
             )
 
 
-def test_the_dictionaries_of_a_stream_may_change(tmp_path: Path) -> None:
-    kinds = [pa.array(words).dictionary_encode() for words in (["a", "b"], ["c", "a"], ["d", "d"])]
-    schema = pa.schema([("kind", kinds[0].type)])
-    with pa.ipc.new_stream(tmp_path / "a.arrows", schema) as writer:
-        for kind in kinds:
-            writer.write_batch(pa.RecordBatch.from_arrays([kind], schema=schema))
-    reader = make_reader(make_spec(schema))
-    tasks = [make_task(tmp_path / "a.arrows", FileFormat.ARROW, i, 2) for i in range(3)]
-    assert [reader.read(task).column("kind").to_pylist() for task in tasks] == [["a", "b"], ["c", "a"], ["d", "d"]]
-    with pytest.raises(CorruptFileError, match="row group 3 does not exist"):
-        reader.read(replace(tasks[0], ordinal=3))
+def test_bytes_of_a_stream_that_are_no_record_batch_are_told_as_that(tmp_path: Path) -> None:
+    table = pa.table({"row": range(4), "kind": pa.array(["a", "b", "c", "d"]).dictionary_encode()})
+    for names in (["row"], ["kind"]):
+        stored = table.select(names)
+        first, second = write_stream(tmp_path / "a.arrows", stored, 2)
+        end = {"byte_offset": second.byte_offset + second.byte_length, "byte_length": 8}
+        reader = make_reader(make_spec(stored.schema))
+        with pytest.raises(CorruptFileError, match="row group 1 does not exist: the stream has no record"):
+            reader.read(replace(second, **end))
+        with pytest.raises(CorruptFileError, match="row group 0 does not decode"):
+            reader.read(replace(first, byte_offset=first.byte_offset + 8))
 
 
 def test_every_stripe_of_an_orc_file_gives_its_own_rows(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pickle
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from tests.read.files import (
     write_orc,
     write_parquet,
     write_stream,
+    write_stream_batches,
 )
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.read import parquet
@@ -187,3 +189,41 @@ def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], g
             assert all(batch.schema.equals(table.schema.empty_table().select(columns).schema) for batch in batches)
             if columns:
                 assert rows_of(batches) == table.select(columns).to_pylist()
+
+
+WORDS = st.lists(st.text("abc", max_size=2), min_size=1, max_size=4, unique=True)
+
+
+def encoded(words: list[str]) -> pa.DictionaryArray:
+    """One row a word, the last word first."""
+    return pa.DictionaryArray.from_arrays(pa.array(range(len(words)), pa.int32())[::-1], pa.array(words))
+
+
+@given(
+    # The words of each batch by column; None for those that the batch before had, with one more.
+    st.lists(st.tuples(WORDS, st.one_of(st.none(), WORDS)), min_size=1, max_size=8),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60 * EFFORT, deadline=None)
+def test_the_dictionaries_of_a_stream_are_those_that_hold_where_a_batch_lies(
+    lexica: list[tuple[list[str], list[str] | None]], deltas: bool, random: Random
+) -> None:
+    batches, grown = [], ["a"]
+    for words, others in lexica:
+        grown = [*grown, f"{len(grown)}"] if others is None else others
+        inner = encoded(words)
+        lists = pa.ListArray.from_arrays(pa.array(range(len(words) + 1), pa.int32()), inner)
+        nested = pa.DictionaryArray.from_arrays(pa.array([0] * len(words), pa.int32()), lists)
+        rows = min(len(words), len(grown))
+        columns = [inner, nested, encoded(grown)]
+        batches.append(pa.record_batch([column[:rows] for column in columns], ["kind", "nested", "grown"]))
+    schema = batches[0].schema
+    with tempfile.TemporaryDirectory() as folder:
+        # Deltas of nested dictionaries are more than pyarrow writes.
+        kept = ["kind", "grown"] if deltas else schema.names
+        stored = [batch.select(kept) for batch in batches]
+        tasks = write_stream_batches(Path(folder) / "a.arrows", stored, stored[0].schema, deltas=deltas)
+        reader = make_reader(make_spec(stored[0].schema))
+        read = {task.ordinal: reader.read(task) for task in random.sample(tasks, len(tasks))}
+    assert [read[ordinal].to_pydict() for ordinal in range(len(stored))] == [batch.to_pydict() for batch in stored]

@@ -14,9 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.read.files import make_spec, write_arrow, write_csv, write_json, write_orc, write_parquet, write_stream
+from tests.read.files import (
+    make_spec,
+    write_arrow,
+    write_csv,
+    write_json,
+    write_orc,
+    write_parquet,
+    write_stream,
+    write_stream_batches,
+)
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import open_store
+from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError
 from torch_dataloader_utils.read.reader import make_reader
 
@@ -138,6 +148,28 @@ def test_dictionaries_outside_the_batch_are_fetched_when_asked_for(tmp_path: Pat
     assert [reader.read(t).column("kind").to_pylist() for t in pinned] == [
         words[i : i + 100] for i in range(0, 500, 100)
     ]
+
+
+def test_a_batch_of_a_stream_costs_itself_and_its_dictionaries(tmp_path: Path) -> None:
+    rows, random = 100_000, np.random.default_rng(0)
+    kinds = [pa.array([f"{i}-{row % 9}" for row in range(rows)]).dictionary_encode() for i in range(8)]
+    batches = [pa.record_batch({"x": random.random(rows), "kind": kind}) for kind in kinds]
+    tasks = uploaded(write_stream_batches(tmp_path / "a.arrows", batches, batches[0].schema))
+    reader = make_reader(make_spec(batches[0].schema))
+    for task, batch in zip(tasks, batches, strict=True):
+        assert reader.read(task).to_pydict() == batch.to_pydict()
+    # Up to each batch from the beginning of the stream, it would be 4.5 times the file.
+    fetched_bytes = sum(stop - start for start, stop in CountedFileSystem.spans)
+    assert fetched_bytes < 1.3 * tasks[0].file_size
+    assert len(CountedFileSystem.spans) < 10 * len(tasks)
+
+
+def test_small_batches_of_a_stream_are_scanned_many_a_request(tmp_path: Path) -> None:
+    (first, *_) = uploaded(write_stream(tmp_path / "a.arrows", TABLE, 1))
+    CountedFileSystem.spans.clear()
+    assert scan_files(first.path, "arrow").num_groups == 300
+    # The tail, the schema, and 64 KiB of messages at a time.
+    assert len(CountedFileSystem.spans) <= 3 + first.file_size / (60 << 10)
 
 
 def test_column_chunks_outside_the_file_are_refused_before_they_are_asked_for(tmp_path: Path) -> None:

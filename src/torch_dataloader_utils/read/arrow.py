@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._store import Span
+from torch_dataloader_utils.read.arrow_stream import arrow_stream
 from torch_dataloader_utils.read.checks import (
     check_all_decoded,
     check_decoded_size,
@@ -16,7 +17,6 @@ from torch_dataloader_utils.read.checks import (
     no_such_group,
     repeated_names,
 )
-from torch_dataloader_utils.read.conform import has_dictionary
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -36,14 +36,13 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
     task = source.task
     with source.open(lambda: _spans(source)) as file:
         file.seek(max(0, task.file_size - len(_MAGIC)))
-        is_file = bytes(file.read(len(_MAGIC))) == _MAGIC
-        file.seek(0)
-        schema = (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).schema
+        stream = None if bytes(file.read(len(_MAGIC))) == _MAGIC else arrow_stream(source, file)
+        schema = pa.ipc.open_file(file).schema if stream is None else stream.schema
         names = [field.name for field in fields if field.name in schema.names]
         check_unique(task, repeated_names(schema.names), names)
         # One column is enough to count rows.
         wanted = [schema.get_field_index(name) for name in names] or [0][: len(schema)]
-        batch = _of_file(source, file, wanted) if is_file else _of_stream(source, file, schema)
+        batch = _of_file(source, file, wanted) if stream is None else stream.batch(source, file)
     check_all_decoded(task, names, batch)
     check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
     batch.validate(full=True)
@@ -55,22 +54,6 @@ def _of_file(source: TaskSource, file: Any, wanted: list[int]) -> Any:
     if source.task.ordinal >= reader.num_record_batches:
         raise no_such_group(source.task, reader.num_record_batches)
     return reader.get_batch(source.task.ordinal)
-
-
-def _of_stream(source: TaskSource, file: Any, schema: Any) -> Any:
-    """A stream has no footer: the task says where its message lies.
-
-    Dictionaries may come, and change, in any message before it; with them the stream is read up to the batch.
-    """
-    task = source.task
-    if not any(map(has_dictionary, schema.types)):
-        file.seek(task.byte_offset)
-        return pa.ipc.read_record_batch(pa.py_buffer(file.read(task.byte_length)), schema)
-    file.seek(0)
-    for ordinal, batch in enumerate(pa.ipc.open_stream(file)):
-        if ordinal == task.ordinal:
-            return batch
-    raise no_such_group(task, task.ordinal)
 
 
 def _spans(source: TaskSource) -> list[Span]:

@@ -1,0 +1,151 @@
+"""Messages of Arrow IPC streams and files: what each is and where it lies, from its head; no body is read.
+
+Source: the Arrow columnar format specification, "Encapsulated message format" and "IPC Streaming Format", and
+format/File.fbs, Message.fbs. pyarrow gives neither row counts nor the numbers of dictionaries short of loading a
+message, so that the few flatbuffer fields needed are read here.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+# Read at once for heads of messages. They are longer in tables of many hundred columns only.
+_HEAD_BYTES = 64 << 10
+
+_CONTINUATION = 0xFFFF_FFFF
+
+# Slots of flatbuffer tables.
+_MESSAGE_KIND, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 1, 2, 3
+_BATCH_ROWS = 0
+_DICTIONARY_ID, _DICTIONARY_IS_DELTA = 0, 2
+_KIND_DICTIONARY, _KIND_RECORD_BATCH = 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One encapsulated message, the bytes [start, stop) of a file.
+
+    num_rows: of a record batch. dictionary: the number of the one that a dictionary batch is of; None for other kinds.
+    is_delta: whether that adds to what the dictionary was. Else it takes the place of it.
+    """
+
+    start: int
+    stop: int
+    num_rows: int | None = None
+    dictionary: int | None = None
+    is_delta: bool = False
+
+
+def stream_messages(read: Callable[[int, int], Any], start: int, stop: int) -> Iterator[Message]:
+    """The messages that begin in the bytes [start, stop) of a stream, up to its end mark if that is there.
+
+    `read(offset, length)` gives bytes of the stream: 64 KiB at once, so that many small messages take one read.
+
+    Raises:
+        ArrowInvalid: these are no messages.
+    """
+    window = _Window(read, stop)
+    while start + 8 <= stop:
+        length, prefix = metadata_length(window.get(start, 8))
+        if length == 0:
+            return
+        if length < 0 or start + prefix + length > stop:
+            raise pa.ArrowInvalid(f"a message at byte {start} claims {length} bytes, and {stop - start} are left")
+        message = read_head(window.get(start, prefix + length), start)
+        yield message
+        start = message.stop
+
+
+class _Window:
+    """The bytes of a file before `stop`, from front to back; read ahead."""
+
+    def __init__(self, read: Callable[[int, int], Any], stop: int) -> None:
+        self._read = read
+        self._stop = stop
+        self._start = 0
+        self._data = memoryview(b"")
+
+    def get(self, start: int, length: int) -> memoryview:
+        if start + length > self._start + len(self._data):
+            self._data = memoryview(self._read(start, min(max(length, _HEAD_BYTES), self._stop - start)))
+            self._start = start
+        return self._data[start - self._start :][:length]
+
+
+def read_head(head: Any, start: int) -> Message:
+    """The message that begins at byte `start` of its file, from its head: what comes before its body.
+
+    Raises:
+        ArrowInvalid: it is none.
+    """
+    try:
+        length, prefix = metadata_length(head)
+        table = FlatTable.root(memoryview(head)[prefix : prefix + length])
+        body_bytes = table.number(_MESSAGE_BODY_BYTES, "<q")
+        if body_bytes < 0:
+            raise ValueError(f"a body of {body_bytes} bytes")
+        kind, header = table.number(_MESSAGE_KIND, "<B"), table.table(_MESSAGE_HEADER)
+        is_batch, is_dictionary = kind == _KIND_RECORD_BATCH, kind == _KIND_DICTIONARY
+        return Message(
+            start=start,
+            stop=start + prefix + length + body_bytes,
+            num_rows=header.number(_BATCH_ROWS, "<q") if is_batch else None,
+            dictionary=header.number(_DICTIONARY_ID, "<q") if is_dictionary else None,
+            is_delta=is_dictionary and header.number(_DICTIONARY_IS_DELTA, "<B") != 0,
+        )
+    except (struct.error, ValueError) as error:
+        raise pa.ArrowInvalid(f"the message at byte {start} does not decode: {error}") from error
+
+
+def metadata_length(message: Any) -> tuple[int, int]:
+    """Lengths of a message's metadata and of what comes before it; before Arrow 0.15 that had no continuation mark."""
+    (first,) = struct.unpack_from("<I", message)
+    if first != _CONTINUATION:
+        return first, 4
+    return struct.unpack_from("<i", message, 4)[0], 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatTable:
+    """A flatbuffer table: fields by slot, 0 where absent. Reads outside the buffer raise struct.error."""
+
+    data: memoryview
+    position: int
+
+    @classmethod
+    def root(cls, data: memoryview) -> "FlatTable":
+        """The table that a buffer begins with."""
+        return cls(data=data, position=struct.unpack_from("<I", data)[0])
+
+    def number(self, slot: int, layout: str) -> int:
+        """A number, which `layout` is the struct format of."""
+        place = self._place(slot)
+        return int(struct.unpack_from(layout, self.data, place)[0]) if place else 0
+
+    def table(self, slot: int) -> "FlatTable":
+        """A table that this one refers to."""
+        place = self._place(slot)
+        return FlatTable(data=self.data, position=place + struct.unpack_from("<I", self.data, place)[0])
+
+    def structs(self, slot: int, layout: str) -> Iterator[tuple[int, ...]]:
+        """The entries of a vector of structs."""
+        place = self._place(slot)
+        if place:
+            place += struct.unpack_from("<I", self.data, place)[0]
+            (count,) = struct.unpack_from("<I", self.data, place)
+            step = struct.calcsize(layout)
+            if place + 4 + count * step > len(self.data):
+                raise ValueError(f"a vector of {count} blocks runs over the end of the footer")
+            yield from struct.iter_unpack(layout, self.data[place + 4 : place + 4 + count * step])
+
+    def _place(self, slot: int) -> int:
+        vtable = self.position - struct.unpack_from("<i", self.data, self.position)[0]
+        if vtable < 0:
+            raise ValueError("a flatbuffer table points before its buffer")
+        (vtable_bytes,) = struct.unpack_from("<H", self.data, vtable)
+        entry = 4 + 2 * slot
+        offset = struct.unpack_from("<H", self.data, vtable + entry)[0] if entry < vtable_bytes else 0
+        return self.position + offset if offset else 0

@@ -1,0 +1,117 @@
+"""One record batch of an Arrow IPC stream, which has no footer: read as a stream of that batch alone.
+
+    schema · a1 · b1 · batch 0 · b2 · batch 1 · a+ · batch 2 ...
+
+Dictionaries (a and b) may come before any batch; b2 replaces b1, a+ adds to a1. What batch 2 needs is
+
+    schema · a1 · b2 · a+ · batch 2
+"""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.ipc_messages import Message, stream_messages
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._store import Span
+from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.read.conform import has_dictionary
+from torch_dataloader_utils.read.file_cache import FileCache
+from torch_dataloader_utils.read.source import TaskSource
+
+_streams: FileCache["ArrowStream"] = FileCache()
+
+
+def arrow_stream(source: TaskSource, file: Any) -> "ArrowStream":
+    """The stream that a task is of; `file` is it, opened. It is known for the next task."""
+    return _streams.get(source.key, lambda: _read_stream(file))
+
+
+def _read_stream(file: Any) -> tuple["ArrowStream", int]:
+    file.seek(0)
+    schema = pa.ipc.open_stream(file).schema
+    return ArrowStream(schema), schema.serialize().size
+
+
+class ArrowStream:
+    """The schema of one stream, and where its dictionaries lie: a walk over its messages, as far as somebody asked.
+
+    Thread-safe: who asks for a batch while another one walks waits for it.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+        self._has_dictionaries = any(map(has_dictionary, schema.types))
+        self._lock = threading.Lock()
+        self._walked_bytes = 0
+        self._schema_span: list[Span] = []
+        self._dictionaries: dict[int, _Versions] = {}
+
+    def batch(self, source: TaskSource, file: Any) -> Any:
+        """The record batch that lies where the task says, all columns of it; `file` is the open stream.
+
+        Raises:
+            CorruptFileError: there is none; and whatever pyarrow raises.
+        """
+        file.seek(source.task.byte_offset)
+        message = file.read(source.task.byte_length)
+        try:
+            if not self._has_dictionaries:
+                return pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
+            parts = _read_spans(source, self._spans_before(source))
+            return pa.ipc.open_stream(pa.py_buffer(b"".join([*parts, message]))).read_next_batch()
+        except (StopIteration, EOFError) as error:
+            raise _no_such_batch(source.task) from error
+
+    def _spans_before(self, source: TaskSource) -> list[Span]:
+        """The schema and the dictionaries that hold for the task's batch, in the order of the stream."""
+        offset = source.task.byte_offset
+        with self._lock:
+            for message in stream_messages(lambda at, length: source.span((at, length)), self._walked_bytes, offset):
+                self._add(message)
+                self._walked_bytes = message.stop
+            dictionaries = [span for versions in self._dictionaries.values() for span in versions.before(offset)]
+        return [*self._schema_span, *sorted(dictionaries)]
+
+    def _add(self, message: Message) -> None:
+        if message.start == 0:
+            self._schema_span = [(0, message.stop)]
+        elif message.dictionary is not None:
+            self._dictionaries.setdefault(message.dictionary, _Versions()).add(message)
+
+
+@dataclass(slots=True)
+class _Versions:
+    """The messages of one dictionary, in the order of the stream.
+
+    bases: for each message the number of the one that its values begin with: the last that was no delta.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+
+    def add(self, message: Message) -> None:
+        self.bases.append(self.bases[-1] if message.is_delta and self.bases else len(self.spans))
+        self.spans.append((message.start, message.stop - message.start))
+
+    def before(self, offset: int) -> list[Span]:
+        """What the dictionary is made of at a byte of the stream."""
+        count = bisect_left(self.spans, (offset, 0))
+        return self.spans[self.bases[count - 1] : count] if count else []
+
+
+def _read_spans(source: TaskSource, spans: Sequence[Span]) -> list[bytearray]:
+    parts = [bytearray(length) for _, length in spans]
+    source.read_into(spans, [memoryview(part) for part in parts])
+    return parts
+
+
+def _no_such_batch(task: RowGroupTask) -> CorruptFileError:
+    return CorruptFileError(
+        f"{task.where} does not exist: the stream has no record batch at byte {task.byte_offset}. Plan the data set "
+        "again."
+    )
