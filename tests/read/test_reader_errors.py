@@ -24,6 +24,7 @@ from tests.read.files import (
     write_orc,
     write_parquet,
     write_stream,
+    write_stream_batches,
 )
 from torch_dataloader_utils._core.block import read_block
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
@@ -209,6 +210,23 @@ def test_a_pipe_in_place_of_a_large_file_is_a_change_too(
         reader.read(task)
     with a_pipe_at(tmp_path / "a"), pytest.raises(FileChangedError, match="is a pipe"):
         reader.read(task)
+
+
+@pytest.mark.parametrize("flipped_bits", [0x01, 0xFF])
+def test_damage_anywhere_in_a_stream_with_dictionaries_is_told_or_harmless(tmp_path: Path, flipped_bits: int) -> None:
+    words = [pa.array([f"{i}", f"{i}b"]).dictionary_encode() for i in range(3)]
+    batches = [pa.record_batch({"x": [1, 2], "word": column}) for column in words]
+    (*_, last) = write_stream_batches(tmp_path / "good", batches, batches[0].schema)
+    good = (tmp_path / "good").read_bytes()
+    reader = make_reader(make_spec(batches[0].schema))
+    for place in range(len(good)):
+        path = tmp_path / f"{place}"
+        path.write_bytes(good[:place] + bytes([good[place] ^ flipped_bits]) + good[place + 1 :])
+        facts = {"byte_offset": last.byte_offset, "byte_length": last.byte_length}
+        try:
+            assert reader.read(make_task(path, FileFormat.ARROW, 2, 2, **facts)).num_rows == 2
+        except DataError as error:
+            assert str(path) in str(error)  # noqa: PT017 - reading rightly is an answer too
 
 
 def test_truncated_and_flipped_files_never_raise_foreign_errors(tasks: list[RowGroupTask]) -> None:

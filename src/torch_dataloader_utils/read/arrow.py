@@ -44,8 +44,9 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
         wanted = [schema.get_field_index(name) for name in names] or [0][: len(schema)]
         batch = _of_file(source, file, wanted) if stream is None else stream.batch(source, file)
     check_all_decoded(task, names, batch)
-    check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
+    # First of all: to count its bytes, offsets are followed too.
     batch.validate(full=True)
+    check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
     return batch if names else rows_only(batch.num_rows)
 
 

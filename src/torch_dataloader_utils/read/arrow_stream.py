@@ -72,6 +72,8 @@ class ArrowStream:
         offset = source.task.byte_offset
         with self._lock:
             for message in stream_messages(lambda at, length: source.span((at, length)), self._walked_bytes, offset):
+                if message.stop > offset:
+                    raise pa.ArrowInvalid(f"the message at byte {message.start} runs into the batch at byte {offset}")
                 self._add(message)
                 self._walked_bytes = message.stop
             dictionaries = [span for versions in self._dictionaries.values() for span in versions.before(offset)]
