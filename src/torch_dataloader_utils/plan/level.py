@@ -67,44 +67,28 @@ def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[Trans
     return pairs
 
 
-def give_rows(units: Units, amounts: Sequence[int]) -> tuple[Units, list[Units]]:
-    """What a donor keeps, and what it gives away for each of `amounts`, in turn.
-
-    Rows leave from the end of the list: whole units, and then the beginning of the last unit that is left, so that
-    whoever receives it decodes no more than it was given.
-
-        units of 4, 5 rows; amounts 2, 5      keeps rows 3-4 of the first and gives rows 1-2 of the
-                                              second; then rows 3-5 of the second and 1-2 of the first
-    """
-    given = []
-    for amount in amounts:
-        units, gift = _give(units, amount)
-        given.append(gift)
-    return units, given
-
-
-def _give(units: Units, amount: int) -> tuple[Units, Units]:
-    ends = np.cumsum(units.rows[::-1])
-    whole = int(np.searchsorted(ends, amount, side="right"))
-    at = len(units) - whole
-    gift, kept = units.take(slice(at, None)), units.take(slice(0, at))
-    missing = amount - (int(ends[whole - 1]) if whole else 0)
-    if missing == 0:
-        return kept, gift
-    prefix, suffix = kept.take(slice(at - 1, None)).split_at(missing)
-    return Units.concat([kept.take(slice(0, at - 1)), suffix]), Units.concat([prefix, gift])
-
-
 def level_list(index: int, units_of: Callable[[int], Units], transfers: Sequence[Transfer]) -> Units:
     """List `index` after all transfers: what it keeps, then what it receives.
 
     `units_of(i)` gives list i before levelling; only `index` and its donors are asked for.
+
+    Rows leave a list from its end: whole units, and then the beginning of the last unit that is left, so that whoever
+    receives it decodes no more than it was given.
+
+        units of 4, 5 rows; 2 and 5 leave      rows 3-4 of the first are kept; rows 1-2 of the second leave, then
+                                               rows 3-5 of it and 1-2 of the first
     """
-    gives = [t.rows for t in transfers if t.donor == index]
-    kept, _ = give_rows(units_of(index), gives)
-    parts = [kept]
-    for donor in dict.fromkeys(t.donor for t in transfers if t.receiver == index):
-        sent = [t for t in transfers if t.donor == donor]
-        _, given = give_rows(units_of(donor), [t.rows for t in sent])
-        parts.extend(gift for transfer, gift in zip(sent, given, strict=True) if transfer.receiver == index)
+    gone = sum(transfer.rows for transfer in transfers if transfer.donor == index)
+    parts = [_leaving(units_of(index), gone, None)]
+    for position, transfer in enumerate(transfers):
+        if transfer.receiver == index:
+            before = sum(earlier.rows for earlier in transfers[:position] if earlier.donor == transfer.donor)
+            parts.append(_leaving(units_of(transfer.donor), before, before + transfer.rows))
     return Units.concat(parts)
+
+
+def _leaving(units: Units, start: int, stop: int | None) -> Units:
+    """Rows [start, stop) in the order in which rows leave a list, None for all the rest; units in the list's order."""
+    last_first = units.take(slice(None, None, -1))
+    until_stop = last_first if stop is None else last_first.split_at(stop)[0]
+    return until_stop.split_at(start)[1].take(slice(None, None, -1))
