@@ -5,11 +5,13 @@ import logging
 import pickle
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec import AbstractFileSystem
 
 from tests.faults.conftest import QUICK
 from tests.faults.s3_server import Rule, S3Server, error
@@ -126,6 +128,56 @@ def test_a_look_up_with_expired_credentials_has_no_reason_to_tell_and_is_tried_a
     Path(tokens.path).write_text("token-two")
     server.accepted_tokens = {"token-two"}
     assert store.stat(url).size == 10
+
+
+class ExpiredTokenError(Exception):
+    """As a client tells of it."""
+
+    status = 401
+
+
+HICCUP = "<Error><Message>hiccup</Message><Token>canary</Token></Error>"
+
+
+class UnsteadyStore(AbstractFileSystem):
+    """A store that clients with a new token reach after some failures to connect."""
+
+    protocol = "unsteady"
+    cachable = False
+    failures_left = 0
+
+    def __init__(self, token: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.token = token
+        if token == "token-two" and UnsteadyStore.failures_left:
+            UnsteadyStore.failures_left -= 1
+            raise ConnectionResetError(HICCUP)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if self.token != "token-two":
+            raise ExpiredTokenError("expired")
+        return {"name": path, "size": 7, "type": "file"}
+
+
+def unsteady_store(failures: int, seconds: float) -> Any:
+    fsspec.register_implementation("unsteady", UnsteadyStore, clobber=True)
+    UnsteadyStore.failures_left = failures
+    tokens = iter(["token-one"])
+    remote = replace(REMOTE, retry=replace(QUICK, most_seconds=seconds))
+    access = StoreAccess.of(credentials=lambda: {"token": next(tokens, "token-two")}, remote=remote)
+    return open_store("unsteady://bucket/a", access)
+
+
+def test_new_credentials_that_do_not_reach_the_store_at_once_are_tried_again() -> None:
+    assert unsteady_store(failures=2, seconds=20).stat("unsteady://bucket/a").size == 7
+    assert UnsteadyStore.failures_left == 0
+
+
+def test_new_credentials_that_never_reach_the_store_are_an_error_without_what_the_server_repeats() -> None:
+    store = unsteady_store(failures=1000, seconds=0.001)
+    with pytest.raises(StoreError, match=r"/a: cannot look up .*ConnectionResetError: hiccup") as caught:
+        store.stat("unsteady://bucket/a")
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_function_that_fails_is_named_and_what_it_says_is_not_repeated(server: S3Server) -> None:

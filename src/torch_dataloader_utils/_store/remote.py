@@ -158,10 +158,15 @@ class FsspecStore:
         attempts, log = Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)
         local = clients.of((self.access.token, *url.client))
-        filesystem = None
+        connect = partial(open_client, url.address, url.scheme, self.access)
+        filesystem, is_expired = None, False
         while True:
             try:
-                filesystem = local.get(lambda: open_client(url.address, url.scheme, self.access))
+                if is_expired:
+                    filesystem = local.renew(filesystem, partial(connect, renews=True))
+                    is_expired = False
+                else:
+                    filesystem = local.get(connect)
                 with turn_of(filesystem):
                     return call(filesystem, url.key(filesystem))
             except LoaderError:
@@ -175,8 +180,8 @@ class FsspecStore:
                 log.failed(error, diagnosis, attempts, delay)
             thread_requests().retries += 1
             pause(delay)
-            if diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
-                local.renew(filesystem, lambda: open_client(url.address, url.scheme, self.access, renews=True))
+            # Still so where a new client could not be opened, whatever the reason.
+            is_expired = is_expired or diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
 
     def _url(self, path: str) -> RemoteUrl:
         return RemoteUrl.of(path, backend=self.access.remote.backend)
