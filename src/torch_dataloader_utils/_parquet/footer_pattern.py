@@ -21,7 +21,7 @@ from torch_dataloader_utils._parquet.footer_parts import (
     RowGroupParts,
     footer_head,
 )
-from torch_dataloader_utils._runtime.fifo_cache import FifoCache
+from torch_dataloader_utils._runtime.recent import Recent
 
 # A pattern takes as long to compile as it saves with some hundred files.
 _WORTH_IT = 64
@@ -148,7 +148,7 @@ class FooterKind:
             self._patterns.append(_Pattern(parts))
 
 
-_kinds: FifoCache[bytes, FooterKind] = FifoCache(_MOST_KINDS)
+_kinds: Recent[bytes, FooterKind] = Recent(_MOST_KINDS)
 
 
 def footer_kind(footer: bytes) -> FooterKind | None:

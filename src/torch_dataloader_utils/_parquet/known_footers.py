@@ -3,7 +3,7 @@
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch_dataloader_utils._parquet.footer_pattern import FooterKind, FooterNumbers, footer_kind
-from torch_dataloader_utils._runtime.fifo_cache import FifoCache
+from torch_dataloader_utils._runtime.recent import Recent
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class KnownFooters(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._known: FifoCache[tuple[FooterKind, bytes, Any], T] = FifoCache(_MOST_KNOWN)
+        self._known: Recent[tuple[FooterKind, bytes, Any], T] = Recent(_MOST_KNOWN)
 
     def match(self, footer: bytes, what: Any = None) -> MatchedFooter[T] | None:
         """None of a footer whose like has not come often enough; `what`: what it is looked at for, hashable."""
@@ -36,7 +36,7 @@ class KnownFooters(Generic[T]):
         if kind is None or numbers is None:
             return None
         key = kind, footer[numbers.stop :], what
-        return MatchedFooter(numbers, self._known.get(key), key)
+        return MatchedFooter(numbers, self._known.find(key), key)
 
     def learn(self, matched: MatchedFooter[T], known: T) -> None:
         """This is known of all footers that begin and end as this one."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from torch_dataloader_utils._parquet.footer_parts import footer_head
-from torch_dataloader_utils._runtime.fifo_cache import FifoCache
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import repeated_names
 from torch_dataloader_utils.read.column_chunks import physical_types
@@ -106,7 +106,7 @@ class KnownColumns:
     """
 
     def __init__(self) -> None:
-        self._known: FifoCache[Any, FileColumns] = FifoCache(_MOST_KNOWN)
+        self._known: Recent[Any, FileColumns] = Recent(_MOST_KNOWN)
 
     def of(self, metadata: Any, footer: bytes) -> FileColumns:
         """The columns that a parsed footer describes."""
