@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from tests.interleaved import between_calls_in
 from tests.stream.tables import files, write_table
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._observe import meter
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
 
@@ -204,3 +206,13 @@ def test_metrics_can_be_read_from_another_thread_while_a_pass_runs(table):
             assert metrics.batches == metrics.rows == number
             seen.append(metrics.seconds)
         assert seen == sorted(seen)
+
+
+def test_what_another_thread_reads_never_goes_down_as_a_pass_begins(table):
+    loader = make(table, num_workers=0)
+    once = len(list(loader))
+    seen = []
+    with between_calls_in(meter, lambda: seen.append(loader.metrics().batches)):
+        next(iter(loader))
+    assert (seen[0], seen[-1]) == (once, once + 1)
+    assert seen == sorted(seen)

@@ -17,8 +17,7 @@ class LoaderMeter:
 
     def __init__(self, callbacks: Sequence[LoaderCallback] = ()) -> None:
         self.callbacks = tuple(callbacks)
-        self._before = Metrics()
-        self._pass = _PassCounts(begin_ns=0, end_ns=0)
+        self._pass = _PassCounts(before=Metrics(), begin_ns=0, end_ns=0)
 
     def __reduce__(self) -> tuple[type["LoaderMeter"], tuple[Sequence[LoaderCallback]]]:
         """A copy belongs to another loader, in another process perhaps, and has counted nothing."""
@@ -26,7 +25,8 @@ class LoaderMeter:
 
     def metrics(self) -> Metrics:
         """Everything since the loader was built."""
-        return _add(self._before, self._pass.metrics())
+        counts = self._pass
+        return _add(counts.before, counts.metrics())
 
     def worker(self) -> WorkerCounters:
         """New counters, for the one worker that runs in this process."""
@@ -74,8 +74,8 @@ class LoaderMeter:
                 callback.on_epoch_end(run, completed=counts.passes == 1)
 
     def _begin(self) -> "_PassCounts":
-        self._before = replace(self.metrics(), queue_depth=0)
-        self._pass = _PassCounts(begin_ns=perf_counter_ns())
+        # Both at once: a thread that saw one without the other would count the last pass twice.
+        self._pass = _PassCounts(before=replace(self.metrics(), queue_depth=0), begin_ns=perf_counter_ns())
         return self._pass
 
 
@@ -83,9 +83,11 @@ class LoaderMeter:
 class _PassCounts:
     """What was counted in one pass; `end_ns` is None while it runs.
 
-    local: the counters of the worker in this process. tallies: where each worker process stood at its last batch.
+    before: what the passes before it counted. local: the counters of the worker in this process. tallies: where each
+    worker process stood at its last batch.
     """
 
+    before: Metrics
     begin_ns: int
     end_ns: int | None = None
     passes: int = 0
