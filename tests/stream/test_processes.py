@@ -285,6 +285,17 @@ def test_what_a_worker_was_doing_is_told_of_the_place_where_it_ends(error, says)
     assert notes.of_worker(0) == f"Worker process 0 (pid {os.getpid()}), {says}"
 
 
+@pytest.mark.parametrize(("done", "left"), [("f1", "f2"), ("f2", "f1")])
+def test_what_one_thread_of_a_worker_still_reads_is_told_when_another_is_done(done, left):
+    notes = Notes(1)
+    threads = {where: notes.reading(0, where) for where in ("f1", "f2")}
+    for reading in threads.values():
+        reading.__enter__()
+    for where, says in ((done, f"reading {left}"), (left, "between two row groups")):
+        threads[where].__exit__(None, None, None)
+        assert notes.of_worker(0) == f"Worker process 0 (pid {os.getpid()}), {says}"
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("is_given_up", [True, False])
 def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, is_given_up, kept_frames):

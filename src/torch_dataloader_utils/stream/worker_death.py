@@ -5,6 +5,7 @@ A dead worker cannot say. So each notes what it reads in shared memory, where th
 
 import os
 import shutil
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ T = TypeVar("T")
 _NOTE_BYTES = 1024
 _READING, _BATCH = 0, 1
 _END: Any = object()
+# Held by one thread of a worker while it notes. Not in the notes themselves, since those are pickled.
+_noted = threading.Lock()
 # So long after a broken connection a worker is found dead, if that is why.
 _DEATH_SEC = 2.0
 
@@ -38,9 +41,11 @@ class Notes:
     def __init__(self, num_workers: int) -> None:
         self._pids = shared_bytes(num_workers * torch.int64.itemsize).view(torch.int64)
         self._text = shared_bytes(num_workers * 2 * _NOTE_BYTES).view(num_workers, 2, _NOTE_BYTES)
+        # In a worker, what its threads are at, for either note.
+        self._places: tuple[list[str], list[str]] = [], []
 
     def reading(self, worker: int, where: str) -> AbstractContextManager[None]:
-        """Notes, in the worker, that it reads `where`; with several threads the last one to begin is noted."""
+        """Notes, in the worker, that it reads `where`; of threads that read, the last one to begin is noted."""
         return self._noting(worker, _READING, where)
 
     def calling(self, worker: int, where: str) -> AbstractContextManager[None]:
@@ -49,7 +54,10 @@ class Notes:
 
     @contextmanager
     def _noting(self, worker: int, kind: int, where: str) -> Iterator[None]:
-        self._write(worker, kind, where)
+        places = self._places[kind]
+        with _noted:
+            places.append(where)
+            self._write(worker, kind, where)
         is_ending = False
         try:
             yield
@@ -59,7 +67,9 @@ class Notes:
         finally:
             # Of a worker that these end, the note is what is known; one that goes on after an error has another place.
             if not is_ending:
-                self._write(worker, kind, "")
+                with _noted:
+                    places.remove(where)
+                    self._write(worker, kind, places[-1] if places else "")
 
     def has_begun(self, pid: int) -> bool:
         """Whether the worker with this process id has begun to read."""
