@@ -12,11 +12,12 @@ from typing import Any
 def between_calls_in(module: ModuleType, other: Callable[[], object]) -> Iterator[None]:
     """Inside, wherever code of `module` is about to call something built in, `other` runs first, in its own thread.
 
-    Such a call is done at once, so that these are the places where another thread can come in.
+    Such a call is done at once, so that these are the places where another thread can come in. Only the end of a `with`
+    is left out, which may be that of a lock that `other` needs.
     """
 
-    def come_in(frame: FrameType, event: str, _: Any) -> None:
-        if event == "c_call" and frame.f_code.co_filename == module.__file__:
+    def come_in(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ != "__exit__" and frame.f_code.co_filename == module.__file__:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(other).result()
 

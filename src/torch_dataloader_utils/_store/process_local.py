@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -15,17 +16,15 @@ _inherited: list[object] = []
 class ProcessLocal(Generic[T]):
     """One value per process, made by the `make` handed to `get`."""
 
-    __slots__ = ("_slot",)
+    __slots__ = ("__weakref__", "_slot")
 
     def __init__(self) -> None:
         self._slot: _Slot[T] = _Slot()
+        _all.add(self)
 
     def get(self, make: Callable[[], T]) -> T:
         """This process's value; `make` runs once in it, whatever the number of threads."""
         slot = self._slot
-        if slot.pid != os.getpid():
-            _inherited.append(slot)
-            slot = self._slot = _Slot()
         with slot.lock:
             if slot.value is None:
                 slot.value = make()
@@ -45,9 +44,22 @@ class ProcessLocal(Generic[T]):
 
 class _Slot(Generic[T]):
     # The lock belongs to the slot: one held by another thread during a fork is abandoned with its slot.
-    __slots__ = ("lock", "pid", "value")
+    __slots__ = ("lock", "value")
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.value: T | None = None
+
+
+_all: weakref.WeakSet[ProcessLocal[Any]] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    # As soon as there is a child, which has one thread: later, two might each begin anew.
+    for local in list(_all):
+        _inherited.append(local._slot)
+        local._slot = _Slot()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
