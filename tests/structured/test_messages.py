@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset, plan_epoch, scan_files
 from torch_dataloader_utils._core.state import encode_state
@@ -104,6 +104,13 @@ def test_batches_of_batches_are_refused_with_the_recipe(trips, is_stateful, num_
     with pytest.raises(ConfigError, match=r"batches of batches.*batch_size=None"):
         next(iter(loader_class(dataset, batch_size=4, num_workers=num_workers)))
     assert len(next(iter(loader_class(dataset, batch_size=None, num_workers=num_workers)))["row"]) == 4
+
+
+def test_what_callers_call_their_own_variables_does_not_matter(trips):
+    auto_collation, collate_fn = True, default_collate
+    batches = iter(StructuredDataset(trips, batch_size=4))
+    assert auto_collation
+    assert collate_fn([next(batches)["row"]]).shape == (1, 4)
 
 
 def test_whoever_collates_batches_knows_what_they_are(trips):

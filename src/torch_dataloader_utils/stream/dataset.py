@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.options import Topology
@@ -13,6 +13,7 @@ from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.stream.callers import collates_anew, is_asked_by_torchdata
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.plans import PlanSource
@@ -21,9 +22,6 @@ from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.shared_passes import SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,8 @@ class TableDataset(IterableDataset[Any]):
                 "set_epoch() to the next epoch first."
             )
         # torchdata takes states of the same data set behind its last batch and behind its end, and goes on differently.
-        return self.progress.state_inside() if _is_asked_by_torchdata() else self.progress.state_dict()
+        is_inside = is_asked_by_torchdata(sys._getframe(1))
+        return self.progress.state_inside() if is_inside else self.progress.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stood, on this data set's own topology.
@@ -192,10 +191,7 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             ConfigError: a DataLoader would make batches of these batches.
         """
-        # What asks is DataLoader's fetcher, in the trainer and in workers alike. It knows how it will collate, and
-        # nothing else that a data set can see does.
-        asking = sys._getframe(1).f_locals
-        if asking.get("auto_collation") and asking.get("collate_fn") is default_collate:
+        if collates_anew(sys._getframe(1)):
             raise ConfigError(
                 f"A DataLoader with a batch_size of its own would make batches of batches: {type(self).__name__} gives "
                 f"batches already, of {self.topology.batch_size} rows. Write DataLoader(dataset, batch_size=None), and "
@@ -235,16 +231,6 @@ class TableDataset(IterableDataset[Any]):
         if epoch != self._seen_epoch:
             self._seen_epoch = epoch
             self.progress.set_epoch(epoch)
-
-
-def _is_asked_by_torchdata() -> bool:
-    """Whether a loader of torchdata is among the callers: of a data set that wraps this one, too."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("torchdata.stateful_dataloader"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def counted(stream: WorkerStream, run: Pass, progress: Progress, worker: int) -> Iterator[Any]:

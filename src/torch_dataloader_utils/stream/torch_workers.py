@@ -1,8 +1,8 @@
 """The worker processes of torch's DataLoader, where what it offers is not enough.
 
-Private parts of torch's loader are touched here and nowhere else. The workers of its iterator end when that dies
-itself, which is when nobody refers to it any more: `leave` ends them with their pass. And its way with a worker that
-dies has two faults:
+Private parts of torch's loader are touched here and nowhere else; what its frames tell is for `callers`. The workers of
+its iterator end when that dies itself, which is when nobody refers to it any more: `leave` ends them with their pass.
+And its way with a worker that dies has two faults:
 
 - its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
   it knows of the workers only while an answer is waited for (then it must: a worker that dies in the middle of a
