@@ -1,9 +1,12 @@
 """Metadata that lies."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.faults.hostile_files import write_huge_footer
+from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.checks import check_places
 from torch_dataloader_utils.discover.footers import check_total
@@ -43,3 +46,11 @@ def test_a_footer_of_more_bytes_than_any_table_needs_is_refused_unread(tmp_path)
     write_huge_footer(path)
     with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet: the file has 73,400,328 bytes of footer, the"):
         scan_files(path)
+
+
+@pytest.mark.parametrize("options", [{}, {"columns": ["plain"]}, {"filters": pc.field("secret") > 1}])
+def test_encrypted_columns_are_refused_whatever_is_asked_for(tmp_path, options):
+    # pyarrow ends the process where it is asked for the chunk of such a column.
+    write_encrypted(tmp_path / "a.parquet", pa.table({"plain": [1, 2], "secret": [3, 4]}), ["secret"])
+    with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet: columns are encrypted"):
+        scan_files(tmp_path, **options)

@@ -2,7 +2,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.discover.datasets import SCHEMA, write_parquet
+from tests.discover.datasets import SCHEMA, file_table, write_parquet
+from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import UnsupportedFeatureError
@@ -56,7 +57,7 @@ def test_a_filter_reads_the_footers_themselves(root, monkeypatch):
     assert inventory.groups.ordinal.tolist() == [1, 2] * 3
 
 
-@pytest.mark.parametrize("how", ["a file more", "a file less", "a shorter file", "no Parquet"])
+@pytest.mark.parametrize("how", ["a file more", "a file less", "a shorter file", "no Parquet", "encrypted"])
 def test_a_stale_or_damaged_sidecar_is_not_believed(root, how, caplog):
     match how:
         case "a file more":
@@ -65,6 +66,8 @@ def test_a_stale_or_damaged_sidecar_is_not_believed(root, how, caplog):
             (root / "a.parquet").unlink()
         case "a shorter file":
             write_parquet(root / "a.parquet", 1, [1])
+        case "encrypted":
+            write_encrypted(root / "_metadata", file_table(0, 3), SCHEMA.names[:1])
         case _:
             (root / "_metadata").write_bytes(b"nothing")
     inventory = scan_files(root)

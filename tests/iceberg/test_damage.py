@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.hostile_files import good
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, field_of
+from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
-from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError
+from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError, UnsupportedFeatureError
 
 
 @pytest.fixture
@@ -109,6 +111,16 @@ def test_a_footer_of_rows_that_cannot_be_is_refused_too(tmp_path: Path, lie: dic
         CorruptFileError, match=rf"{path.name}: its metadata says that row group 0 has {lie['group_rows']}"
     ):
         scan_iceberg(table.metadata)
+
+
+@pytest.mark.parametrize("with_split_offsets", [False, True])
+def test_a_data_file_with_encrypted_columns_is_refused(tmp_path: Path, with_split_offsets: bool) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    path = Path(table.append([{"a": i} for i in range(3)], with_split_offsets=with_split_offsets))
+    write_encrypted(path, pq.read_table(path), ["a"])
+    with pytest.raises(UnsupportedFeatureError, match=rf"{path.name}.*columns are encrypted"):
+        read_rows(table.metadata)
 
 
 def test_a_data_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.faults.hostile_files import chunk, column, data_page, group, parquet, row_group, write_huge_footer
+from tests.read.encrypted import write_encrypted
 from tests.read.files import (
     deleting,
     make_spec,
@@ -295,6 +296,14 @@ def test_an_encrypted_file_is_unsupported(tmp_path: Path) -> None:
     path.write_bytes(b"PARE" + bytes(100) + (50).to_bytes(4, "little") + b"PARE")
     with pytest.raises(UnsupportedFeatureError, match="encrypted"):
         READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+
+
+def test_encrypted_columns_under_a_plain_footer_are_unsupported(tmp_path: Path) -> None:
+    # As a table's data file is read, whose manifest says so much that its footer was not looked at.
+    path = tmp_path / "a.parquet"
+    write_encrypted(path, TABLE, TABLE.column_names[:1])
+    with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet.*columns are encrypted"):
+        READER.read(make_task(path, FileFormat.PARQUET, 0, TABLE.num_rows))
 
 
 def test_a_file_that_was_cut_is_corrupt_however_much_footer_its_last_bytes_claim(tmp_path: Path) -> None:

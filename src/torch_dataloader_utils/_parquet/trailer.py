@@ -1,7 +1,9 @@
 """The last bytes of a Parquet file: the length of its footer (uint32), and the magic.
 
-Source: parquet-format, "File Format".
+Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext footer mode".
 """
+
+from typing import Any
 
 from torch_dataloader_utils._parquet.limits import check_footer_size
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
@@ -11,6 +13,9 @@ MAGIC = b"PAR1"
 
 # In place of the magic, where the footer is encrypted.
 _ENCRYPTED_MAGIC = b"PARE"
+
+# A nonce and a tag, which follow the footer of a file whose columns are encrypted and its footer is not.
+_SIGNATURE_BYTES = 28
 
 
 def footer_length(tail: bytes | memoryview) -> int:
@@ -41,6 +46,22 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
         raise _corrupt(where, f"the footer claims {length:,} bytes of a file of {file_size:,}")
     check_footer_size(where, footer_bytes=length)
     return length
+
+
+def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
+    """Refuse a file that is encrypted though its footer is not: the footer is signed then.
+
+    For before the metadata are asked of any chunk: pyarrow ends the process if that one is encrypted.
+
+    tail: what the file ends with. metadata: its footer (pyarrow.parquet.FileMetaData). where: as above.
+
+    Raises:
+        UnsupportedFeatureError: whichever columns are encrypted.
+    """
+    if footer_length(tail) - TRAILER_BYTES - metadata.serialized_size == _SIGNATURE_BYTES:
+        raise UnsupportedFeatureError(
+            f"{where}: columns are encrypted, which is not supported. Write the file again unencrypted."
+        )
 
 
 def _corrupt(where: str, what: str) -> CorruptFileError:

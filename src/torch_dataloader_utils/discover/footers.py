@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._parquet.limits import check_footer_size
-from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, checked_footer_length, footer_length
+from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_unsigned, checked_footer_length, footer_length
 from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -43,7 +43,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
 
     Raises:
         CorruptFileError: no footer, or counts that do not add up.
-        UnsupportedFeatureError: an encrypted footer, or column chunks in other files.
+        UnsupportedFeatureError: an encrypted file, or column chunks in other files.
     """
     tail = read_footer(store, item.entry)
     path = item.entry.path
@@ -63,7 +63,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             reader = pq.ParquetReader()
             reader.open(pa.BufferReader(tail.data))
             metadata, schema = reader.metadata, reader.schema_arrow
-        check_counts(path, metadata)
+        check_metadata(path, tail, metadata)
         if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
             raise UnsupportedFeatureError(
                 f"{redact(path)}: its column chunks lie in other files. Name the data files themselves."
@@ -103,8 +103,9 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     return tail
 
 
-def check_counts(path: str, metadata: pq.FileMetaData) -> None:
-    """Raises UnsupportedFeatureError for more columns or row groups than any table needs."""
+def check_metadata(path: str, tail: Tail, metadata: pq.FileMetaData) -> None:
+    """Raises UnsupportedFeatureError for encrypted columns, or more columns or row groups than any table needs."""
+    check_unsigned(tail.data, metadata, redact(path))
     check_footer_size(redact(path), num_columns=metadata.num_columns, num_row_groups=metadata.num_row_groups)
 
 
