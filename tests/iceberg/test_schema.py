@@ -180,6 +180,21 @@ def test_timestamps_stored_in_other_units_and_without_zone(tmp_path: Path) -> No
         assert read_rows(table.metadata) == [{"t": when.replace(tzinfo=datetime.UTC), "u": when}]
 
 
+@pytest.mark.parametrize("year", [1, 9999])
+def test_times_far_away_that_spark_wrote_as_int96(tmp_path: Path, year: int) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "t", "timestamp"), field_of(2, "row", "long"))
+    rows = [
+        {"t": datetime.datetime(year, 12, 31, 1, 2, 3, 456), "row": 1},
+        {"t": datetime.datetime(2020, 1, 1), "row": 2},
+    ]
+    path = table.append(rows)
+    pq.write_table(pq.read_table(path), path, use_deprecated_int96_timestamps=True)
+    assert read_rows(table.metadata) == rows
+    table.delete_equal([1], rows[:1])
+    assert read_rows(table.metadata) == rows[1:]
+
+
 def test_mixed_formats_and_widths_have_one_output_schema(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "a", "long"), field_of(2, "b", "string"))

@@ -30,6 +30,7 @@ MUST_FAIL = {
     "datapage_v1-corrupt-checksum.parquet": "CorruptFileError",
     "rle-dict-uncompressed-corrupt-checksum.parquet": "CorruptFileError",
     "large_string_map.brotli.parquet": "UnsupportedFeatureError",
+    "int96_from_spark.parquet": "SchemaError",
 }
 EXACT = {"repeated_no_annotation.parquet": [6], "sort_columns.parquet": [3, 3], "dict-page-offset-zero.parquet": [39]}
 OURS = {"CorruptFileError", "RowCountError", "SchemaError", "UnsupportedFeatureError"}

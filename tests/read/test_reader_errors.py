@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.hostile_files import chunk, column, data_page, group, parquet, row_group, write_huge_footer
@@ -48,6 +50,7 @@ from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.shape.block import TensorOutput
 from torch_dataloader_utils.shape.shapers import ColumnShaper
 
+MICROSECONDS = pa.timestamp("us")
 TABLE = pa.table({"row": np.arange(100), "word": [f"w{i}" for i in range(100)]})
 WRITERS: dict[str, Callable[[Path], list[RowGroupTask]]] = {
     "parquet": lambda path: write_parquet(path, TABLE, 40),
@@ -318,6 +321,36 @@ def test_a_file_that_was_cut_is_corrupt_however_much_footer_its_last_bytes_claim
     path.write_bytes(content[:-8] + (70 << 20).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(CorruptFileError, match=rf"claims 73,400,328 bytes of a file of {len(content):,}"):
         READER.read(make_task(path, FileFormat.PARQUET, 0, 1))
+
+
+@pytest.mark.parametrize("data_type", [MICROSECONDS, pa.list_(MICROSECONDS), pa.struct([("x", MICROSECONDS)])])
+@pytest.mark.parametrize("year", [1, 9999])
+def test_times_that_nanoseconds_do_not_hold_are_no_other_times(
+    tmp_path: Path, data_type: pa.DataType, year: int
+) -> None:
+    values = pa.array([datetime(year, 12, 31)], MICROSECONDS)
+    if pa.types.is_list(data_type):
+        values = pa.ListArray.from_arrays([0, 1], values)
+    elif pa.types.is_struct(data_type):
+        values = pa.StructArray.from_arrays([values], ["x"])
+    table = pa.table({"t": values, "row": [1]})
+    tasks = [
+        task
+        for name in ("a", "b")
+        for task in write_parquet(tmp_path / f"{name}.parquet", table, use_deprecated_int96_timestamps=True)
+    ]
+    schema = pq.read_schema(tasks[0].path)
+    reader = make_reader(make_spec(schema))
+    assert reader.read_together(tasks) is None  # which is for one by one
+    with pytest.raises(SchemaError, match=r"a\.parquet row group 0: column t has timestamps \(INT96\) outside of 1677"):
+        reader.read(tasks[0])
+    assert make_reader(make_spec(schema, columns=("row",))).read(tasks[0]).to_pydict() == {"row": [1]}
+
+
+def test_int96_keeps_its_nanoseconds(tmp_path: Path) -> None:
+    table = pa.table({"t": pa.array([1_577_840_523_000_456_789, None], pa.timestamp("ns"))})
+    (task,) = write_parquet(tmp_path / "a.parquet", table, use_deprecated_int96_timestamps=True)
+    assert make_reader(make_spec(table.schema)).read(task).column("t").equals(table["t"].chunk(0))
 
 
 def test_a_row_group_past_the_footer_is_corrupt(tmp_path: Path) -> None:

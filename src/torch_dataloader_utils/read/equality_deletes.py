@@ -163,7 +163,9 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
 def _read_table(file_format: FileFormat, source: Any) -> Any:
     if file_format is FileFormat.ORC:
         return pa_orc.ORCFile(source).read()
-    return pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
+    # Units as of data files.
+    file = pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+    return file.read(use_threads=False)
 
 
 def _no_rows(schema: Any) -> Any:

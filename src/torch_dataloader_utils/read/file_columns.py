@@ -28,7 +28,7 @@ class FileColumns:
     facts: what other files with these columns have too; None of a large footer, or if it is not plain where the columns
     end. schema: the file's Arrow schema. repeated: names that several columns have. Of each top-level column, leaves:
     the numbers of its leaf columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed
-    width).
+    width). int96: those of them with timestamps of that type.
     """
 
     facts: FileFacts | None
@@ -36,23 +36,29 @@ class FileColumns:
     repeated: frozenset[str]
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
+    int96: frozenset[str]
 
     @classmethod
     def of(cls, metadata: Any, footer: bytes) -> Self:
         """Those that a parsed footer describes; `footer`: the bytes of it."""
         schema = metadata.schema.to_arrow_schema()
         leaves: dict[str, list[int]] = {name: [] for name in schema.names}
+        int96 = set()
         for index in range(metadata.num_columns):
+            column = metadata.schema.column(index)
             # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
-            for name in accumulate(metadata.schema.column(index).path.split("."), "{}.{}".format):
+            for name in accumulate(column.path.split("."), "{}.{}".format):
                 if name in leaves:
                     leaves[name].append(index)
+                    if column.physical_type == "INT96":
+                        int96.add(name)
         return cls(
             facts=_facts(metadata, footer),
             schema=schema,
             repeated=repeated_names(schema.names),
             leaves={name: tuple(indices) for name, indices in leaves.items()},
             row_bits={each.name: _row_bits(each.type) for each in schema},
+            int96=frozenset(int96),
         )
 
     def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:

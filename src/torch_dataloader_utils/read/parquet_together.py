@@ -68,6 +68,8 @@ class JoinedRowGroups:
         names = [name for name in schema.names if name in columns.leaves]
         if facts is None or not names or any(footer.columns is not columns for footer in footers):
             return None
+        if columns.int96.intersection(names):  # whose values are checked, file by file
+            return None
         check_unique(sources[0].task, columns.repeated, names)
         groups = [footer.numbers(source.task) for footer, source in zip(footers, sources, strict=True)]
         known = [group for group in groups if group is not None and group.types == facts.types]
