@@ -10,7 +10,14 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 from tests.discover.datasets import SCHEMA, write_parquet
 from torch_dataloader_utils.discover import scan_files
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, SchemaError
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    ConfigTypeError,
+    CorruptFileError,
+    NoDataError,
+    SchemaError,
+    UnsupportedFeatureError,
+)
 
 
 def names(inventory, root):
@@ -251,6 +258,30 @@ def test_a_partition_column_that_files_hold_too_takes_their_type(tmp_path):
     (tmp_path / "day=monday").mkdir()
     pq.write_table(table, tmp_path / "day=monday" / "a.parquet")
     with pytest.raises(SchemaError, match=r"partition values of 'day'.*not date32"):
+        scan_files(tmp_path, partitioning="hive")
+
+
+@pytest.mark.parametrize("directory", ["p=%FE", "%FE=1"])
+def test_partitions_that_are_no_text_are_named_and_never_merged(tmp_path, directory):
+    write_parquet(tmp_path / directory / "a.parquet", 0, [1])
+    with pytest.raises(UnsupportedFeatureError, match=rf"{directory}/a\.parquet: '%FE' .* is not UTF-8"):
+        scan_files(tmp_path, partitioning="hive")
+    with pytest.raises(ConfigError, match=r"filters \(q == 1\) does not fit the data"):
+        scan_files(tmp_path, filters=pc.field("q") == 1)
+
+
+def test_partitions_whose_bytes_are_no_text_are_named(tmp_path):
+    write_parquet(tmp_path / "p=1" / "a.parquet", 0, [1])
+    (tmp_path / "p=1").rename(tmp_path / os.fsdecode(b"p=\xff"))
+    with pytest.raises(UnsupportedFeatureError, match=r"p=\\xff/a\.parquet.*not UTF-8"):
+        scan_files(tmp_path, partitioning="hive")
+
+
+def test_a_path_has_one_value_of_a_partition_column(tmp_path):
+    write_parquet(tmp_path / "y=1" / "x=3" / "y=1" / "a.parquet", 0, [1])
+    assert dict(scan_files(tmp_path, partitioning="hive").task(0).partition_values) == {"y": 1, "x": 3}
+    write_parquet(tmp_path / "y=1" / "x=3" / "y=2" / "a.parquet", 0, [1])
+    with pytest.raises(SchemaError, match=r"y=2/a\.parquet: its directories give .* 'y' twice, as '1' and as '2'"):
         scan_files(tmp_path, partitioning="hive")
 
 

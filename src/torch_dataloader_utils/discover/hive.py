@@ -1,7 +1,7 @@
 """Partition values from paths: .../year=2024/country=de/part-0.parquet."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import PartitionColumn
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -25,15 +25,46 @@ def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | No
     path without that directory.
 
         /t/year=2024/city=%C3%84/a.parquet, root /t      {"year": ["2024"], "city": ["Ä"]}
+
+    Raises:
+        UnsupportedFeatureError: a name or value that is not UTF-8. SchemaError: a path with two values of one name.
     """
     columns: dict[str, list[str | None]] = {}
     for index, path in enumerate(paths):
-        for part in path.removeprefix(root).split("/")[:-1]:
-            name, separator, text = part.partition("=")
-            if separator and name:
-                value = None if text == NULL_PARTITION else unquote(text)
-                columns.setdefault(unquote(name), [None] * len(paths))[index] = value
+        for name, value in _values_in(path, root).items():
+            columns.setdefault(name, [None] * len(paths))[index] = value
     return columns
+
+
+def _values_in(path: str, root: str) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for quoted, text in _named_directories(path, root):
+        name = _unquoted(quoted, path)
+        value = None if text == NULL_PARTITION else _unquoted(text, path)
+        if values.setdefault(name, value) != value:
+            raise SchemaError(
+                f"{redact(path)}: its directories give the partition column {name!r} twice, as {values[name]!r} and as "
+                f"{value!r}. Rename one of them, or read without partitioning."
+            )
+    return values
+
+
+def _named_directories(path: str, root: str) -> Iterator[tuple[str, str]]:
+    """(name, text) of each directory "name=text" below `root`, as they are written."""
+    for part in path.removeprefix(root).split("/")[:-1]:
+        name, separator, text = part.partition("=")
+        if separator and name:
+            yield name, text
+
+
+def _unquoted(text: str, path: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise UnsupportedFeatureError(
+            f"{redact(path)}: {text!r} in its directories is not UTF-8 after URL decoding ({error}). Rename the "
+            "directory, or read without partitioning."
+        ) from error
 
 
 def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
@@ -41,7 +72,8 @@ def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
 
     .../year=2024/a.parquet, wanted "(year == 2024)"      Paths have year=...: pass partitioning="hive" ...
     """
-    for name in parse_partitions(paths, root):
+    names = (unquote(name) for path in paths for name, _ in _named_directories(path, root))
+    for name in dict.fromkeys(names):
         if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", wanted):
             return f' Paths have {name}=...: pass partitioning="hive", and directories become columns.'
     return ""

@@ -150,6 +150,7 @@ def _scan_listed(
     on_progress: Callable[[int, int], None] | None,
 ) -> Inventory:
     filters = request.row_filter
+    paths = _path_column(files.entries)
     first = scan_first(store, files, request, partitioning)
     request, verdicts = _judge_files(request, first, len(files.entries))
     chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
@@ -160,7 +161,7 @@ def _scan_listed(
         stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), on_progress), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
-        files=_file_table(files, stats, request.file_format, first.partitions),
+        files=_file_table(paths, stats, request.file_format, first.partitions),
         groups=groups,
         schema=first.schema.serialize().to_pybytes(),
         source=files.source,
@@ -244,10 +245,10 @@ def _collect(
 
 
 def _file_table(
-    files: DataFiles, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
+    paths: StringColumn, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
     return FileTable(
-        paths=_path_column(files.entries),
+        paths=paths,
         sizes=np.array([stat.size for stat in stats], dtype=np.int64),
         identities=StringColumn.of(stat.identity for stat in stats),
         formats=np.full(len(stats), file_format, dtype=np.uint8),
