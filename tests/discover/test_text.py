@@ -15,7 +15,7 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files, text
 from torch_dataloader_utils.discover.lines import LineCounter
-from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError, UnsupportedFeatureError
 
 LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)
 SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -159,6 +159,35 @@ def test_a_header_alone_is_a_file_without_rows(tmp_path):
     inventory = scan_files(tmp_path, "csv", schema=pa.schema([("x", pa.int64()), ("y", pa.int64())]))
     assert inventory.groups.file.tolist() == [1]
     assert inventory.num_rows == 1
+
+
+@pytest.mark.parametrize("count_rows", [True, False])
+@pytest.mark.parametrize(
+    "blank",
+    [b"", b"\n\r\n\n", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf", b"\n" * (3 << 20)],
+    ids=["nothing", "lines", "a mark and a line", "a mark", "3 MiB"],
+)
+@pytest.mark.parametrize(("ending", "text"), [("csv", b"x\n1\n2\n"), ("jsonl", b'{"x": 1}\n{"x": 2}\n')])
+def test_blank_files_have_no_rows_wherever_they_come(tmp_path, ending, text, blank, count_rows):
+    (tmp_path / f"b.{ending}").write_bytes(text)
+    for name in ("a", "c"):
+        (tmp_path / f"{name}.{ending}").write_bytes(blank)
+        (tmp_path / f"{name}.{ending}.gz").write_bytes(gzip.compress(blank))
+    for schema in (None, pa.schema([("x", pa.int64())])):
+        inventory = scan_files(tmp_path, ending, schema=schema, count_rows=count_rows)
+        assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)) == pa.schema([("x", pa.int64())])
+        assert [inventory.task(group).path for group in range(inventory.num_groups)] == [str(tmp_path / f"b.{ending}")]
+    (tmp_path / f"b.{ending}").unlink()
+    with pytest.raises(NoDataError, match=r"all lines of \d files are blank"):
+        scan_files(tmp_path, ending)
+
+
+def test_spaces_are_blank_in_json_lines_and_a_name_in_csv(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b" \t\r\n \n")
+    (tmp_path / "b.jsonl").write_bytes(b'{"x": 1}\n')
+    assert scan_files(tmp_path, "jsonl").num_rows == 1
+    (tmp_path / "a.csv").write_bytes(b" \n1\n")
+    assert scan_files(tmp_path / "a.csv", "csv").num_rows == 1
 
 
 def test_another_header_names_both_sides_but_its_order_is_free(tmp_path):

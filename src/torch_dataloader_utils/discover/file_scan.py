@@ -70,7 +70,8 @@ class FileScan:
     """What the metadata of one file says: its own schema, and its row groups in file order.
 
     groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
-    length, as in `GroupTable`. verdict: one `Verdict` a row group, None if there was nothing to judge by.
+    length, as in `GroupTable`. verdict: one `Verdict` a row group, None if there was nothing to judge by. is_blank: it
+    is text without a line, which has no rows and says nothing of columns.
     """
 
     size: int
@@ -78,3 +79,4 @@ class FileScan:
     schema: pa.Schema
     groups: Int64s
     verdict: Int64s | None = None
+    is_blank: bool = False

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeGuard
 
 import pyarrow as pa
 
@@ -15,7 +16,7 @@ from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, ty
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema
 from torch_dataloader_utils.discover.sidecar import scan_sidecar
-from torch_dataloader_utils.errors import ConfigError, DataError
+from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +39,7 @@ class FirstScan:
 
 
 def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None) -> FirstScan:
-    """Scan files in their order until one is good.
+    """Scan files in their order until one is good: neither bad nor blank.
 
     Raises:
         NoDataError: none is. ConfigError: a projected name that is no column, or files that are named as another
@@ -60,9 +61,9 @@ def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitionin
 
 def _scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None) -> FirstScan:
     scans = _probe(store, files, request)
-    number, first = next(((i, scan) for i, scan in enumerate(scans) if isinstance(scan, FileScan)), (0, None))
+    number, first = next(((i, scan) for i, scan in enumerate(scans) if _is_good(scan)), (0, None))
     if first is None:
-        raise none_left([scan for scan in scans if isinstance(scan, BadFile)], files.source)
+        raise _nothing_good(scans, files.source)
     path = files.entries[number].path
     check_distinct_names(first.schema, path)
     partitions: tuple[PartitionColumn, ...] = ()
@@ -99,6 +100,18 @@ def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]
     found: list[FileScan | BadFile] = []
     for scan in scans:
         found.append(scan)
-        if isinstance(scan, FileScan):
+        if _is_good(scan):
             break
     return found
+
+
+def _is_good(scan: FileScan | BadFile) -> TypeGuard[FileScan]:
+    """Whether it says what all files have in common."""
+    return isinstance(scan, FileScan) and not scan.is_blank
+
+
+def _nothing_good(scans: Sequence[FileScan | BadFile], source: str) -> NoDataError:
+    bad = [scan for scan in scans if isinstance(scan, BadFile)]
+    if bad:
+        return none_left(bad, source)
+    return NoDataError(f"{source}: no data here; all lines of {len(scans)} files are blank. Check the path.")

@@ -30,12 +30,16 @@ _HEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
 # A line end to pyarrow's CSV parser, as in files of old Macs.
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_JSON_BLANKS = b" \t\r"
+_CSV_BLANKS = b"\r"
 
 
 def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """The blocks of a text file; physical_rows is UNKNOWN without `count_rows`. projected_bytes = stored bytes.
 
-    The schema is the request's, or inferred from the first MiB where the request has none yet.
+    The schema is the request's, or inferred from the first MiB where the request has none yet. A file of blank lines
+    has no blocks.
 
     Raises:
         SchemaError: a CSV header that differs from the schema's names; only the order may. Or columns of JSON lines
@@ -44,7 +48,9 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     entry = item.entry
     is_csv = request.file_format is FileFormat.CSV
     with decoding(entry.path, "text"):
-        head = _head(store, entry)
+        head = _head(store, entry, _CSV_BLANKS if is_csv else _JSON_BLANKS)
+        if not head:
+            return _blank(entry, request)
         schema = _schema(entry.path, head, request, is_csv)
         if not request.count_rows:
             groups = _whole(entry, UNKNOWN)
@@ -53,6 +59,16 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         else:
             groups = _once(store, entry, request, lambda: _json_groups(store, entry, request))
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
+
+
+def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
+    return FileScan(
+        groups=np.zeros((0, 4), dtype=np.int64),
+        size=entry.stat.size,
+        identity=entry.stat.identity,
+        schema=request.text_schema or pa.schema([]),
+        is_blank=True,
+    )
 
 
 def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[[], Int64s]) -> Int64s:
@@ -73,14 +89,14 @@ def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[
 
 
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
-    counter = LineCounter(start=0, block_bytes=request.text.block_bytes, blank=b" \t\r")
+    counter = LineCounter(start=0, block_bytes=request.text.block_bytes, blank=_JSON_BLANKS)
     return _counted_groups(entry, count_lines(_pieces(store, entry, 0), counter))
 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
     header = _header(head)
     header_bytes = len(header)
-    counter = LineCounter(start=header_bytes, block_bytes=request.text.block_bytes, blank=b"\r")
+    counter = LineCounter(start=header_bytes, block_bytes=request.text.block_bytes, blank=_CSV_BLANKS)
     counter = count_lines(_pieces(store, entry, header_bytes), counter)
     may_hold_line_ends = counter.has_quotes or not _closes(header)
     has_lone_returns = counter.has_lone_returns or _LONE_RETURN.search(header) is not None
@@ -167,15 +183,26 @@ def _whole_lines(head: bytes) -> bytes:
     return head[:stop] if stop and len(head) >= _HEAD_BYTES else head
 
 
-def _head(store: Store, entry: FileEntry) -> bytes:
-    """The first MiB of text, more if the first line is longer."""
+def _head(store: Store, entry: FileEntry, blanks: bytes) -> bytes:
+    """The first MiB of text, more if its first line ends later; empty if all lines are blank.
+
+    blanks: the bytes that a blank line may hold beside its line end.
+    """
     stream = _stream(store, entry, 0)
     head: bytes = stream.read(_HEAD_BYTES)
-    while not (b"\n" in head or b"\r" in head) and (more := stream.read(_HEAD_BYTES)):
+    while not ((line := _after_blanks(head, blanks)) and (b"\n" in line or b"\r" in line)):
+        more = stream.read(_HEAD_BYTES)
+        if not more:
+            return head if line else b""
         head += more
         if len(head) > _MOST_HEAD_BYTES:
-            raise corrupt(entry.path, f"the first line is longer than {_MOST_HEAD_BYTES} bytes")
+            raise corrupt(entry.path, f"the first line does not end in the first {_MOST_HEAD_BYTES} bytes")
     return head
+
+
+def _after_blanks(head: bytes, blanks: bytes) -> bytes:
+    """What is left without the mark and the blank lines that it begins with."""
+    return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
 
 
 def _pieces(store: Store, entry: FileEntry, start: int) -> Iterator[bytes]:
