@@ -264,6 +264,19 @@ def test_text_that_does_not_parse_as_the_schemas_type_is_a_schema_error(tmp_path
             make_reader(make_spec(schema)).read(tasks[1])
 
 
+@pytest.mark.parametrize("value", ["1.255", "123456.2", "abc", "9" * 50])
+@pytest.mark.parametrize(("ending", "line"), [("csv", "x\n{}\n"), ("jsonl", '{{"x": "{}"}}\n')])
+def test_values_that_a_decimal_does_not_hold_are_a_schema_error(
+    tmp_path: Path, ending: str, line: str, value: str
+) -> None:
+    path = tmp_path / f"a.{ending}"
+    path.write_text(line.format(value))
+    file_format = FileFormat.CSV if ending == "csv" else FileFormat.JSON
+    reader = make_reader(make_spec(pa.schema([("x", pa.decimal128(5, 2))])))
+    with pytest.raises(SchemaError, match=r"row group 0 does not fit .* or name types that hold its values"):
+        reader.read(make_task(path, file_format, 0, 1, byte_length=path.stat().st_size))
+
+
 def test_more_than_the_memory_budget_is_refused_with_the_number(tmp_path: Path) -> None:
     (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"x": np.zeros(100_000), "y": np.zeros(100_000)}))
     spec = make_spec(pa.schema([("x", pa.float64()), ("y", pa.float64())]), max_row_group_bytes=1_000_000)

@@ -30,7 +30,7 @@ _FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError
 _ENCRYPTED = re.compile(r"\bencrypted\b|\bdecrypt(ion|or)\b")
 
 # How pyarrow's CSV and JSON readers say that a value is not of the column's type.
-_MISFITS = ("conversion error", "Failed to convert JSON", "changed from")
+_MISFITS = ("In CSV column #", "Failed to convert JSON", "is not a valid decimal", "changed from")
 
 # What pyarrow's JSON reader says of a line that is no object.
 _ARRAY = "Column() changed from object to array"
@@ -88,8 +88,8 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
             )
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
-                f"{task.where} does not fit the data set's schema ({text}). Types of text are guessed from the start "
-                "of the first file: give them with inventory=scan_files(..., schema=), or mend the file."
+                f"{task.where} does not fit the data set's schema ({text}). Mend the file, or name types that hold its "
+                "values: inventory=scan_files(..., schema=). Without it they are guessed from the first file's start."
             )
         case _:
             return CorruptFileError(

@@ -121,10 +121,16 @@ def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # the latter: run ends of tensors
         encoded = [field.name for field in batches[0].schema if _is_encoded(field.type)]
         raise SchemaError(
-            f"rows of several row groups do not join ({error}); they have the categories or run ends {encoded}. Write "
-            'those with a wider index, or as plain values; categories join with output_format="dict" too'
+            f"rows of several row groups do not join ({error}); categories or run ends are in the columns {encoded}. "
+            "Write those with a wider index, or as plain values; columns of categories join with "
+            'output_format="dict" too'
         ) from error
 
 
 def _is_encoded(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type))
+    """Whether it is in categories or run ends, or something in it is."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _is_encoded(data_type.storage_type)
+    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
+        return True
+    return any(_is_encoded(data_type.field(index).type) for index in range(data_type.num_fields))
