@@ -22,6 +22,7 @@ MUST_FAIL = {
     "datapage_v1-corrupt-checksum.parquet",
     "rle-dict-uncompressed-corrupt-checksum.parquet",
     "large_string_map.brotli.parquet",
+    "int96_from_spark.parquet",
 }
 DATA_ERRORS = {"CorruptFileError", "RowCountError", "SchemaError", "UnsupportedFeatureError"}
 
