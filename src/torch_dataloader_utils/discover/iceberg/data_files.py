@@ -1,7 +1,7 @@
 """Row groups of the data files of a scan, from their footers or, where that is enough, from the manifest alone."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,20 +163,33 @@ def _judged_columns(
 ) -> tuple[tuple[pa.Field, Any], ...] | None:
     """The filter's columns whose values the partition says, if statistics say all others; None if they do not.
 
-    Arrow judges by name, so that a column must have the same name and type in the file as in the table.
+    Arrow judges by name, so that a column, and every field inside it, must have the same name and type in the file as
+    in the table. The same id too: a field inside a struct may since have been dropped and added again, or have the name
+    that another one had.
     """
     known = []
     for name in request.filter_columns:
         field = request.fields.field(name)
         number = field_id(field)
         if number in ids:
-            if ids[number] != name or schema.field(name).type != field.type:
+            if ids[number] != name or not _are_same(schema.field(name), field):
                 return None
         elif number in file.partition_values and name not in schema.names:
             known.append((field, file.partition_values[number]))
         else:
             return None
     return tuple(known)
+
+
+def _are_same(stored: pa.Field, field: pa.Field) -> bool:
+    return stored.type == field.type and list(_ids_within(stored)) == list(_ids_within(field))
+
+
+def _ids_within(field: pa.Field) -> Iterator[int | None]:
+    """The ids of a field and of all inside it, depth first; None where it has none."""
+    yield stored_field_id(field)
+    for index in range(field.type.num_fields):
+        yield from _ids_within(field.type.field(index))
 
 
 def _names_in_file(request: DataScanRequest, ids: Mapping[int, str]) -> tuple[str, ...] | None:

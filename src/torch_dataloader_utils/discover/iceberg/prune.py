@@ -5,7 +5,7 @@ evaluate (bounds written before a type was widened, for one), it stays.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.types import NestedField
 
 # What evaluating foreign statistics can raise.
 _UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, LookupError, NotImplementedError)
@@ -31,7 +32,9 @@ class FilePruner:
     def __init__(self, metadata: "TableMetadata", schema: "Schema", expression: "BooleanExpression") -> None:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.expressions.visitors import bind
+        from pyiceberg.schema import Schema
 
+        schema = Schema(*_all_optional(schema.fields))
         try:
             bind(schema, expression, case_sensitive=True)
         except (ValueError, TypeError) as error:
@@ -91,6 +94,22 @@ class FilePruner:
         evaluator = _InclusiveMetricsEvaluator(self._schema, self._expression, True, True)
         test: Callable[[Any], bool] = evaluator.eval
         return test
+
+
+def _all_optional(fields: "Sequence[NestedField]") -> "list[NestedField]":
+    """The fields, those inside structs too, without the promise that they are never null.
+
+    pyiceberg takes a "required" field's being null for impossible. But files from before it was required have nulls,
+    and so has a required field inside a struct that is null.
+    """
+    from pyiceberg.types import StructType
+
+    optional = []
+    for field in fields:
+        kind = field.field_type
+        kind = StructType(*_all_optional(kind.fields)) if isinstance(kind, StructType) else kind
+        optional.append(field.model_copy(update={"field_type": kind, "required": False}))
+    return optional
 
 
 def _unless_no(test: Callable[[], bool]) -> bool:

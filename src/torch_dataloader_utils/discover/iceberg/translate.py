@@ -109,13 +109,11 @@ class _Translator:
     def _unary(self, call: Call, field: pa.Field, *, negated: bool) -> Any:
         iceberg = _expressions()
 
-        # A "required" column is not believed: pyiceberg takes its being null for impossible.
-        may_be_null = iceberg.IsNull(field.name) if field.nullable else iceberg.AlwaysTrue()
         match call.function:
             case "is_null" if not _flag(call, "nan_is_null"):
-                return iceberg.NotNull(field.name) if negated else may_be_null
+                return iceberg.NotNull(field.name) if negated else iceberg.IsNull(field.name)
             case "is_valid":
-                return may_be_null if negated else iceberg.NotNull(field.name)
+                return iceberg.IsNull(field.name) if negated else iceberg.NotNull(field.name)
             case "is_nan" if not negated and pa.types.is_floating(field.type):
                 return iceberg.IsNaN(field.name)
             case "starts_with" if not negated and not _flag(call, "ignore_case") and pa.types.is_string(field.type):
