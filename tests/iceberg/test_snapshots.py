@@ -1,11 +1,15 @@
 import datetime
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.iceberg.reading import pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
@@ -147,6 +151,49 @@ def test_a_table_directory_means_its_newest_metadata(tmp_path: Path) -> None:
     with pytest.raises(NoDataError, match="no Iceberg table"):
         scan_iceberg(str(tmp_path / "empty"))
     assert table.snapshot_id == 1004
+
+
+def test_of_two_metadata_files_of_one_version_the_one_written_last_counts(tmp_path: Path) -> None:
+    newest = Path(history(tmp_path).metadata)
+    version = newest.name.partition(".")[0].removeprefix("v")
+    # Older, smaller by name and by size (999 bytes are a greater text than 1000), and of other rows.
+    older = newest.with_name(f"{version}-aa.metadata.json")
+    metadata = json.loads(newest.read_text())
+    older.write_text(json.dumps(metadata | {"current-snapshot-id": 1001, "refs": {}}))
+    newest.write_text(json.dumps(metadata).ljust(10_000))
+    older.write_text(older.read_text().ljust(9_999))
+    os.utime(older, ns=(0, 1_000))
+    os.utime(newest, ns=(0, 2_000))
+    assert scan_iceberg(str(tmp_path)).num_rows == 6
+    os.utime(older, ns=(0, 3_000))
+    assert scan_iceberg(str(tmp_path)).num_rows == 4
+    os.utime(older, ns=(0, 2_000))
+    with pytest.raises(ConfigError, match=rf"several newest metadata files \({older.name} and {newest.name}\).*Pass"):
+        scan_iceberg(str(tmp_path))
+    assert scan_iceberg(str(newest)).num_rows == 6
+
+
+class Timeless(MemoryFileSystem):
+    """A store that does not say when its files were written."""
+
+    protocol = "timeless"
+
+    def ls(self, path: str, detail: bool = True, **options: object) -> list[Any]:
+        found = super().ls(path, detail=detail, **options)
+        return [{**each, "created": None} for each in found] if detail else found
+
+    def info(self, path: str, **options: object) -> dict[str, Any]:
+        return {**super().info(path, **options), "created": None}
+
+
+def test_where_a_store_does_not_say_when_metadata_were_written_the_file_has_to_be_named() -> None:
+    fsspec.register_implementation("timeless", Timeless, clobber=True)
+    files = Timeless()
+    for name in ("00002-aa.metadata.json", "00002-bb.metadata.json"):
+        files.pipe_file(f"/t/metadata/{name}", b"{}")
+    with pytest.raises(ConfigError, match=r"its store does not say which was written last\. Pass the path"):
+        scan_iceberg("timeless://t")
+    files.rm("/t", recursive=True)
 
 
 def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: object) -> list[Inventory]:

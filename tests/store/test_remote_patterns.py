@@ -199,3 +199,16 @@ def test_a_directory_that_may_not_be_read_is_an_error(filled: MotoS3, s3_access:
     with pytest.raises(StoreError, match="no permission to list"):
         names(pattern, s3_access)
     assert names("v/*.p", s3_access) == ["v/x.p"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_look_up_says_when_an_object_was_written_beside_its_etag(
+    backend: str, s3: MotoS3, s3_access: StoreAccess
+) -> None:
+    url = s3.put("a", b"x")
+    stat = open_store(url, access_through(backend, s3_access)).stat(url)
+    written = s3.client.head_object(Bucket=BUCKET, Key="a")
+    assert (stat.identity, stat.modified_ns) == (
+        written["ETag"].strip('"'),
+        int(written["LastModified"].timestamp()) * 10**9,
+    )

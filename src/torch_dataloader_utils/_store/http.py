@@ -8,7 +8,7 @@ Source: RFC 9110, sections 8.8.3 (ETag), 13.1.1 (If-Match) and 14.
 import asyncio
 from typing import Any
 
-from torch_dataloader_utils._store.identity import stat_of
+from torch_dataloader_utils._store.identity import names_no_version, stat_of
 from torch_dataloader_utils._store.range_reply import RangeReply
 from torch_dataloader_utils._store.retry import RetryPolicy
 
@@ -44,7 +44,7 @@ def _identity(headers: Any, reply: RangeReply) -> str | None:
     size = int(total) if total.isdigit() else reply.span[1]
     seen = stat_of({"size": size, **{name: headers.get(name) for name in ("ETag", "Last-Modified")}})
     has_etag, wants_etag = bool(headers.get("ETag")), bool(reply.identity) and not _is_size_and_time(reply.identity)
-    if seen.names_no_version or (reply.identity and has_etag != wants_etag):
+    if names_no_version(seen.identity) or (reply.identity and has_etag != wants_etag):
         return None
     return seen.identity
 

@@ -43,13 +43,16 @@ def stat_of(info: Mapping[str, Any]) -> FileStat:
     etag nor time is identified by size alone.
     """
     size = int(info.get("size") or 0)
-    if info.get("generation"):
-        return FileStat(size=size, identity=str(info["generation"]))
+    time = next((info[key] for key in _TIME_KEYS if info.get(key)), "")
+    modified_ns = _nanoseconds(time)
     etag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), "").strip('"')
-    if etag:
-        return FileStat(size=size, identity=etag)
-    time = next((info[key] for key in _TIME_KEYS if info.get(key)), None)
-    return FileStat(size=size, identity=f"{size}-{_nanoseconds(time)}")
+    if info.get("generation"):
+        identity = str(info["generation"])
+    elif etag:
+        identity = etag
+    else:
+        identity = f"{size}-{time if modified_ns is None else modified_ns}"
+    return FileStat(size=size, identity=identity, modified_ns=modified_ns)
 
 
 def check_identity(path: str, planned: str | None, now: FileStat) -> None:
@@ -76,14 +79,12 @@ def is_pipe(path: str) -> DataError:
     )
 
 
-def _nanoseconds(time: Any) -> str:
+def _nanoseconds(time: Any) -> int | None:
     match time:
-        case None:
-            return ""
         case datetime():
             return _nanoseconds(time.timestamp())
         case float():
             # Microseconds are what a float of today's seconds holds; fsspec lists floats and looks up datetimes.
-            return str(round(time * 1_000_000) * 1_000)
+            return round(time * 1_000_000) * 1_000
         case _:
-            return str(time)
+            return None

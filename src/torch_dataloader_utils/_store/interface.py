@@ -1,7 +1,7 @@
 """What every backend gives: the identity of a file, its tail, and ranges of its bytes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch_dataloader_utils._arguments.integers import hold_integers
@@ -15,15 +15,15 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """size: bytes. identity: the etag or generation, or "size-mtime_ns" where the store has neither."""
+    """size: bytes. identity: the etag or generation, or "size-mtime_ns" where the store has neither.
+
+    modified_ns: when it was written, in nanoseconds since 1970; None where the store does not say, or in no form that
+        compares. It is no part of what makes the file this one.
+    """
 
     size: int
     identity: str
-
-    @property
-    def names_no_version(self) -> bool:
-        """Whether the store says of the file no more than its size, which a replaced file may share."""
-        return self.identity == f"{self.size}-"
+    modified_ns: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

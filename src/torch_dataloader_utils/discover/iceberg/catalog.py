@@ -1,7 +1,7 @@
 """From a table's name, or the place of its metadata, to its metadata and the credentials of its files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.storage import storage_options
 from torch_dataloader_utils.discover.iceberg.table_lookup import INSTALL, look_up
-from torch_dataloader_utils.errors import LoaderError, MissingDependencyError, NoDataError, StoreError
+from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -152,6 +152,9 @@ def _latest_metadata(directory: str, files: Files) -> str:
     """The newest metadata file of a table directory: what version-hint.text says, else the highest version.
 
     v3.metadata.json and 00003-<uuid>.metadata.json are both version 3; of two, the one written last.
+
+    Raises:
+        NoDataError: none. ConfigError: several are the newest, and which was written last cannot be said.
     """
     root = directory.rstrip("/") + "/metadata"
     try:
@@ -167,7 +170,23 @@ def _latest_metadata(directory: str, files: Files) -> str:
     found = [entry for name, entry in by_name.items() if ".metadata.json" in name]
     if not found:
         raise _no_table(directory)
-    return max(found, key=_age).path
+    newest = max(map(_version, found))
+    return _written_last(directory, [entry.path for entry in found if _version(entry) == newest], files)
+
+
+def _written_last(directory: str, paths: Sequence[str], files: Files) -> str:
+    if len(paths) == 1:
+        return paths[0]
+    # Listings leave the time out where looking a file up gives it (obstore).
+    times = [files.store(path).stat(path).modified_ns for path in paths]
+    known = [time for time in times if time is not None]
+    if len(known) < len(times) or times.count(max(known)) > 1:
+        names = " and ".join(path.rpartition("/")[2] for path in paths)
+        raise ConfigError(
+            f"{redact(directory)} has several newest metadata files ({names}), and its store does not say which was "
+            "written last. Pass the path of the one that is meant instead of the directory."
+        )
+    return paths[times.index(max(known))]
 
 
 def _no_table(directory: str) -> NoDataError:
@@ -177,7 +196,6 @@ def _no_table(directory: str) -> NoDataError:
     )
 
 
-def _age(entry: FileEntry) -> tuple[int, str, str]:
-    name = entry.path.rpartition("/")[2]
-    version = _VERSION.match(name)
-    return (int(version[1]) if version else -1, entry.stat.identity, name)
+def _version(entry: FileEntry) -> int:
+    found = _VERSION.match(entry.path.rpartition("/")[2])
+    return int(found[1]) if found else -1
