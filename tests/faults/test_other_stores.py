@@ -20,7 +20,8 @@ from tests.faults.conftest import QUICK
 from tests.faults.tables import assert_rows, parquet_bytes, table
 from tests.faults.test_identity import OTHER_ROWS, PLANNED, receive
 from tests.faults.web_server import WebServer, listening, web_server
-from torch_dataloader_utils import RowDataset, StructuredDataset
+from tests.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
@@ -170,6 +171,43 @@ def test_a_file_that_took_the_place_of_another_is_read_by_its_own_footer_or_head
         inventory = scan_files(web.url(f"a.{kind}"), kind, storage_options=access)
         rows = RowDataset([], inventory=inventory, storage_options=access, output_format="arrow")
         assert rows.take(range(300))["row"].to_pylist() == list(range(300))
+
+
+def _with_ids(a: list[int], b: list[int], ids: str = "12") -> bytes:
+    """A file of columns a and b with these field ids."""
+    fields = [
+        pa.field(name, pa.int64(), metadata={"PARQUET:field_id": number})
+        for name, number in zip("ab", ids, strict=True)
+    ]
+    return _unchecked(pa.table([a, b], schema=pa.schema(fields)))
+
+
+@pytest.mark.parametrize("replaced", ["data", "deletes"])
+def test_of_a_table_nothing_is_kept_where_a_server_names_no_version(
+    web: WebServer, access: StoreAccess, tmp_path: Path, replaced: str
+) -> None:
+    written = TableWriter(tmp_path, path_prefix=web.url("t"))
+    written.evolve(field_of(1, "a", "long"), field_of(2, "b", "long"))
+    files = {"data": written.append([{"a": row, "b": -row} for row in range(10)])}
+    files["deletes"] = written.delete_equal([1], [{"a": 3}])
+    web.files |= {f"t/{path.relative_to(tmp_path)}": path.read_bytes() for path in tmp_path.rglob("*.*")}
+    up, down = list(range(10)), [-row for row in range(10)]
+    contents = {
+        # The columns have each other's ids: what is called b is the table's a.
+        "data": [
+            (_with_ids(up, down), [(row, -row) for row in up if row != 3]),
+            (_with_ids(down, up, "21"), [(row, -row) for row in up if row != 3]),
+        ],
+        "deletes": [(_with_ids([gone], [0]), [(row, -row) for row in up if row != gone]) for gone in (3, 5)],
+    }[replaced]
+    web.etag, web.has_dates = "none", False
+    assert len({len(content) for content, _ in contents}) == 1
+    for content, rows in contents:
+        web.files[files[replaced].removeprefix(web.url(""))] = content
+        loader, _ = IcebergDataset.create_dataloader(
+            web.url(f"t/metadata/{Path(written.metadata).name}"), storage_options=access, num_workers=0, batch_size=99
+        )
+        assert [pair for batch in loader for pair in zip(batch["a"].tolist(), batch["b"].tolist(), strict=True)] == rows
 
 
 def _unchecked(data: pa.Table) -> bytes:

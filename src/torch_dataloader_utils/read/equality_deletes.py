@@ -110,15 +110,13 @@ def key_fields(extra: IcebergFile) -> Any:
 def _key_set(
     files: tuple[EqualityDeleteFile, ...], wanted: Sequence[Any], extra: IcebergFile, open_store: Callable[[str], Store]
 ) -> KeySet:
-    types = [str(each.type) for each in wanted]
-    key = ("\n".join(file.path for file in files), "\n".join([*types, *(file.identity for file in files)]))
-
     def load() -> tuple[KeySet, int]:
         parts = [_keys_of(file, wanted, extra, open_store) for file in files]
         keys = KeySet.of([pa.concat_arrays([part[index] for part in parts]) for index in range(len(wanted))])
         return keys, keys.nbytes
 
-    return _key_sets.get(key, load)
+    pinned = tuple((file.path, file.identity) for file in files)
+    return _key_sets.get_for_all(pinned, load, _types(wanted))
 
 
 def _keys_of(
@@ -130,7 +128,11 @@ def _keys_of(
         columns = _read_keys(file, wanted, extra, open_store(file.path))
         return columns, sum(each.nbytes for each in columns)
 
-    return _file_keys.get((file.path, "\n".join([file.identity, *(str(each.type) for each in wanted)])), load)
+    return _file_keys.get((file.path, file.identity), load, _types(wanted))
+
+
+def _types(wanted: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(each.type) for each in wanted)
 
 
 def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFile, store: Store) -> list[Any]:

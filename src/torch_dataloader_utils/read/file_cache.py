@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from torch_dataloader_utils._store.identity import names_no_version
@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 FileKey = tuple[str, str]
 """A file and what pins it: (path, identity)."""
+
+_Key = tuple[tuple[FileKey, ...], Hashable]
 
 # Encoded; parsed they take several times that. 16 MiB are 600 footers of 26 KB (50 columns, 4 row groups).
 CAPACITY_BYTES = 16 << 20
@@ -31,10 +33,18 @@ class FileCache(Generic[T]):
         self._clear()
         _caches.add(self)
 
-    def get(self, key: FileKey, load: Callable[[], tuple[T, int]]) -> T:
-        """The value for `key`; `load` gives (value, encoded bytes) where it is not here yet."""
-        if names_no_version(key[1]):
+    def get(self, file: FileKey, load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
+        """The value for `file`; `load` gives (value, encoded bytes) where it is not here yet.
+
+        extra: what else than the file's content decides the value.
+        """
+        return self.get_for_all((file,), load, extra)
+
+    def get_for_all(self, files: tuple[FileKey, ...], load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
+        """Likewise, of several files together."""
+        if any(names_no_version(identity) for _, identity in files):
             return load()[0]
+        key = (files, extra)
         found = self._find(key)
         if found is not None:
             return found[0]
@@ -49,13 +59,13 @@ class FileCache(Generic[T]):
             self._loading.pop(key, None)
         return found[0]
 
-    def _find(self, key: FileKey) -> tuple[T, int] | None:
+    def _find(self, key: _Key) -> tuple[T, int] | None:
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
-    def _keep(self, key: FileKey, found: tuple[T, int]) -> None:
+    def _keep(self, key: _Key, found: tuple[T, int]) -> None:
         with self._lock:
             replaced = self._entries.pop(key, None)
             self._bytes += found[1] - (replaced[1] if replaced else 0)
@@ -65,8 +75,8 @@ class FileCache(Generic[T]):
 
     def _clear(self) -> None:
         self._lock = threading.Lock()
-        self._loading: dict[FileKey, threading.Lock] = {}
-        self._entries: OrderedDict[FileKey, tuple[T, int]] = OrderedDict()
+        self._loading: dict[_Key, threading.Lock] = {}
+        self._entries: OrderedDict[_Key, tuple[T, int]] = OrderedDict()
         self._bytes = 0
 
 

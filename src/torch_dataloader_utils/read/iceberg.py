@@ -52,8 +52,7 @@ def decode_table_rows(
     Raises:
         SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
     """
-    path, identity = source.key
-    schema, columns = _columns.get((path, identity + _names_key(extra.table)), lambda: _load(source, extra))
+    schema, columns = _columns.get(source.key, lambda: _load(source, extra), _names_key(extra.table))
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
@@ -72,9 +71,9 @@ def decode_table_rows(
 
 
 @lru_cache(maxsize=64)
-def _names_key(table: TableFields) -> str:
+def _names_key(table: TableFields) -> int:
     # Files without ids are read by names that the table may change.
-    return f" {hash(table.names)}"
+    return hash(table.names)
 
 
 def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[Any, dict[int, FileColumn]], int]:
