@@ -17,7 +17,7 @@ from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.discover.iceberg.scan import scan_table
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.tables.iceberg_source import TableSource, open_alike
 
 
@@ -194,6 +194,41 @@ def test_where_a_store_does_not_say_when_metadata_were_written_the_file_has_to_b
     with pytest.raises(ConfigError, match=r"its store does not say which was written last\. Pass the path"):
         scan_iceberg("timeless://t")
     files.rm("/t", recursive=True)
+
+
+@pytest.mark.parametrize("renamed", ["before the run", "after the run"])
+def test_a_state_of_a_snapshot_that_was_read_under_another_schema_than_its_own_says_how_to_resume(
+    tmp_path: Path, renamed: str
+) -> None:
+    def make(**options: object) -> Any:
+        return IcebergDataset.create_dataloader(table.metadata, batch_size=2, num_workers=0, **options)[0]
+
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "x", "long"))
+    table.append([{"x": row} for row in range(10)])
+    first = table.snapshot_id
+    if renamed == "before the run":
+        table.evolve(field_of(1, "y", "long"))
+    loader = make()
+    next(iter(loader))
+    state = loader.state_dict()
+    if renamed == "after the run":
+        table.evolve(field_of(1, "y", "long"))
+        with pytest.raises(CheckpointMismatchError, match=r"columns changed.*Pass snapshot_id="):
+            make().load_state_dict(state)
+    table.append([{"y": 10}])
+    with pytest.raises(CheckpointMismatchError, match=r"Tables move on: pass snapshot_id="):
+        make().load_state_dict(state)
+    fits = {"snapshot_id": first}
+    if renamed == "before the run":
+        with pytest.raises(CheckpointMismatchError, match=r"if you did, branch= of a branch"):
+            make(**fits).load_state_dict(state)
+        table.refs["resume"] = {"snapshot-id": first, "type": "branch"}
+        table.write_metadata()
+        fits = {"branch": "resume"}
+    resumed = make(**fits)
+    resumed.load_state_dict(state)
+    assert sum(batch.num_rows for batch in resumed) == 8
 
 
 def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: object) -> list[Inventory]:

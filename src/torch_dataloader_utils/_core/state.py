@@ -230,6 +230,12 @@ def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
     present = dict(identity.settings)
     if saved.get("snapshot") != present.get("snapshot"):
         return "Tables move on: pass snapshot_id= to read the snapshot that the state was saved with. "
+    if present.get("snapshot", "none") != "none" and saved.get("schema") != present.get("schema"):
+        return (
+            "The snapshot is the same. If the table's columns changed: snapshot_id= and tag= read it under its own "
+            "schema, branch= and no option under the table's present one. Pass snapshot_id=; if you did, branch= of a "
+            "branch that you make at that snapshot. "
+        )
     if saved.get("files") != present.get("files"):
         return "Files are known by path, size and etag or time: copied or touched ones are other files. "
     return ""
