@@ -129,6 +129,49 @@ def test_metadata_newer_than_pyiceberg_are_unsupported_and_others_damaged(
         assert CANARY not in str(raised.value)
 
 
+LIST = {"type": "list", "element-id": 4, "element": "quaternion", "element-required": False}
+STRUCT = {"type": "struct", "fields": [{"id": 4, "name": "x", "type": "int", "required": False}]}
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"type": "timestamp_ns", "initial-default": CANARY}, r"a default value of type timestamp_ns\)"),
+        ({"type": "timestamptz_ns", "write-default": CANARY}, r"a default value of type timestamptz_ns\)"),
+        ({"type": STRUCT, "initial-default": {}}, r"a default value of type struct<"),
+        ({"type": "geometry(srid:4326)"}, r"type geometry\(srid:4326\)"),
+        ({"type": "geography(srid:4326, vincenty)"}, r"type geography\(srid:4326, vincenty\)"),
+        ({"type": LIST}, "quaternion"),
+    ],
+)
+def test_valid_fields_of_version_3_that_pyiceberg_does_not_parse_are_named(
+    tmp_path: Path, rest: RestCatalog, field: dict[str, Any], message: str
+) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(field_of(1, "id", "long"))
+    table.append([{"id": 1}])
+    path = Path(table.metadata)
+    metadata = json.loads(path.read_text())
+    metadata["schemas"][0]["fields"].append({"id": 2, "name": "n", "required": False} | field)
+    path.write_text(json.dumps(metadata))
+    rest.tables["ns.newer"] = table.metadata
+    for place, config in ((table.metadata, None), ("ns.newer", {"type": "rest", "uri": rest.uri})):
+        with pytest.raises(UnsupportedFeatureError, match=f"{message}.*newer pyiceberg") as raised:
+            scan_iceberg(place, config)
+        assert CANARY not in str(raised.value)
+
+
+def test_partitions_that_pyiceberg_does_not_parse_are_named(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "t", "timestamp_ns"))
+    table.partition_by((2, "identity"))
+    table.append([{"id": 1, "t": 5}], partition=(5,))
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"the manifest uses .*partitions by nanoseconds.*newer pyiceberg"
+    ):
+        scan_iceberg(table.metadata)
+
+
 def test_a_table_that_is_gone_when_credentials_expire_is_no_missing_file(rest: RestCatalog) -> None:
     renewal = CatalogCredentials(
         place=TablePlace(table="ns.dropped", catalog_config=Secret({"type": "rest", "uri": rest.uri}))

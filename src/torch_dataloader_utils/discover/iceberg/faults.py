@@ -8,6 +8,13 @@ from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
 
+# What pyiceberg 0.12 says, in plain errors, of valid metadata of format version 3; damage reads otherwise.
+_UNKNOWN_FEATURES = (
+    (re.compile(r"Cannot deserialize bytes, type (.+?) not supported: "), "a default value of type {}"),
+    (re.compile(r"Could not parse (geo(?:metry|graphy)\([^()]+\)) into "), "type {}"),
+    (re.compile(r"Unknown logical/physical type combination: .*'timestamp-nanos'"), "partitions by nanoseconds"),
+)
+
 
 @contextmanager
 def parsing(path: str, what: str) -> Iterator[None]:
@@ -29,7 +36,7 @@ def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
 
     where: a path, or a table's name.
     """
-    unknown = _unknown_feature(error)
+    unknown = unknown_feature(error)
     if unknown is None:
         return corrupt(where, f"the {what} does not parse ({type(error).__name__})")
     return UnsupportedFeatureError(
@@ -38,18 +45,25 @@ def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
     )
 
 
-def _unknown_feature(error: BaseException) -> str | None:
-    """A format version, type or transform that pyiceberg has not learnt yet; None for any other error."""
+def unknown_feature(error: BaseException) -> str | None:
+    """A format version, type, default or transform that pyiceberg has not learnt yet; None for any other error."""
     from pydantic import ValidationError
 
     found = error if isinstance(error, ValidationError) else error.__cause__
     if not isinstance(found, ValidationError):
-        return None
+        return _named_feature(str(error))
     for each in found.errors(include_input=False, include_url=False):
         if each["type"] == "union_tag_invalid":
             return f"format version {each['ctx']['tag']}"
-        if re.search("unsupported|not (yet )?supported", each["msg"], re.IGNORECASE):
+        if re.search("unsupported|not (yet )?supported|type not recognized", each["msg"], re.IGNORECASE):
             return each["msg"].removeprefix("Value error, ")
+    return None
+
+
+def _named_feature(text: str) -> str | None:
+    for pattern, feature in _UNKNOWN_FEATURES:
+        if found := pattern.match(text):
+            return feature.format(*found.groups())
     return None
 
 

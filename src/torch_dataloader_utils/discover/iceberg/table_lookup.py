@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import Thread
 from typing import Any
 
-from torch_dataloader_utils.discover.iceberg.faults import unparsed
+from torch_dataloader_utils.discover.iceberg.faults import unknown_feature, unparsed
 from torch_dataloader_utils.discover.iceberg.storage import with_present_names
 from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
 
@@ -111,7 +111,7 @@ def _lookup_error(name: str, properties: Mapping[str, Any], error: Exception) ->
             f"the catalog has no table {name} ({text}). Check its name; catalogs in SQL also keep "
             'tables by the name of the catalog, which is catalog_config\'s "name".'
         )
-    if isinstance(error, (ValidationError, MetadataError)):
+    if isinstance(error, (ValidationError, MetadataError)) or unknown_feature(error):
         return unparsed(name, "metadata that the catalog gave", error)
     # Catalogs are plug-ins and raise whatever their clients do.
     return StoreError(
