@@ -67,6 +67,34 @@ def test_of_two_snapshots_in_one_millisecond_the_later_one_is_meant(tmp_path: Pa
     assert values(table, as_of_timestamp=table.snapshots[0]["timestamp-ms"]) == ("a", [0, 1, 2, 3, 4, 5])
 
 
+@pytest.mark.parametrize("log", [None, []])
+def test_without_a_log_a_time_means_an_ancestor_of_the_present_snapshot(
+    tmp_path: Path, log: list[object] | None
+) -> None:
+    table = history(tmp_path)
+    # Snapshot 1003 was rolled back: 1004 follows 1002.
+    table.snapshots[-1]["parent-snapshot-id"] = 1002
+    table.write_metadata()
+    metadata = json.loads(Path(table.metadata).read_text())
+    del metadata["snapshot-log"]
+    Path(table.metadata).write_text(json.dumps(metadata | ({} if log is None else {"snapshot-log": log})))
+    first = metadata["snapshots"][0]["timestamp-ms"]
+    assert values(table, as_of_timestamp=first) == ("a", [0, 1, 2, 3])
+    assert values(table, as_of_timestamp=first + 2_500) == ("a", [0, 1, 2, 3, 4, 5])
+    with pytest.raises(
+        NoDataError, match=rf"had no snapshot at {first - 1}, .* the first that they name is of {first}\."
+    ):
+        scan_iceberg(table.metadata, as_of_timestamp=first - 1)
+
+
+def test_a_snapshot_that_is_its_own_ancestor_has_no_other(tmp_path: Path) -> None:
+    table = history(tmp_path)
+    table.snapshots[0]["parent-snapshot-id"] = 1004
+    table.write_metadata()
+    with pytest.raises(ConfigError, match="from_snapshot_id=7 is no ancestor of snapshot 1004"):
+        scan_iceberg(table.metadata, from_snapshot_id=7)
+
+
 def test_a_branch_is_read_under_the_tables_present_schema(tmp_path: Path) -> None:
     assert values(history(tmp_path), branch="audit") == ("b", [0, 1, 2, 3, 4, 5])
 

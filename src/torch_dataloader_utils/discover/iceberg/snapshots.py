@@ -8,6 +8,8 @@ from torch_dataloader_utils._arguments.integers import hold_integers, is_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
@@ -132,14 +134,36 @@ def _at_time(metadata: "TableMetadata", time: int | datetime, name: str) -> "Sna
         milliseconds = int(aware.timestamp() * 1000)
     else:
         milliseconds = time
-    reached = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= milliseconds]
+    history = _history(metadata)
+    reached = [snapshot_id for moment, snapshot_id in history if moment <= milliseconds]
     if not reached:
+        known = f"the first that they name is of {min(history)[0]}" if history else "they name none"
         raise NoDataError(
-            f"{name} had no snapshot at {time}; its first is later. Choose a later time, a datetime or milliseconds "
-            "since 1970."
+            f"{name} had no snapshot at {time}, as far as its metadata say: {known}. Choose a later time, a datetime "
+            "or milliseconds since 1970."
         )
-    # The log is in the order of commits; of those in one millisecond the last one counts.
-    return _by_id(metadata, reached[-1].snapshot_id, name)
+    # Of those in one millisecond the last one counts.
+    return _by_id(metadata, reached[-1], name)
+
+
+def _history(metadata: "TableMetadata") -> list[tuple[int, int]]:
+    """(milliseconds, snapshot id) of the table's present snapshots over time, in the order of commits.
+
+    The log that says so is optional in the format; without one, these are the ancestors of the present snapshot.
+    """
+    log = [(entry.timestamp_ms, entry.snapshot_id) for entry in metadata.snapshot_log]
+    lineage = _lineage(metadata, metadata.current_snapshot())
+    return log or [(each.timestamp_ms, each.snapshot_id) for each in lineage][::-1]
+
+
+def _lineage(metadata: "TableMetadata", snapshot: "Snapshot | None") -> "Iterator[Snapshot]":
+    """The snapshot and its ancestors, the newest first, as far as they are kept."""
+    seen: set[int] = set()  # damaged metadata may name a snapshot as its own ancestor
+    while snapshot is not None and snapshot.snapshot_id not in seen:
+        yield snapshot
+        seen.add(snapshot.snapshot_id)
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
 
 
 def _schema(metadata: "TableMetadata", choice: SnapshotChoice, snapshot: "Snapshot | None", name: str) -> "Schema":
@@ -164,20 +188,18 @@ def _increment(
     """The appends after `from_snapshot_id` up to `snapshot`, and the other changes in between."""
     appends: list[Snapshot] = []
     skipped: list[Snapshot] = []
-    each = snapshot
-    while each is not None and each.snapshot_id != from_snapshot_id:
+    for each in _lineage(metadata, snapshot):
+        if each.snapshot_id == from_snapshot_id:
+            return tuple(reversed(appends)), tuple(reversed(skipped))
         if _operation(each) == "append":
             appends.append(each)
         elif _operation(each) != "replace":  # compaction changes no rows
             skipped.append(each)
-        each = None if each.parent_snapshot_id is None else metadata.snapshot_by_id(each.parent_snapshot_id)
-    if each is None:
-        raise ConfigError(
-            f"from_snapshot_id={from_snapshot_id} is no ancestor of snapshot "
-            f"{None if snapshot is None else snapshot.snapshot_id} of {name}, or snapshots in between have "
-            "expired. Choose a later one, or read the whole snapshot."
-        )
-    return tuple(reversed(appends)), tuple(reversed(skipped))
+    raise ConfigError(
+        f"from_snapshot_id={from_snapshot_id} is no ancestor of snapshot "
+        f"{None if snapshot is None else snapshot.snapshot_id} of {name}, or snapshots in between have "
+        "expired. Choose a later one, or read the whole snapshot."
+    )
 
 
 def _operation(snapshot: "Snapshot") -> str:
