@@ -9,7 +9,7 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.stream import assemble
-from torch_dataloader_utils.stream.lane import Span
+from torch_dataloader_utils.stream.lane import RowSpan
 from torch_dataloader_utils.stream.lot import Lot
 
 
@@ -59,7 +59,7 @@ def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
             continue
         block = left[lane][0][1]
         stop = data.draw(st.integers(taken[lane] + 1, block.num_rows))
-        lot.add([Span(block, taken[lane], stop)])
+        lot.add([RowSpan(block, taken[lane], stop)])
         expected += block.rows[taken[lane] : stop]
         taken[lane] = stop
         if stop == block.num_rows:
@@ -75,10 +75,10 @@ def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
 def test_rows_of_one_block_and_of_blocks_in_turn_are_not_gathered():
     first, second, shaper = Listed([*range(6)]), Listed([*range(6, 9)]), ListShaper()
     lot = Lot()
-    lot.add([Span(first, 1, 3), Span(first, 3, 6)])
+    lot.add([RowSpan(first, 1, 3), RowSpan(first, 3, 6)])
     assert lot.block(shaper).rows == [1, 2, 3, 4, 5]
     assert shaper.used == []
-    lot.add([Span(second, 0, 2)])
+    lot.add([RowSpan(second, 0, 2)])
     assert lot.block(shaper).rows == [1, 2, 3, 4, 5, 6, 7]
     assert shaper.used == ["concat"]
 

@@ -1,4 +1,4 @@
-"""Pace: quick batches of a transform travel many at once; rows, states, counts and errors are those of single ones."""
+"""Quick batches of a transform travel many at once; rows, states, counts and errors are those of single ones."""
 
 import itertools
 
@@ -9,14 +9,14 @@ from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.stream import pace
-from torch_dataloader_utils.stream.pace import Pace
+from torch_dataloader_utils.stream.pace import BatchPace
 from torch_dataloader_utils.stream.processes import WorkerProcesses
 
 MILLISECOND = 1_000_000
 
 
 def learnt(*answers):
-    learner = Pace()
+    learner = BatchPace()
     for batches, num_bytes, milliseconds in answers:
         learner.learn(batches, num_bytes, milliseconds * MILLISECOND)
     return learner.length

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.lane import Span
+from torch_dataloader_utils.stream.lane import RowSpan
 from torch_dataloader_utils.stream.run import LEAST_PIECE_BYTES, pieces_of
 
 SCHEMA = pa.schema({"row": pa.int64()})
@@ -26,7 +26,7 @@ def spans_and_rows(draw):
         before, after = draw(st.sampled_from([(0, 0), (3, 0), (0, 2)]))
         rows = pa.array(range(first - before, first + size + after), pa.int64())
         block = SHAPER.block([pa.record_batch([rows], schema=SCHEMA)])
-        spans.append(Span(block, before, before + size))
+        spans.append(RowSpan(block, before, before + size))
         first += size
     batch = draw(st.sampled_from([5, 100, LARGE // 3, LARGE, 2 * LARGE]))
     full, left = divmod(first, batch)
@@ -54,6 +54,6 @@ def test_every_row_is_in_its_batch_and_large_blocks_are_not_copied(case):
 
 def test_small_blocks_are_one_piece():
     blocks = [SHAPER.block([pa.record_batch([pa.array([row, row + 1])], schema=SCHEMA)]) for row in range(0, 20, 2)]
-    (piece,) = pieces_of([Span(block, 0, 2) for block in blocks], (5,) * 4, SHAPER)
+    (piece,) = pieces_of([RowSpan(block, 0, 2) for block in blocks], (5,) * 4, SHAPER)
     assert piece.rows == (5, 5, 5, 5)
     assert piece.batch["row"].tolist() == list(range(20))

@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.block import JoinedGroups
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import GroupRows, Together, in_few_blocks
+from torch_dataloader_utils.stream.together import GroupRows, JointDecode, in_few_blocks
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
 
@@ -260,7 +260,7 @@ def test_a_row_group_of_a_job_answers_as_a_future_does():
     error, told = ValueError("bad"), []
     rows = GroupRows("block", 0, 3)
     job = Future()
-    together = Together([7, 9], job)
+    together = JointDecode([7, 9], job)
     good, bad = together.rows(7), together.rows(9)
     good.add_done_callback(told.append)
     assert (good.done(), good.cancelled(), told) == (False, False, [])
@@ -271,7 +271,7 @@ def test_a_row_group_of_a_job_answers_as_a_future_does():
         bad.result()
     joined = Future()
     joined.set_result(JoinedGroups("block", [2, 5], by_one_call=True))
-    together = Together([7, 9], joined)
+    together = JointDecode([7, 9], joined)
     assert (together.result(), together.rows(9).result()) == ("block", GroupRows("block", 2, 7))
 
 
@@ -279,16 +279,16 @@ def test_a_job_that_fails_or_is_cancelled_does_so_for_each_of_its_row_groups():
     failed, cancelled = Future(), Future()
     failed.set_exception(MemoryError("none left"))
     cancelled.cancel()
-    together = Together([7, 9], failed)
+    together = JointDecode([7, 9], failed)
     assert together.result() is None
     assert isinstance(together.rows(9).exception(), MemoryError)
     with pytest.raises(MemoryError, match="none left"):
         together.rows(7).result()
-    assert Together([7], cancelled).rows(7).cancelled()
+    assert JointDecode([7], cancelled).rows(7).cancelled()
     with pytest.raises(CancelledError):
-        Together([7], cancelled).rows(7).result()
+        JointDecode([7], cancelled).rows(7).result()
     with pytest.raises(CancelledError):
-        Together([7], cancelled).result()
+        JointDecode([7], cancelled).result()
 
 
 def test_rows_of_a_block_that_others_share_end_with_their_row_group():

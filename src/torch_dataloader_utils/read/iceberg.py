@@ -30,7 +30,7 @@ _columns: FileCache[tuple[Any, dict[int, FileColumn]]] = FileCache(4 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableRows:
+class IcebergRows:
     """stored: the row group's rows as columns of the table. deleted: those that equality deletes delete, ascending."""
 
     stored: Any
@@ -44,7 +44,7 @@ def decode_table_rows(
     stop_row: int | None,
     decode: Decode,
     open_store: Callable[[str], Store],
-) -> TableRows:
+) -> IcebergRows:
     """The first `stop_row` rows (None: all) of one row group as the columns `fields` of the table.
 
     fields: an Arrow schema with field ids. decode: reads columns of the file by its own names.
@@ -67,7 +67,7 @@ def decode_table_rows(
     deleted = np.zeros(0, dtype=np.int64)
     if keys:
         deleted = deleted_by_keys(source.task, batch, columns, extra, open_store)
-    return TableRows(stored=stored, deleted=deleted)
+    return IcebergRows(stored=stored, deleted=deleted)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ import numpy as np
 from torch_dataloader_utils._core.uses import GroupUses
 from torch_dataloader_utils.stream.afterwards import Pending
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, Together
+from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, JointDecode
 
 
 @dataclass(slots=True)
@@ -19,12 +19,12 @@ class _Job:
 
     groups: Sequence[int]
     left: int
-    pending: Future[GroupRows] | Together
+    pending: Future[GroupRows] | JointDecode
     is_told: bool = False
 
     def rows(self, group: int) -> Pending[GroupRows]:
         """The rows of one of the row groups."""
-        return self.pending.rows(group) if isinstance(self.pending, Together) else self.pending
+        return self.pending.rows(group) if isinstance(self.pending, JointDecode) else self.pending
 
 
 class DecodeAhead:
@@ -65,10 +65,10 @@ class DecodeAhead:
         job = self._jobs.get(group)
         return None if job is None else job.rows(group)
 
-    def joined(self, group: int) -> Together | None:
+    def joined(self, group: int) -> JointDecode | None:
         """The job that began with this row group, which is begun now if it was not, if it has several; told once."""
         job = self._job_of(group)
-        if job.is_told or group != job.groups[0] or not isinstance(job.pending, Together):
+        if job.is_told or group != job.groups[0] or not isinstance(job.pending, JointDecode):
             return None
         job.is_told = True
         return job.pending

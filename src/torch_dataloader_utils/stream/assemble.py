@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import Draws, Schedule, drawn_rows
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.lane import LaneReader, Span
+from torch_dataloader_utils.stream.lane import LaneReader, RowSpan
 from torch_dataloader_utils.stream.lot import Lot
 
 # Batches of several lanes that are gathered at once, so many or bytes of them: about a window of rows, and as much
@@ -50,7 +50,7 @@ class Assembler:
         self._draw(draws, lot)
         return lot.block(self.shaper)
 
-    def spans(self, draws: Draws) -> list[Span]:
+    def spans(self, draws: Draws) -> list[RowSpan]:
         """The rows of these draws, where they lie.
 
         Raises:

@@ -23,8 +23,8 @@ from torch_dataloader_utils.stream.together import (
     MOST_BYTES_TOGETHER,
     MOST_TOGETHER,
     GroupRows,
+    JointDecode,
     SmallGroups,
-    Together,
     Wanted,
 )
 
@@ -112,7 +112,7 @@ class Decoder:
         self._hold([group])
         return self._pool.submit(lambda: GroupRows.of(self._decode((group, stop_row))))
 
-    def submit_together(self, wanted: Sequence[Wanted]) -> Together:
+    def submit_together(self, wanted: Sequence[Wanted]) -> JointDecode:
         """Start decoding small row groups by one job; see `SmallGroups`."""
         self._hold([group for group, _ in wanted])
         return self._small.start(wanted)

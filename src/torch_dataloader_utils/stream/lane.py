@@ -18,7 +18,7 @@ _JOINED_BATCHES = 16
 _JOINED_BYTES = 1 << 20
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """Rows [start, stop) of a block."""
 
     block: Block
@@ -59,13 +59,13 @@ class LaneReader:
         """The row group that the last rows came from, for messages."""
         return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
 
-    def take(self, rows: int) -> Iterator[Span]:
+    def take(self, rows: int) -> Iterator[RowSpan]:
         """The next `rows` rows, as one span or several; fewer only where the lane ends."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
             self._moved(count)
             rows -= count
-            yield Span(block, start, start + count)
+            yield RowSpan(block, start, start + count)
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
         """Batches that lie whole in the present block, at most `most`; the fast path, views all of them."""

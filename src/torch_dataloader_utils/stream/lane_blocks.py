@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.uses import group_uses
 from torch_dataloader_utils.stream.afterwards import Awaited, FollowUp
 from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import GroupRows, Together, in_few_blocks
+from torch_dataloader_utils.stream.together import GroupRows, JointDecode, in_few_blocks
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class LaneBlocks:
     def _group(self, use: int) -> int:
         return int(self.uses.group[use])
 
-    def _joined(self, together: Together, uses: slice) -> Block | None:
+    def _joined(self, together: JointDecode, uses: slice) -> Block | None:
         """The joined block of a job, if it is just the rows of these uses; None too if not all of it decodes."""
         if self.uses.group[uses].tolist() != together.groups:
             return None

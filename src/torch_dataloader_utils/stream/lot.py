@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.units import ranges
-from torch_dataloader_utils.stream.lane import Span
+from torch_dataloader_utils.stream.lane import RowSpan
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Lot:
     _number: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def add(self, spans: Iterable[Span]) -> None:
+    def add(self, spans: Iterable[RowSpan]) -> None:
         """The next rows; all that is added of one block follows what was added of it before."""
         for block, start, stop in spans:
             number = self._number.setdefault(id(block), len(self._slices))

@@ -18,7 +18,7 @@ MOST_BATCHES = 16
 
 
 @dataclass(slots=True)
-class Pace:
+class BatchPace:
     """Learns from the answers of one pass how many batches the next ones should carry; the first carry one."""
 
     length: int = 1

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch_dataloader_utils._core.block import Shaper
-from torch_dataloader_utils.stream.lane import Span
+from torch_dataloader_utils.stream.lane import RowSpan
 
 # To hand over another piece costs as much as copying so much; smaller blocks are put together.
 LEAST_PIECE_BYTES = 256 << 10
@@ -34,11 +34,11 @@ class Run:
     pieces: tuple[Piece, ...]
 
 
-def pieces_of(spans: Sequence[Span], rows: tuple[int, ...], shaper: Shaper) -> Iterator[Piece]:
+def pieces_of(spans: Sequence[RowSpan], rows: tuple[int, ...], shaper: Shaper) -> Iterator[Piece]:
     """The rows of these spans as batches of `rows[0]`, `rows[1]`, ... rows; the numbers add up."""
     borders = list(accumulate(rows, initial=0))
     begin, done = 0, 0  # the row that the span begins with; the first batch that is in no piece yet
-    waiting: list[Span] = []  # rows that are in no piece yet
+    waiting: list[RowSpan] = []  # rows that are in no piece yet
     for span in spans:
         end = begin + span.stop - span.start
         first, last = bisect_left(borders, begin), bisect_right(borders, end) - 1
@@ -56,13 +56,13 @@ def pieces_of(spans: Sequence[Span], rows: tuple[int, ...], shaper: Shaper) -> I
         yield Piece(_together(waiting, shaper), rows[done:])
 
 
-def _is_large(span: Span, rows: int) -> bool:
+def _is_large(span: RowSpan, rows: int) -> bool:
     return rows > 0 and rows * span.block.num_bytes >= LEAST_PIECE_BYTES * span.block.num_rows
 
 
-def _rows_of(span: Span, start: int, stop: int) -> list[Span]:
-    return [Span(span.block, start, stop)] if stop > start else []
+def _rows_of(span: RowSpan, start: int, stop: int) -> list[RowSpan]:
+    return [RowSpan(span.block, start, stop)] if stop > start else []
 
 
-def _together(spans: Sequence[Span], shaper: Shaper) -> Any:
+def _together(spans: Sequence[RowSpan], shaper: Shaper) -> Any:
     return shaper.concat([block.slice(start, stop) for block, start, stop in spans]).to_batch()

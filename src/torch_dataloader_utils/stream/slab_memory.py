@@ -27,7 +27,7 @@ _SHARED_SLAB_BYTES = 4 << 20
 _SMALL_BYTES = 1 << 20
 
 
-class Share(NamedTuple):
+class SlabShare(NamedTuple):
     """All that one answer has in one slab."""
 
     answer: int
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     """What the trainer's process has of a worker's at the beginning of a pass: slabs, and shares that it looks at."""
 
     slabs: tuple[int, ...] = ()
-    shares: tuple[Share, ...] = ()
+    shares: tuple[SlabShare, ...] = ()
 
 
 class _Slab(NamedTuple):
@@ -65,7 +65,7 @@ class SlabMemory:
         self._gone: deque[int] = deque()  # numbers; an array may die in any thread, wherever that stands
         self._filling: Bytes | None = None
         self._filled_bytes = 0
-        self._lent: dict[Share, list[torch.Tensor]] = {}
+        self._lent: dict[SlabShare, list[torch.Tensor]] = {}
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """uint8, shape [`num_bytes` or a little more], with anything in it; free again when nothing shares it."""
@@ -98,16 +98,16 @@ class SlabMemory:
         """The number of an answer, for its shares."""
         return next(self._answers)
 
-    def lend(self, share: Share, tensor: torch.Tensor) -> None:
+    def lend(self, share: SlabShare, tensor: torch.Tensor) -> None:
         """The trainer hears of this tensor, which is not free until the share comes back."""
         self._lent.setdefault(share, []).append(tensor)
 
-    def take_back(self, shares: Iterable[Share]) -> None:
+    def take_back(self, shares: Iterable[SlabShare]) -> None:
         """The trainer looks at these no more."""
         for share in shares:
             self._lent.pop(share, None)
 
-    def keep_only(self, shares: Iterable[Share]) -> None:
+    def keep_only(self, shares: Iterable[SlabShare]) -> None:
         """The trainer looks at nothing but these. A pass may have ended before all its answers were received."""
         self._lent = {share: self._lent[share] for share in shares if share in self._lent}
 

@@ -19,7 +19,7 @@ import torch
 from torch_dataloader_utils._core.block import SlabCodec, SlabPlace, SlabSpan
 from torch_dataloader_utils._runtime.lending import Bytes, Loans
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.slab_memory import Held, Share, SlabMemory
+from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory, SlabShare
 
 _ALIGNMENT_BYTES = 64
 
@@ -27,7 +27,7 @@ _ALIGNMENT_BYTES = 64
 class SlabMessage(NamedTuple):
     """What travels through the queue for one batch.
 
-    answer: the answer that it is part of, see Share. buffers: what it lies in.
+    answer: the answer that it is part of, see SlabShare. buffers: what it lies in.
     descriptor: how to read the batch, see SlabCodec; layout: the larger part of that, if it changed.
     slabs: those that are new to the trainer, with their numbers. gone: slabs that are no more.
     """
@@ -115,7 +115,7 @@ class SlabWriter:
     def _find(self, tensor: torch.Tensor) -> SlabPlace | None:
         place = self._memory.find(tensor)
         if place is not None:
-            self._memory.lend(Share(self._answer, place.slab), tensor)
+            self._memory.lend(SlabShare(self._answer, place.slab), tensor)
         return place
 
     def _allocate(self, copied: list[SlabSpan], batches_left: int, num_bytes: int) -> torch.Tensor:
@@ -141,7 +141,7 @@ class SlabReader:
     def __init__(self, codec: SlabCodec | None) -> None:
         self._codec = codec
         self._slabs: dict[int, Bytes] = {}
-        self._loans: Loans[Share] = Loans()
+        self._loans: Loans[SlabShare] = Loans()
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
@@ -165,7 +165,7 @@ class SlabReader:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]
 
-    def take_returned(self) -> tuple[Share, ...]:
+    def take_returned(self) -> tuple[SlabShare, ...]:
         """The shares that came back since the last call."""
         return tuple(self._loans.returned())
 
@@ -182,15 +182,15 @@ class SlabReader:
         for number in message.gone:
             self._slabs.pop(number, None)
 
-    def _lend(self, messages: Sequence[SlabMessage]) -> dict[Share, tuple[int, torch.Tensor]]:
+    def _lend(self, messages: Sequence[SlabMessage]) -> dict[SlabShare, tuple[int, torch.Tensor]]:
         """Every share of these messages: where it begins in its slab, and its bytes.
 
         The storage of the tensors has those bytes and no others, so a share comes back when its own tensors die.
         """
-        ends: dict[Share, tuple[int, int]] = {}
+        ends: dict[SlabShare, tuple[int, int]] = {}
         for message in messages:
             for slab, start, stop in message.buffers:
-                share = Share(message.answer, slab)
+                share = SlabShare(message.answer, slab)
                 first, last = ends.get(share, (start, stop))
                 ends[share] = min(first, start // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES), max(last, stop)
         return {
@@ -198,14 +198,14 @@ class SlabReader:
             for share, (first, last) in ends.items()
         }
 
-    def _find(self, message: Any, lent: dict[Share, tuple[int, torch.Tensor]]) -> Any:
+    def _find(self, message: Any, lent: dict[SlabShare, tuple[int, torch.Tensor]]) -> Any:
         if not isinstance(message, SlabMessage):
             return message
         if message.layout is not None:
             self._layout = message.layout
         buffers = []
         for slab, start, stop in message.buffers:
-            first, memory = lent[Share(message.answer, slab)]
+            first, memory = lent[SlabShare(message.answer, slab)]
             buffers.append(memory[start - first : stop - first])
         return Unread(self._layout, message.descriptor, tuple(buffers))
 

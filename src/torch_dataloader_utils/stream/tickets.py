@@ -19,10 +19,10 @@ from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import Tally
 from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.pace import Pace
+from torch_dataloader_utils.stream.pace import BatchPace
 from torch_dataloader_utils.stream.run import LEAST_PIECE_BYTES, Run
 from torch_dataloader_utils.stream.sendable import with_sendable_results
-from torch_dataloader_utils.stream.slab_memory import Held, Share, SlabMemory
+from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory, SlabShare
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 from torch_dataloader_utils.stream.worker_death import (
@@ -53,7 +53,7 @@ class Ticket(NamedTuple):
 
     batches: int
     start: Start | None = None
-    returned: tuple[Share, ...] = ()
+    returned: tuple[SlabShare, ...] = ()
 
 
 class Answer(NamedTuple):
@@ -86,7 +86,7 @@ class TicketWorker(Dataset[Answer]):
         self._options = options
         self._memory: SlabMemory | None = None
         self._slabs: SlabWriter | None = None
-        self._pace = Pace()
+        self._pace = BatchPace()
         self._stream: WorkerStream | None = None
         self._batches: Iterator[Any] = iter(())
         self._start: Start | None = None
@@ -150,7 +150,7 @@ class TicketWorker(Dataset[Answer]):
             watch=lambda where: self._notes.calling(start.worker, where),
         )
         self._batches = iter(self._stream) if start.run_length is None else self._stream.runs(start.run_length)
-        self._pace = Pace()
+        self._pace = BatchPace()
 
     def _slab_writer(self, held: Held | None) -> SlabWriter | None:
         """The slabs are those of earlier passes: new pages cost as much as filling them."""

@@ -58,7 +58,7 @@ JobRows = JoinedGroups | list[GroupRows | BaseException]
 """What a job gives: the rows of all row groups as one block, or of each its rows or its error."""
 
 
-class Together:
+class JointDecode:
     """Row groups of one job, and what will come of it."""
 
     __slots__ = ("_job", "groups")
@@ -152,9 +152,9 @@ class SmallGroups:
         self._do_join = True
         self._takes_one_call = False
 
-    def start(self, wanted: Sequence[Wanted]) -> Together:
+    def start(self, wanted: Sequence[Wanted]) -> JointDecode:
         """Start decoding these in one thread; errors come where the rows are taken."""
-        return Together([group for group, _ in wanted], self._pool.submit(self._run, wanted))
+        return JointDecode([group for group, _ in wanted], self._pool.submit(self._run, wanted))
 
     def _run(self, wanted: Sequence[Wanted]) -> JobRows:
         job = partial(self._rows, wanted)

@@ -19,7 +19,7 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, St
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions, CorpusPart, digest_part, divide_parts
-from torch_dataloader_utils.tokens.corpus_sources import FileFormat, Sources, plan_parts
+from torch_dataloader_utils.tokens.corpus_sources import SourceFormat, Sources, plan_parts
 from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, open_parts
 from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
@@ -59,7 +59,7 @@ def build_corpus(
     part_bytes: int | str = "256MiB",
     executor: Executor | None = None,
     on_progress: Progress | None = None,
-    file_format: FileFormat | None = None,
+    file_format: SourceFormat | None = None,
     storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,

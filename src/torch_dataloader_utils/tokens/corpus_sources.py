@@ -28,10 +28,10 @@ from torch_dataloader_utils.tokens.corpus_plan import CorpusPart, cut_parts
 
 _log = logging.getLogger(__name__)
 
-FileFormat = Literal["parquet", "orc"]
+SourceFormat = Literal["parquet", "orc"]
 Sources = PathLike | Sequence[PathLike] | TableDataset
 
-_FORMATS: dict[str, FileFormat] = {".parquet": "parquet", ".pq": "parquet", ".orc": "orc"}
+_FORMATS: dict[str, SourceFormat] = {".parquet": "parquet", ".pq": "parquet", ".orc": "orc"}
 
 # Sources scanned at once; each has threads of its own for the footers of its files.
 _SCAN_THREADS = 16
@@ -41,7 +41,7 @@ def plan_parts(
     sources: Sources,
     column: str,
     part_bytes: int,
-    file_format: FileFormat | None,
+    file_format: SourceFormat | None,
     access: StoreAccess,
     *,
     output_prefix: str,
@@ -116,7 +116,7 @@ def _plan_paths(
     named: Sequence[PathLike],
     column: str,
     part_bytes: int,
-    file_format: FileFormat | None,
+    file_format: SourceFormat | None,
     access: StoreAccess,
 ) -> list[CorpusPart]:
     if not named:
@@ -131,7 +131,7 @@ def _plan_paths(
     return parts
 
 
-def _scan(source: PathLike, column: str, file_format: FileFormat | None, access: StoreAccess) -> Inventory:
+def _scan(source: PathLike, column: str, file_format: SourceFormat | None, access: StoreAccess) -> Inventory:
     """One inventory for each source keeps the given order, and lets each have a format and a schema of its own."""
     store, files = find_files(source, access)
     name = _find_format(source, files) if file_format is None else file_format
@@ -145,12 +145,12 @@ def _scan(source: PathLike, column: str, file_format: FileFormat | None, access:
         raise type(error)(f"{redact(os.fspath(source))}: {told}") from error
 
 
-def _find_format(source: PathLike, files: DataFiles) -> FileFormat:
+def _find_format(source: PathLike, files: DataFiles) -> SourceFormat:
     """The format that the ending of a source says, or those of the files in it."""
     named = _FORMATS.get(_ending(os.fspath(source)))
     if named is not None:
         return named
-    examples: dict[FileFormat | None, str] = {}
+    examples: dict[SourceFormat | None, str] = {}
     for entry in files.entries:
         examples.setdefault(_FORMATS.get(_ending(entry.path)), redact(entry.path))
     if None in examples:

@@ -14,7 +14,7 @@ _WHOLE_FINAL_EPOCH = 0.80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochPlan:
+class CorpusEpochs:
     """Passes over the corpus.
 
     `sample_count` is K: it covers whole epochs and is usually larger than what was asked for.
@@ -34,7 +34,7 @@ def plan_epochs(
     extra_tokens: int,
     num_samples: int | None,
     drops_partial: bool = True,
-) -> EpochPlan:
+) -> CorpusEpochs:
     """The passes that give `num_samples` samples (None: one pass).
 
         T=100, L=10, x=1, n=9      1 epoch,  9 samples
@@ -58,7 +58,7 @@ def plan_epochs(
     before_final = ((epoch_count - 1) * tokens_per_epoch - extra_tokens) // sequence_length
     per_epoch = (tokens_per_epoch - extra_tokens) // sequence_length
     from_final = (num_samples or 0) - before_final
-    return EpochPlan(
+    return CorpusEpochs(
         epoch_count=epoch_count,
         sample_count=sample_count,
         samples_before_final=max(0, before_final),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.tokens.cache import IndexCache
 from torch_dataloader_utils.tokens.config import GPTDatasetConfig, read_token, select_pad_token
-from torch_dataloader_utils.tokens.epochs import EpochPlan, plan_epochs
+from torch_dataloader_utils.tokens.epochs import CorpusEpochs, plan_epochs
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, Part
 from torch_dataloader_utils.tokens.masks import (
     build_attention_mask,
@@ -121,7 +121,7 @@ class GPTDataset(MegatronDataset):
         )
         return {name: getattr(built, name) for name in _INDEX_NAMES}
 
-    def _plan_epochs(self) -> EpochPlan:
+    def _plan_epochs(self) -> CorpusEpochs:
         return plan_epochs(
             self._count_tokens(),
             sequence_length=self.config.sequence_length,

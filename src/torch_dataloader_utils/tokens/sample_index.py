@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.tokens.epochs import EpochPlan
+from torch_dataloader_utils.tokens.epochs import CorpusEpochs
 
 Lengths = npt.NDArray[np.int32]
 
@@ -36,7 +36,7 @@ class SampleIndices:
 def build_indices(
     lengths: Lengths,
     sequence_ids: range | npt.NDArray[np.integer],
-    plan: EpochPlan,
+    plan: CorpusEpochs,
     *,
     sequence_length: int,
     extra_tokens: int,
@@ -57,7 +57,7 @@ def build_indices(
 
 
 def build_document_index(
-    sequence_ids: range | npt.NDArray[np.integer], plan: EpochPlan, random: np.random.RandomState
+    sequence_ids: range | npt.NDArray[np.integer], plan: CorpusEpochs, random: np.random.RandomState
 ) -> npt.NDArray[np.integer]:
     """The ids repeated once per epoch and shuffled as one array; a separate final epoch is shuffled on its own."""
     ids = np.asarray(sequence_ids)
@@ -133,7 +133,7 @@ def _find_documents(ends: npt.NDArray[np.int64], sequence_length: int) -> npt.ND
     return np.cumsum(np.bincount(begins)[:-1])
 
 
-def build_shuffle_index(plan: EpochPlan, random: np.random.RandomState) -> npt.NDArray[np.integer]:
+def build_shuffle_index(plan: CorpusEpochs, random: np.random.RandomState) -> npt.NDArray[np.integer]:
     """A permutation of the samples; those before a separate final epoch stay before it."""
     count = plan.sample_count
     dtype = np.int64 if count >= 2**32 - 2 else np.uint32

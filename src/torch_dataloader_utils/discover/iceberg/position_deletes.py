@@ -40,7 +40,7 @@ class PositionDeletes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DataFiles:
+class TargetFiles:
     """All data files of a snapshot, and which of them the scan reads.
 
     sequence_numbers: int64, one a file. is_read: bool, one a file.
@@ -52,7 +52,7 @@ class DataFiles:
 
 
 def find_deleted_positions(
-    deletes: Sequence[ManifestEntry], data: DataFiles, files: Files, *, allow_bare: bool
+    deletes: Sequence[ManifestEntry], data: TargetFiles, files: Files, *, allow_bare: bool
 ) -> PositionDeletes:
     """The deleted rows of the data files that are read.
 
@@ -81,11 +81,11 @@ def find_deleted_positions(
     return PositionDeletes(positions=positions, dangling=dangling)
 
 
-def _applies(entry: ManifestEntry, number: int, data: DataFiles) -> bool:
+def _applies(entry: ManifestEntry, number: int, data: TargetFiles) -> bool:
     return bool(data.sequence_numbers[number] <= entry.sequence_number)
 
 
-def _vectors(entries: Iterable[ManifestEntry], data: DataFiles, files: Files) -> tuple[dict[int, ManifestEntry], int]:
+def _vectors(entries: Iterable[ManifestEntry], data: TargetFiles, files: Files) -> tuple[dict[int, ManifestEntry], int]:
     # Matched by the manifest alone: the footer of a Puffin file keeps the paths a table had before it was moved.
     found: dict[int, ManifestEntry] = {}
     dangling = 0

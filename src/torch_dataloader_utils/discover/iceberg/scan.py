@@ -28,7 +28,11 @@ from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
 from torch_dataloader_utils.discover.iceberg.manifests import Content
 from torch_dataloader_utils.discover.iceberg.paths import PathIndex
-from torch_dataloader_utils.discover.iceberg.position_deletes import DataFiles, PositionDeletes, find_deleted_positions
+from torch_dataloader_utils.discover.iceberg.position_deletes import (
+    PositionDeletes,
+    TargetFiles,
+    find_deleted_positions,
+)
 from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.translate import translate
@@ -204,7 +208,7 @@ def _nothing_to_read(table: OpenTable, target: ScanTarget, listed: SnapshotFiles
 
 
 def _deleted_positions(table: OpenTable, listed: SnapshotFiles, options: IcebergScanOptions) -> PositionDeletes:
-    data = DataFiles(
+    data = TargetFiles(
         index=PathIndex.of(file.path for file in listed.data),
         sequence_numbers=np.array([file.entry.sequence_number for file in listed.data], dtype=np.int64),
         is_read=listed.is_read,
