@@ -7,8 +7,7 @@ from time import monotonic
 from typing import TextIO
 
 from torch_dataloader_utils._observe.time_left import time_left
-
-OnProgress = Callable[[int, int], None]
+from torch_dataloader_utils._runtime.parallel import OnProgress
 
 # Shorter work is over before anybody wonders.
 _PATIENCE_SECONDS = 2.0

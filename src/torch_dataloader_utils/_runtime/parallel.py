@@ -14,6 +14,9 @@ from torch_dataloader_utils._runtime.turns import Pace
 T = TypeVar("T")
 R = TypeVar("R")
 
+OnProgress = Callable[[int, int], None]
+"""Hears how many are done, of how many."""
+
 _ITEMS_A_TASK = 16
 _FIRST_LOTS = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
 
@@ -71,7 +74,7 @@ def _map_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     return list(map(function, items))
 
 
-def watched(results: Iterable[R], total: int, on_progress: Callable[[int, int], None] | None) -> Iterator[R]:
+def watched(results: Iterable[R], total: int, on_progress: OnProgress | None) -> Iterator[R]:
     """The results as they come; `on_progress`, if there is one, gets (results taken, total) after each."""
     for done, result in enumerate(results, start=1):
         yield result
@@ -85,7 +88,7 @@ def map_watched(
     *,
     threads: int,
     name: str,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[R]:
     """`function` of every item, in their order, by so many threads, which have this name.
 

@@ -24,7 +24,7 @@ from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils._runtime.executor import Executor
-from torch_dataloader_utils._runtime.parallel import map_in_order, map_quick, threads_for, watched
+from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Secret, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
@@ -116,7 +116,7 @@ def scan_paths(
     *,
     partitioning: Literal["hive"] | None = None,
     executor: Executor | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Inventory:
     """As `scan_files`, through an access that is made already: those who read the files later share its client."""
     _check_partitioning(partitioning)
@@ -131,7 +131,7 @@ def scan_listed(
     *,
     partitioning: Literal["hive"] | None = None,
     executor: Executor | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Inventory:
     """The inventory of files that are listed already; arguments, order and errors as in `scan_files`.
 
@@ -147,7 +147,7 @@ def _scan_listed(
     request: ScanRequest,
     partitioning: Literal["hive"] | None,
     executor: Executor | None,
-    on_progress: Callable[[int, int], None] | None,
+    on_progress: OnProgress | None,
 ) -> Inventory:
     filters = request.row_filter
     paths = _path_column(files.entries)

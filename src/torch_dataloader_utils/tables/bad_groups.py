@@ -4,7 +4,6 @@ A plan promises its steps before anything is read. So what cannot be read has to
 row group would leave its rank short of the others. docs/design/0010-faults.md has the argument.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,14 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
-from torch_dataloader_utils._runtime.parallel import map_watched
+from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import NoDataError
 from torch_dataloader_utils.read.reader import Reader
 
 
 def leave_out_bad_groups(
-    inventory: Inventory, reader: Reader, share: Share, on_progress: Callable[[int, int], None] | None = None
+    inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
 ) -> Inventory:
     """The inventory without the row groups that `reader` cannot read; the others have their live rows counted.
 

@@ -1,6 +1,5 @@
 """Counting the rows that only reading can count: those a row filter keeps."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.inventory import UNKNOWN, Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._runtime.cpus import available_cpus
-from torch_dataloader_utils._runtime.parallel import map_watched
+from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError
@@ -19,7 +18,7 @@ from torch_dataloader_utils.read.spec import ReadSpec
 
 
 def count_live_rows(
-    inventory: Inventory, reader: Reader, share: Share, on_progress: Callable[[int, int], None] | None = None
+    inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
 ) -> Inventory:
     """The inventory with every row group counted; reads the filter's columns of the groups that need it, once.
 
@@ -52,7 +51,7 @@ def count_alone(
     inventory: Inventory,
     filters: Any,
     storage_options: StoreAccess | Secret | None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Inventory:
     """The same by this process alone, with a reader of its own, under the filter that the inventory was scanned with.
 

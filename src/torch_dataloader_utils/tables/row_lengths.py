@@ -3,7 +3,6 @@
 inventory, reader of one column  →  one number a plan row
 """
 
-from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils._runtime.parallel import map_watched
+from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._store.identity import any_names_no_version
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
 from torch_dataloader_utils.errors import ConfigError
@@ -24,8 +23,6 @@ from torch_dataloader_utils.shape.lengths import measure_rows
 _ENDLESS = 1 << 60
 # A quarter of the directory: 67 million rows.
 _MOST_KEPT_BYTES = 256 << 20
-
-OnProgress = Callable[[int, int], None]
 
 
 def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None) -> Lengths:

@@ -1,7 +1,7 @@
 """Row groups of the data files of a scan, from their footers or, where that is enough, from the manifest alone."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.skipping import OnError
-from torch_dataloader_utils._runtime.parallel import watched
+from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.checks import checked
@@ -86,7 +86,7 @@ def scan_data_files(
     data: Sequence[DataFile],
     request: DataScanRequest,
     files: Files,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[FileScan | BadFile]:
     """The row groups of every file, in the order of `data`."""
     listed = _listed(data, files)

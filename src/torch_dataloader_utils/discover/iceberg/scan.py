@@ -1,7 +1,7 @@
 """From a table to an inventory: the Iceberg part of discovery, step by step."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
@@ -68,9 +69,7 @@ class IcebergScanOptions:
         hold_flags(self, "allow_bare_vectors", "allow_empty")
 
 
-def scan_table(
-    table: OpenTable, options: IcebergScanOptions, on_progress: Callable[[int, int], None] | None = None
-) -> Inventory:
+def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnProgress | None = None) -> Inventory:
     """The inventory of a table's live data files, sorted by path.
 
     on_progress: called in the caller's thread after each data file with (files done, files to scan).
@@ -143,7 +142,7 @@ def _scan_files(
     table: OpenTable,
     listed: SnapshotFiles,
     request: DataScanRequest,
-    on_progress: Callable[[int, int], None] | None,
+    on_progress: OnProgress | None,
 ) -> _Scanned:
     numbers = np.flatnonzero(listed.is_read).tolist()
     data = [listed.data[number] for number in numbers]
