@@ -11,6 +11,7 @@ from typing import Any
 from torch_dataloader_utils._arguments.column_names import check_column_name
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.even import even_span
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import (
     DEFAULT_INTERLEAVE,
@@ -185,9 +186,8 @@ class Planner:
                 'count_rows="auto", or shard with contiguous=False.'
             )
         first, stop = self.options.first_row, self.options.stop_row
-        base, spare = divmod((self.space.num_rows if stop is None else stop) - first, num_spans)
-        start = first + index * base + min(index, spare)
-        options = replace(self.options, first_row=start, stop_row=start + base + (index < spare))
+        start, end = even_span((self.space.num_rows if stop is None else stop) - first, num_spans, index)
+        options = replace(self.options, first_row=first + start, stop_row=first + end)
         return replace(self, options=options)
 
     def plan(self, position: Position) -> EpochPlan:

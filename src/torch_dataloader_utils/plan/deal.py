@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from torch_dataloader_utils._core.even import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.rows import RowSpace
@@ -143,8 +144,7 @@ class SequenceDeal:
     @cached_property
     def rank_rows(self) -> Int64s:
         """See Deal."""
-        base, spare = divmod(self.units.num_rows, self.topology.num_ranks)
-        return base + (np.arange(self.topology.num_ranks) < spare).astype(np.int64)
+        return even_counts(self.units.num_rows, self.topology.num_ranks)
 
     @cached_property
     def steps(self) -> Int64s:

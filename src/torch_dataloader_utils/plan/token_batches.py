@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.even import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
@@ -142,10 +143,8 @@ class BatchDeal:
     @cached_property
     def rank_batches(self) -> Int64s:
         """Batches of each rank's own, int64 [num_ranks]."""
-        base, spare = divmod(len(self.batches), self.topology.num_ranks)
-        if self.topology.drop_last:
-            spare = 0
-        return base + (np.arange(self.topology.num_ranks) < spare).astype(np.int64)
+        total, num_ranks = len(self.batches), self.topology.num_ranks
+        return even_counts(total - total % num_ranks if self.topology.drop_last else total, num_ranks)
 
     @property
     def steps(self) -> int:

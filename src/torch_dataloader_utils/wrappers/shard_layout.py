@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.even import even_span
 from torch_dataloader_utils.errors import ConfigError
 
 
@@ -140,9 +141,7 @@ class ContiguousLayout:
     def span(self) -> tuple[int, int]:
         """Positions [start, stop) of this shard; from `total` on they mean padding."""
         if self.tail is Tail.KEEP:
-            small, larger = divmod(self.total, self.num_shards)
-            start = self.index * small + min(self.index, larger)
-            return start, start + small + (self.index < larger)
+            return even_span(self.total, self.num_shards, self.index)
         group_items = self.num_shards * self.run_items
         groups = self.total // group_items if self.tail is Tail.DROP else -(-self.total // group_items)
         return self.index * groups * self.run_items, (self.index + 1) * groups * self.run_items

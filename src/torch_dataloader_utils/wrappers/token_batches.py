@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer, check_seed
+from torch_dataloader_utils._core.even import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
@@ -150,8 +151,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         steps = len(self)
         order = np.arange(steps)
         worker, turn = order % self._num_workers, order // self._num_workers
-        base, spare = divmod(steps, self._num_workers)
-        run_start: Int64s = worker * base + np.minimum(worker, spare)
+        counts = even_counts(steps, self._num_workers)
+        run_start: Int64s = (np.cumsum(counts) - counts)[worker]
         return self._rank * steps + run_start + turn
 
     def _cut(self) -> TokenBatches:
