@@ -17,8 +17,8 @@ RankCursors = tuple[Cursor, ...]
 class Segment:
     """One stretch of an epoch under one topology.
 
-    steps: batches that every rank received; or one number a rank, where ranks had drifted apart. None is all that the
-        topology had for a rank; how many those are, only the plan can say (see `counted`).
+    steps: batches that every rank received; or one number a rank, where ranks had drifted apart. None: all that the
+        topology had for it; how many those are, only the plan knows (see `counted`).
     cursors: for plans without row counts, every worker's cursor by rank (all ranks, or only the one that saved it).
     """
 

@@ -10,8 +10,9 @@ the keys of a state are then always the same and its values plain lists, which t
 load one state into the place of another. Loading executes nothing; unknown keys, another version and any changed byte
 are errors.
 
-Null for steps is all that there were. A log that ends so is of the epoch before the one that the state names, which its
-rank has finished; in a list of one number a rank ([2, null, 1]) it is of a rank that finished before others.
+Null in the place of a number of steps means all of them: whoever it is of has finished the epoch. If the last entry is
+null, the log is of the epoch before the one that the state names. In a list with a number for each rank, [2, null, 1],
+one rank has finished before the others.
 """
 
 from collections.abc import Mapping, Sequence

@@ -59,7 +59,7 @@ stripes cost about 20 bytes each.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """The last bytes of a file, with the size and identity it had when they were read."""
+    """The last bytes of a file; size and identity as a look-up gave them, checked where requests can carry those."""
 
     data: Buffer
     size: int

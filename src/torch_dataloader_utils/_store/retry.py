@@ -60,7 +60,7 @@ class Attempts:
 
     @property
     def most_seconds(self) -> float:
-        """When the request is given up, counted as `elapsed_seconds`."""
+        """The `elapsed_seconds` at which the request is given up."""
         return self._policy.most_seconds
 
     def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:

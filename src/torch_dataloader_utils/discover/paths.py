@@ -45,8 +45,8 @@ def find_files(
     """The store and the data files of a file, directory (recursive), pattern, or a list of those.
 
     Left out, with a debug log each: hidden files (a name below the directory that starts with "." or "_", unless
-    it is a partition "_key=value"), and those empty ones that are none of the data's: markers of directories in object
-    stores, and whatever is not named itself and has no ending of a data file. A file named twice counts once.
+    it is a partition "_key=value"), and empty files that are no data files: markers of directories in object stores,
+    and what is not named itself and has no ending of a data file. A file named twice counts once.
 
     empty_has_no_rows: of text; all empty files are left out. Of other formats an empty data file is one that was not
     written, for its scan to tell.

@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.options import Topology
 class StepSizes:
     """Rows of each batch of one rank: `batch_rows` in all but the last `len(tail)` steps.
 
-    repeated: 1 if the last step is a row that another step or rank delivers too, else 0.
+    repeated: 1 if the last step is a single row that is delivered elsewhere too, else 0.
     """
 
     batch_rows: int

@@ -73,7 +73,10 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
 
 
 class StoredRows(NamedTuple):
-    """Row groups of a reader, one after the other, and how many rows they have; is_prefix: or how many are wanted."""
+    """Row groups of a reader, one after the other, and how many rows are read of them.
+
+    is_prefix: whether these are their first rows only. Otherwise they must have so many.
+    """
 
     groups: Sequence[int]
     rows: int

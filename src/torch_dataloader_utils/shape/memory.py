@@ -33,7 +33,7 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def new_lots(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> list[tuple[int, Tensor]]:
     """(first column, uninitialised [columns, num_rows]) of `count` columns, up to `at_once` of them each.
 
-    A column that is kept keeps its lot; in memory that another process sees, all of them, as few pieces are to be sent.
+    A column that is kept keeps its lot. In shared memory all columns are one lot, so that few pieces are sent.
     """
     if RECYCLED.is_shared:
         whole = new_tensor((count, num_rows), dtype)

@@ -41,9 +41,9 @@ class Pending(Awaited[T_co], Protocol[T_co]):
 class FollowUp(Generic[T, R]):
     """A job over the results of `needed`, to be done once all of them are there; or the error of one that failed.
 
-    The thread in which the last one ends does it there and then, before anything that was submitted to the pool
-    meanwhile, and while what it has just made is in its core's cache. Where all are done from the beginning, whoever
-    comes first does it: the pool, or who wants the result.
+    The thread that finishes the last of them does the job at once: what it has just made is in its core's cache, and
+    nothing that was submitted to the pool meanwhile comes before. If all were done from the beginning, the pool does
+    it, or the first who wants the result.
     """
 
     def __init__(self, pool: Executor, job: Callable[[list[T]], R], needed: Sequence[Pending[T]]) -> None:

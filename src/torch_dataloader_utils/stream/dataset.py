@@ -61,7 +61,7 @@ class TableDataset(IterableDataset[Any]):
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
-        # Which of the states that the trainer's copy was given is loaded here.
+        # How many of the states that were loaded in the trainer this copy knows of.
         self._seen_load = 0
 
     @property

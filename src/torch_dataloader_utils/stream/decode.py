@@ -84,7 +84,7 @@ class Decoder:
         self._is_closed = False
 
     def room_for(self, groups: Sequence[int]) -> int:
-        """How many of these row groups, from the first on, the budget allows to decode ahead, beside what is held."""
+        """How many row groups, of these from the first on, may be decoded ahead beside what is held."""
         num_bytes = np.cumsum(self._bytes[np.asarray(groups)])
         fit = np.count_nonzero(num_bytes <= self._budget_bytes - self._held_bytes)
         return max(0, min(int(fit), self._most_groups - self._held_groups))

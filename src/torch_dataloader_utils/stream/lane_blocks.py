@@ -22,7 +22,7 @@ class LaneBlocks:
     """The rows of each use of a row group, in the order of `uses`.
 
     Plain units take them: `take`, `take_several`. Windows are gathered from several uses in the decoding threads
-    (`gather`), and said to be done with later (`finish`). Both ways a row group is let go of after its last use.
+    (`gather`) and released later (`finish`). Both ways a row group is let go of after its last use.
     """
 
     def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:

@@ -15,7 +15,7 @@ class Pass:
     """One pass over an epoch, or over the rest of one; counts the batches that were received.
 
     stride: steps from one batch to the next; the number of workers where one worker counts its own batches.
-    left_turn: whether the batches received were not the first ones of the epoch at some time (`in_order=False`).
+    left_turn: whether a batch ever came before one of an earlier step (`in_order=False`).
     """
 
     def __init__(self, position: Position, rank: int, stride: int) -> None:
