@@ -215,6 +215,14 @@ def test_a_link_keeps_its_name_and_a_loop_of_links_ends(tmp_path):
     assert entries[0].path == str(tmp_path / "year=1" / "f")
 
 
+def test_a_link_to_a_directory_beside_it_gives_its_files_again(tmp_path):
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "f").write_bytes(b"1")
+    (tmp_path / "day=2").symlink_to("day=1")
+    entries = open_store(str(tmp_path)).list_files(str(tmp_path)).entries
+    assert [entry.path for entry in entries] == [f"{tmp_path}/day=1/f", f"{tmp_path}/day=2/f"]
+
+
 def test_a_file_url_is_a_local_path(tmp_path):
     (tmp_path / "f").write_bytes(b"123")
     url = f"file://{tmp_path}/f"

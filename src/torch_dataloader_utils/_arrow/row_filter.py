@@ -15,8 +15,8 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 # Stands for the text of a filter that has none. It looks like the call of a function, which such a filter has.
 _NO_TEXT = "condition(binary values)"
 
-# Types of literals that are what their text looks like; other types have texts like these.
-_TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.float64(), pa.string(), pa.timestamp("us"), pa.date32()])
+# Types of literals that are what their text looks like, as fractions are; other types have texts like these.
+_TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
 
 def check_filters(filters: Any) -> None:
@@ -37,7 +37,7 @@ def filter_text(row_filter: Any) -> str:
     """The filter as text that no other filter has; "" for None.
 
     It is pyarrow's own text, with a digest behind it where that is not the whole truth: of more than 20 values of
-    `isin` it leaves out those in the middle, and 0.1 may be a float32 too.
+    `isin` it leaves out those in the middle, and 0.1 may be a float32 too, 2 a whole float.
 
         field("a") > 5                        (a > 5)
         field("a").isin(range(100))           is_in(a, {value_set=int64:[0, ..., 99], ...}) #6f1c2b9e
@@ -50,14 +50,17 @@ def filter_text(row_filter: Any) -> str:
     text = shown_filter(row_filter)
     serialized = _serialized(row_filter)
     with pa.ipc.open_file(serialized) as file:
-        literals = file.schema.types  # and options of functions, whose text says their types
-    if (
-        "..." not in text
-        and text != _NO_TEXT
-        and all(pa.types.is_struct(kind) or kind in _TOLD_BY_TEXT for kind in literals)
-    ):
+        literals = file.get_batch(0).columns  # and options of functions, whose text says their types
+    if "..." not in text and text != _NO_TEXT and all(map(_is_told, literals)):
         return text
     return f"{text} #{blake2b(serialized, digest_size=4).hexdigest()}"
+
+
+def _is_told(literal: pa.Array) -> bool:
+    """Whether the one value is what its text looks like."""
+    if pa.types.is_float64(literal.type):
+        return not (literal[0].as_py() or 0.0).is_integer()
+    return pa.types.is_struct(literal.type) or literal.type in _TOLD_BY_TEXT
 
 
 def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.faults import dead_link, translated
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, short_read
 from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
-from torch_dataloader_utils._store.local_pattern import NOTHING_THERE, is_directory, matching_paths
+from torch_dataloader_utils._store.local_pattern import NOTHING_THERE, is_directory, leads_back, matching_paths
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern
 from torch_dataloader_utils.errors import NoDataError
 
@@ -119,19 +119,16 @@ def _walk(path: str) -> list[tuple[str, FileStat | None]]:
     if not Path(path).is_dir():
         return [(path, _stat_unless_dead(path, Path(path).stat))]
     found: list[tuple[str, FileStat | None]] = []
-    pending, visited = [path.rstrip("/") or "/"], set()
+    start = path.rstrip("/") or "/"
+    pending = [(start, False)]
     while pending:
-        directory = pending.pop()
-        status = os.stat(directory)  # noqa: PTH116
-        if (status.st_dev, status.st_ino) in visited:
-            continue
-        visited.add((status.st_dev, status.st_ino))
+        directory, is_linked = pending.pop()
         with os.scandir(directory) as entries:
             for entry in entries:
-                if is_directory(entry):
-                    pending.append(entry.path)
-                else:
+                if not is_directory(entry):
                     found.append((entry.path, _stat_unless_dead(entry.path, entry.stat)))
+                elif not leads_back(entry, start, is_linked=is_linked):
+                    pending.append((entry.path, is_linked or entry.is_symlink()))
     return found
 
 

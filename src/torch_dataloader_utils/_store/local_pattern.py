@@ -60,17 +60,20 @@ def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
                 continue
             has_entries = is_directory(entry)
             if has_entries:
-                # Only a link leads back up; below one, every directory may be where it led.
-                may_lead_back = is_linked or entry.is_symlink()
-                if may_lead_back and _is_one_of_those_above(entry, start):
+                if leads_back(entry, start, is_linked=is_linked):
                     continue
-                pending.append((entry.path, may_lead_back))
+                pending.append((entry.path, is_linked or entry.is_symlink()))
             if has_entries or not directories_only:
                 yield entry.path
 
 
-def _is_one_of_those_above(entry: os.DirEntry[str], start: str) -> bool:
-    """Whether the directory is one that it was come by, from `start` on."""
+def leads_back(entry: os.DirEntry[str], start: str, *, is_linked: bool) -> bool:
+    """Whether the directory is one of those above it, from `start` on, so that whoever goes on goes in a circle.
+
+    is_linked: whether a link is among those above. Only links lead back; below one, any directory may be where it led.
+    """
+    if not (is_linked or entry.is_symlink()):
+        return False
     status, depth = entry.stat(), entry.path.count("/") - start.count("/")
     return any(os.path.samestat(status, above.stat()) for above in islice(Path(entry.path).parents, depth))
 
