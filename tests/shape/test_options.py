@@ -49,6 +49,8 @@ SCHEMA = pa.schema(
         ({"nulls": {"u": ("fill", 256)}}, "column 'u' of type uint8 with 256"),
         ({"nulls": {"flag": ("fill", 2)}}, "a bool column holds True or False"),
         ({"nulls": {"a": ("fill", "x")}}, "column 'a' of type float with 'x'"),
+        ({"nulls": {"a": ("fill", "nan")}}, "column 'a' of type float with 'nan'"),
+        ({"nulls": {"a": ("fill", 1e300)}}, "column 'a' of type float with 1e.300, .*beyond the largest"),
         ({"nulls": {"s": ("fill", 1)}}, "column 's' of type string with 1"),
         ({"nulls": {"t": ("fill", 0.5)}}, "column 't'"),
         ({"nulls": ("fill", "x")}, "which it cannot hold"),

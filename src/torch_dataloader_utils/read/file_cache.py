@@ -50,14 +50,16 @@ class FileCache(Generic[T]):
             return found[0]
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
-        with loading:
-            found = self._find(key)
-            if found is None:
-                found = load()
-                self._keep(key, found)
-        with self._lock:
-            self._loading.pop(key, None)
-        return found[0]
+        try:
+            with loading:
+                found = self._find(key)
+                if found is None:
+                    found = load()
+                    self._keep(key, found)
+                return found[0]
+        finally:
+            with self._lock:
+                self._loading.pop(key, None)
 
     def _find(self, key: _Key) -> tuple[T, int] | None:
         with self._lock:

@@ -11,6 +11,7 @@ from torch_dataloader_utils._arrow.take import take_rows
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.shape.python_objects import python_objects
 from torch_dataloader_utils.shape.text import check_text
 
 
@@ -38,7 +39,10 @@ class ArrowBlock:
 
     def to_batch(self) -> Any:
         """All rows: a RecordBatch, or a dict of column -> list."""
-        return self.rows.to_pydict() if self.as_python else self.rows
+        if not self.as_python:
+            return self.rows
+        names = self.rows.schema.names
+        return {name: python_objects(column, name) for name, column in zip(names, self.rows.columns, strict=True)}
 
     def split(self, batch_rows: int) -> Iterator[Any]:
         """Batches of `batch_rows` rows, the last one shorter if it must be."""

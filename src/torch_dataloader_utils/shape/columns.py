@@ -28,6 +28,7 @@ from torch_dataloader_utils.shape.memory import (
     new_tensor,
     take_lists,
 )
+from torch_dataloader_utils.shape.python_objects import python_objects
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.views import split_rows
 
@@ -170,7 +171,7 @@ class Objects:
 
     def value(self) -> list[Any]:
         """All rows as Python objects."""
-        objects: list[Any] = self.rows.to_pylist()
+        objects = python_objects(self.rows)
         if self.null is None or not self.rows.null_count:
             return objects
         return [self.null if row is None else row for row in objects]

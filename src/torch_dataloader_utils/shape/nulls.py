@@ -1,5 +1,6 @@
 """What to do with nulls, per column: `nulls=` of the loaders, checked once."""
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.arrow_types import ColumnType, ListType, NumberType, ObjectType, raw_type
+from torch_dataloader_utils.shape.arrow_types import ColumnType, ListType, NumberType, ObjectType, numpy_dtype, raw_type
 
 MASK_SUFFIX = "_mask"
 _FORMS = '"error", "mask", ("fill", value) or {"fill": value}'
@@ -108,6 +109,16 @@ def fill_value(value: Any, name: str, kind: ColumnType) -> Any:
         ) from error
 
 
+def _held_float(value: Any, element: pa.DataType) -> float:
+    if isinstance(value, str):
+        raise TypeError("a text is no number")
+    number = float(value)
+    with np.errstate(over="ignore"):
+        if math.isfinite(number) and not np.isfinite(numpy_dtype(element).type(number)):
+            raise OverflowError("it is beyond the largest number of the type")
+    return number
+
+
 def _raw_value(value: Any, element: pa.DataType) -> Any:
     if pt.is_boolean(element):
         if value not in (False, True):
@@ -116,7 +127,7 @@ def _raw_value(value: Any, element: pa.DataType) -> Any:
     if pt.is_integer(element):
         return pa.array([operator.index(value)], element)[0].as_py()
     if pt.is_floating(element):
-        return float(value)
+        return _held_float(value, element)
     if isinstance(value, np.generic | bool | float):
         raise TypeError("a date or time column holds datetime objects or integers of its unit")
     return pa.array([value], element).view(raw_type(element))[0].as_py()
