@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -95,6 +96,7 @@ class Weighted:
         ({"weights": (0.5, 0.5)}, "weights=[0.5, 0.5]"),
         ({"tiers": [Tier.HOT, Tier.COLD]}, "tiers=[Tier.HOT, Tier.COLD]"),
         ({"shares": {"b": 1, "a": 2}}, "shares=[['a', 2], ['b', 1]]"),
+        ({"weights": np.float64(0.5)}, "weights=0.5"),
     ],
 )
 def test_settings_that_are_collections_bind_states_too(files, settings, shown):

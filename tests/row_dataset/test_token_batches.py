@@ -95,6 +95,9 @@ def test_a_pass_begins_where_it_is_told_and_the_next_one_at_the_start():
 def test_refusals():
     with pytest.raises(ConfigError, match=r"first is row 1 with 48 tokens"):
         TokenBatchSampler([3, 41], LIMIT, pad_to_multiple_of=8)
+    for endless in (np.array([1, 2**63 + 5], np.uint64), np.array([1.0, 1e30]), np.array([1, 2**63 - 1])):
+        with pytest.raises(ConfigError, match=r"first is row 1 with [0-9.e+]{5,} tokens"):
+            TokenBatchSampler(endless, LIMIT, pad_to_multiple_of=8)
     with pytest.raises(ConfigError, match="row 1 has length nan"):
         TokenBatchSampler([3.0, float("nan")], LIMIT)
     with pytest.raises(ConfigError, match="window_rows=0"):

@@ -28,6 +28,7 @@ from torch_dataloader_utils import (
     StructuredDataset,
     TargetSizeSplitStrategy,
     TensorBatch,
+    merge_states,
     plan_epoch,
     scan_files,
 )
@@ -227,7 +228,7 @@ def test_single_rows_that_do_not_divide_are_told_as_that(folder):
 
 def test_a_last_step_of_lanes_with_fewer_rows_than_ranks_is_told_as_that(tmp_path):
     pq.write_table(make_table(0, 9), tmp_path / "a.parquet")
-    with pytest.warns(UserWarning, match="1 rows come a second time.*fewer rows are left for it than ranks"):
+    with pytest.warns(UserWarning, match=r"1 rows come a second time.*fewer rows are left for it than ranks"):
         load(str(tmp_path), batch_size=4, num_ranks=2, num_lanes=2)
 
 
@@ -273,6 +274,28 @@ def test_a_strategy_without_rank_arguments_reads_everything_on_every_rank_and_wa
         loader, _ = load(folder, split_strategy=OldStrategy(), num_ranks=2, rank=1)
     assert "EVERY rank reads all rows" in loader.plan.explain()
     assert all_rows(loader) == list(range(ROWS))
+
+
+@pytest.mark.filterwarnings("ignore:.*no rank arguments")
+def test_ranks_that_all_read_everything_and_had_drifted_apart_are_refused(folder):
+    states = []
+    for rank, steps in enumerate((1, 3)):
+        loader, _ = load(folder, split_strategy=OldStrategy(), num_ranks=2, rank=rank)
+        batches = iter(loader)
+        for _ in range(steps):
+            next(batches)
+        states.append(loader.state_dict())
+    loader, _ = load(folder, split_strategy=OldStrategy(), num_ranks=2, rank=0)
+    with pytest.raises(ConfigError, match=r"OldStrategy has no rank arguments.* drifted apart"):
+        loader.load_state_dict(merge_states(states))
+
+
+def test_a_plan_without_steps_is_a_table_with_columns(tmp_path):
+    pq.write_table(make_table(0, 9), tmp_path / "a.parquet")
+    inventory = scan_files(tmp_path)
+    plans = [plan_epoch(inventory, batch_size=20, drop_last=True, num_lanes=lanes) for lanes in (None, 4)]
+    assert [plan.to_arrow().num_rows for plan in plans] == [0, 0]
+    assert plans[1].to_arrow().schema == plans[0].to_arrow().schema
 
 
 def test_a_strategy_that_loses_rows_is_caught_with_the_rows_named(folder):

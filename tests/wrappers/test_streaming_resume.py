@@ -59,6 +59,50 @@ def test_a_stateful_source_is_put_back_and_not_walked(tail):
     assert source.num_read <= 3 * 4 * 2
 
 
+class Counting:
+    """An iterator with a state."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.given == 10:
+            raise StopIteration
+        self.given += 1
+        return self.given - 1
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+class WithStatesOfItsOwn:
+    """An iterable whose own state does not say where its iterator stands."""
+
+    def __iter__(self):
+        return Counting()
+
+    def state_dict(self):
+        return {"epoch": 0}
+
+    def load_state_dict(self, state):
+        assert state.keys() == {"epoch"}
+
+
+def test_the_state_of_an_iterator_goes_back_to_the_iterator():
+    stream = streaming_shard(WithStatesOfItsOwn(), 1, 0)
+    items = iter(stream)
+    assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+    resumed = streaming_shard(WithStatesOfItsOwn(), 1, 0)
+    resumed.load_state_dict(stream.state_dict())
+    assert list(resumed) == [4, 5, 6, 7, 8, 9]
+
+
 def test_state_does_not_grow_with_the_position():
     shard = streaming_shard(StatefulStream(10_000), 2, 1, batch_size=8)
     sizes = {len(json.dumps(take(shard, count)[1])) for count in (10, 4000)}

@@ -9,6 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._core.uses import group_uses
 
 
@@ -17,7 +18,7 @@ def rank_table(rank: int, programs: Sequence[WorkerProgram], inventory: Inventor
     columns: dict[str, list[Any]] = {}
     groups, paths = inventory.groups, inventory.files.paths
     for worker, program in enumerate(programs):
-        for lane, units in enumerate(program.lanes):
+        for lane, units in enumerate(program.lanes or (Units.none(),)):
             uses = group_uses(units, space.group_start[:-1], space.group_start[1:])
             begin = space.group_start[uses.group]
             values = {

@@ -47,12 +47,15 @@ class ExactPlan:
     @cached_property
     def _deal(self) -> Deal:
         deal = self._fresh_deal(self.position.first_topology)
+        is_shared = isinstance(deal, StrategyDeal) and deal.shared
         for segment, following in self.position.changes():
-            if isinstance(deal, StrategyDeal) and deal.shared and following.num_ranks != segment.topology.num_ranks:
+            # Else the ranks' remainders, one after the other, are as many equal parts.
+            if is_shared and (segment.has_drifted or following.num_ranks != segment.topology.num_ranks):
                 raise ConfigError(
                     f"Split strategy {self.options.strategy} has no rank arguments: every rank reads everything, and "
-                    "what remains cannot be dealt to another number of ranks. Resume on "
-                    f"num_ranks={segment.topology.num_ranks}, or give generate() num_ranks and rank."
+                    "what remains cannot be dealt to another number of ranks, or to ranks that had drifted apart. "
+                    f"Resume on num_ranks={segment.topology.num_ranks}, with a state of one step on all ranks, or give "
+                    "generate() num_ranks and rank."
                 )
             deal = SequenceDeal(units=remaining_units(deal, segment), topology=following)
         return deal

@@ -55,6 +55,7 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
 
 def _plain_text(value: Any) -> str | None:
     """The value as text that is the same in every process; None for values of which that is not known."""
+    value = value.item() if isinstance(value, np.generic) else value
     match value:
         case Enum():
             return str(value)

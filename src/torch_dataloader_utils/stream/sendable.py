@@ -84,6 +84,10 @@ def _start_method(context: Any) -> str:
     return str(chosen or multiprocessing.get_all_start_methods()[0])
 
 
+# Of batches and columns as they are shaped, whose own way of pickling copies what is part of a row group.
+_SHAPED = "torch_dataloader_utils.shape."
+
+
 class _Trial(ForkingPickler):
     """Leaves out what is known to travel: torch would open files for tensors, as if somebody fetched them."""
 
@@ -92,6 +96,8 @@ class _Trial(ForkingPickler):
             if value.requires_grad and not value.is_leaf:
                 raise TypeError("it is part of a graph of gradients: detach() it, or compute it under torch.no_grad()")
             return type(value), ()
+        if type(value).__module__.startswith(_SHAPED):
+            return dict, (dict(value) if isinstance(value, dict) else (),)
         return (np.ndarray, ()) if type(value) is np.ndarray and not value.dtype.hasobject else NotImplemented
 
 

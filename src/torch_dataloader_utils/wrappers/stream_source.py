@@ -49,18 +49,21 @@ class StreamSource(Generic[ItemT]):
     def open(self, state: Any = None) -> Iterator[ItemT]:
         """A new pass, from a state that `state_dict` gave, or from the start."""
         state, self._unopened_state = copy.deepcopy(state), None
-        is_own_iterator = isinstance(self._source, Iterator)
-        if state is not None and isinstance(self._source, Stateful) and not is_own_iterator:
+        self._items = self._iterate()
+        # Whose state it is, see `state_dict`.
+        if state is not None and isinstance(self._items, Stateful):
+            self._items.load_state_dict(state)
+        elif state is not None and isinstance(self._source, Stateful):
             self._source.load_state_dict(state)
-            state = None
+            self._items = self._iterate()
+        return self._items
+
+    def _iterate(self) -> Iterator[ItemT]:
         # An iterable may also be callable (a Hugging Face or torch pipeline object): iterating it wins.
         items = self._source if isinstance(self._source, Iterable) else self._source()
         if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
             raise ConfigTypeError(f"The function of the stream gave {of_type(items)}: return an iterable.")
-        self._items = iter(items)
-        if state is not None and isinstance(self._items, Stateful):
-            self._items.load_state_dict(state)
-        return self._items
+        return iter(items)
 
     def resume(self, state: Any) -> Iterator[ItemT]:
         """A pass from a state, opened when its first item is asked for.

@@ -71,8 +71,8 @@ def streaming_shard(
         even_batches: whether shards that come short repeat items from the start, so that all give equally many.
             Default: True with a batch size, False without.
         contiguous: one span of neighbouring items for each shard; needs the length.
-        length: items in the data set, if it cannot tell. A pass that finds another number is a RowCountError, which for
-            more items the last shard tells alone.
+        length: for contiguous spans, items in the data set, if it cannot tell. A pass that finds another number is a
+            RowCountError, which for more items the last shard tells alone.
         shard_files: whether a Hugging Face stream of at least `num_shards` files deals out whole files first and
             only the rest item by item (sample mode). False always deals items in turn.
         source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the

@@ -19,6 +19,9 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 # Of the words of purpose BUCKETS: beyond every plan row, by which windows of streams are keyed.
 _WHOLE_EPOCH = 1 << 63
 
+# No batch is that large; a width is a little more than a length.
+_MOST_TOKENS = 2**62
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatches:
@@ -209,12 +212,14 @@ def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
     negative = np.flatnonzero(lengths < 0)
     if len(negative):
         raise ConfigError(f"lengths: row {negative[0]} has length {lengths[negative[0]]}. Give numbers of tokens.")
-    widths = budget.widths(lengths)
+    # Cut, since there are lengths that no width can say.
+    widths = budget.widths(np.minimum(lengths, min(budget.max_tokens, _MOST_TOKENS) + 1))
     too_long = np.flatnonzero(widths > budget.max_tokens)
     if len(too_long):
+        first = too_long[0]
         raise ConfigError(
             f"{len(too_long)} rows alone take more than max_tokens_per_batch={budget.max_tokens}; the first is row "
-            f"{too_long[0]} with {widths[too_long[0]]} tokens. Raise the limit, filter long rows out, or clip the "
-            "lengths if the collate function truncates."
+            f"{first} with {max(lengths[first], widths[first])} tokens. Raise the limit, filter long rows out, or clip "
+            "the lengths if the collate function truncates."
         )
     return widths
