@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.discover.datasets import write_parquet
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError
 
@@ -84,9 +85,12 @@ def test_a_projection_without_stored_columns_weighs_rows(tmp_path):
     assert scan_files(tmp_path, partitioning="hive", columns=["k"]).groups.projected_bytes.tolist() == [10, 3]
 
 
-def write(path, fields, nullable=True):
+POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
+
+
+def write(path, fields, nullable=True, value=1):
     schema = pa.schema([pa.field(name, kind, nullable=nullable) for name, kind in fields.items()])
-    pq.write_table(pa.table({n: pa.array([1], k) for n, k in fields.items()}, schema=schema), path)
+    pq.write_table(pa.table({n: pa.array([value], k) for n, k in fields.items()}, schema=schema), path)
 
 
 def test_order_and_nullability_may_differ_between_files(tmp_path):
@@ -94,7 +98,71 @@ def test_order_and_nullability_may_differ_between_files(tmp_path):
     write(tmp_path / "b.parquet", {"y": pa.float32(), "x": pa.int64()}, nullable=False)
     inventory = scan_files(tmp_path, columns=["x"])
     assert inventory.num_rows == 2
-    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).names == ["x", "y"]
+    assert decode_schema(inventory.schema) == pa.schema([("x", pa.int64()), ("y", pa.float32())])
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_column_that_is_required_in_one_file_is_nullable_in_the_data_set(tmp_path, names):
+    write(tmp_path / f"{names[0]}.parquet", {"x": pa.int64()})
+    write(tmp_path / f"{names[1]}.parquet", {"x": pa.int64()}, nullable=False)
+    assert decode_schema(scan_files(tmp_path).schema) == pa.schema([("x", pa.int64())])
+
+
+REQUIRED = pa.field("item", pa.int32(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    ("required", "kind"),
+    [
+        (pa.list_(REQUIRED), pa.list_(pa.int32())),
+        (pa.large_list(REQUIRED), pa.large_list(pa.int32())),
+        (pa.list_(REQUIRED, 2), pa.list_(pa.int32(), 2)),
+        (pa.struct([REQUIRED]), pa.struct([("item", pa.int32())])),
+        (pa.map_(pa.string(), REQUIRED.with_name("value")), pa.map_(pa.string(), pa.int32())),
+        (
+            pa.list_(pa.field("item", pa.struct([REQUIRED]), nullable=False)),
+            pa.list_(pa.struct([("item", pa.int32())])),
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_fields_inside_of_types_may_be_required_in_some_files(tmp_path, required, kind, names):
+    for name, each in zip(names, (required, kind), strict=True):
+        with pa.ipc.new_file(tmp_path / name, pa.schema([("x", each)])) as writer:
+            writer.write_table(pa.table({"x": pa.nulls(3, each)}))
+    inventory = scan_files(tmp_path, "arrow")
+    assert inventory.num_rows == 6
+    assert decode_schema(inventory.schema) == pa.schema([("x", kind)])
+
+
+def test_other_types_inside_of_required_fields_are_refused(tmp_path):
+    write(tmp_path / "a.parquet", {"x": pa.list_(REQUIRED)}, value=[1])
+    write(tmp_path / "b.parquet", {"x": pa.list_(pa.int64())}, value=[1])
+    with pytest.raises(
+        SchemaError, match=r"b.parquet has column 'x' as list<.*int64>; .*a.parquet as list<.*int32 not"
+    ):
+        scan_files(tmp_path)
+
+
+def test_a_schema_for_text_keeps_its_required_fields(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
+    given = pa.schema([pa.field("x", pa.int64(), nullable=False), ("y", pa.list_(REQUIRED))])
+    assert decode_schema(scan_files(tmp_path, "jsonl", schema=given).schema) == given
+
+
+def test_a_schema_without_required_fields_is_saved_byte_for_byte_as_the_file_has_it(tmp_path):
+    kinds = [
+        pa.list_(pa.int8()),
+        pa.list_(pa.int8(), 2),
+        pa.struct([("a", pa.map_(pa.string(), pa.large_list(POINT)))]),
+    ]
+    kinds += [pa.dictionary(pa.int8(), pa.string()), pa.run_end_encoded(pa.int32(), pa.string()), pa.uuid()]
+    schema = pa.schema([pa.field(str(i), kind, metadata={"unit": "m"}) for i, kind in enumerate(kinds)])
+    with pa.ipc.new_file(tmp_path / "a.arrow", schema) as writer:
+        writer.write_table(schema.empty_table())
+        writer.write_table(pa.table([pa.nulls(2, kind) for kind in kinds], schema=schema))
+    assert scan_files(tmp_path, "arrow").schema == schema.serialize().to_pybytes()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.read.files import make_spec, write_parquet
+from tests.read.files import make_spec, write_arrow, write_parquet
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.conform import is_harmless
 from torch_dataloader_utils.read.reader import make_reader
@@ -84,6 +84,19 @@ def test_a_column_that_the_file_lacks_is_null_unless_it_may_not_be(tmp_path: Pat
     assert batch.to_pydict() == {"new": [None, None]}
     with pytest.raises(SchemaError, match="column new has 2 nulls"):
         read_as(tmp_path, pa.array([1, 2]), pa.field("new", pa.string(), nullable=False))
+
+
+def test_fields_that_only_the_file_requires_are_nullable_with_the_same_values(tmp_path: Path) -> None:
+    """Also of lists of nulls, of which a cast makes damaged arrays."""
+    nulls = pa.list_(pa.null())
+    required = pa.list_(pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", nulls, nullable=False)]))
+    wanted = pa.list_(pa.struct([("x", pa.int32()), ("y", nulls)]))
+    values = [[{"x": 1, "y": [None] * 5}], None, [{"x": 3, "y": [None]}, {"x": 4, "y": []}]]
+    (task,) = write_arrow(tmp_path / "a.arrow", pa.table({"c": pa.array(values, required)}), 3)
+    column = make_reader(make_spec(pa.schema([("c", wanted)]))).read(task).column("c")
+    column.validate(full=True)
+    assert column.type == wanted
+    assert column.to_pylist() == values
 
 
 def test_names_with_dots_are_columns_of_their_own(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioni
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
         partitions, fields = type_partitions(texts, first.schema, path)
-    schema = dataset_schema(first.schema, fields)
+    schema = dataset_schema(first.schema, fields, keeps_required=request.text_schema is not None)
     hint = partial(hive_hint, [path] if partitioning is None else [], files.root)
     check_columns(request.columns or (), schema, "columns", hint)
     return FirstScan(

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.nested_fields import all_nullable, with_change
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 
@@ -12,7 +13,7 @@ from torch_dataloader_utils.errors import ConfigError, SchemaError
 def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
     """Raises SchemaError unless both files have the same columns with the same types.
 
-    Order, nullability and metadata may differ; readers ask for columns by name.
+    Order, nullability (that of fields inside of types too) and metadata may differ; readers ask for columns by name.
     """
     if seen.equals(wanted):
         return
@@ -20,46 +21,40 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
     for name, wanted_type in wanted_types.items():
         if name not in seen_types:
             raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
-        if seen_types[name] != wanted_type:
+        if seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
             raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
     for name in seen_types:
         if name not in wanted_types:
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
 
 
-def dataset_schema(file_schema: pa.Schema, partition_fields: Iterable[pa.Field]) -> pa.Schema:
+def dataset_schema(
+    file_schema: pa.Schema, partition_fields: Iterable[pa.Field], *, keeps_required: bool = False
+) -> pa.Schema:
     """The files' columns, then the partition columns; a column that is both counts as partition column.
 
     Views of text and bytes, which polars writes into Arrow files, become plain ones, also inside of other types:
     pyarrow has no kernels that take rows of views, as filters and shuffles do. Readers cast to the data set's types.
+
+    Every field becomes nullable, also inside of other types: that one file has no nulls says nothing of the next.
+
+    keeps_required: leaves them as they are, for a schema that is not from a file.
     """
     partitions = list(partition_fields)
     names = {field.name for field in partitions}
     fields = [field for field in file_schema if field.name not in names] + partitions
-    return pa.schema([_without_views(field) for field in fields])
+    change = _without_view if keeps_required else _plain
+    return pa.schema([with_change(field, change) for field in fields])
 
 
-def _without_views(field: pa.Field) -> pa.Field:
-    kind = field.type
-    if isinstance(kind, pa.DictionaryType):
-        values = _without_views(pa.field("", kind.value_type)).type
-        return field.with_type(pa.dictionary(kind.index_type, values, kind.ordered))
-    inner = [_without_views(kind.field(i)) for i in range(kind.num_fields)]
-    if pa.types.is_string_view(kind):
-        kind = pa.string()
-    elif pa.types.is_binary_view(kind):
-        kind = pa.binary()
-    elif pa.types.is_list(kind):
-        kind = pa.list_(*inner)
-    elif pa.types.is_large_list(kind):
-        kind = pa.large_list(*inner)
-    elif pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(*inner, kind.list_size)
-    elif pa.types.is_struct(kind):
-        kind = pa.struct(inner)
-    elif pa.types.is_map(kind) and not (item := _without_views(kind.item_field)).equals(kind.item_field):
-        kind = pa.map_(kind.key_type, item, kind.keys_sorted)
-    return field.with_type(kind)
+def _plain(field: pa.Field) -> pa.Field:
+    return _without_view(field).with_nullable(True)
+
+
+def _without_view(field: pa.Field) -> pa.Field:
+    if pa.types.is_string_view(field.type):
+        return field.with_type(pa.string())
+    return field.with_type(pa.binary()) if pa.types.is_binary_view(field.type) else field
 
 
 def check_columns(

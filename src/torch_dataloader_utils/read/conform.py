@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.nested_fields import all_nullable, as_nullable
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import MAX_OFFSET
@@ -42,6 +43,8 @@ def _conform_column(task: RowGroupTask, batch: Any, field: Any) -> Any:
         )
     if column.type == field.type or _must_stay_large(column, field.type):
         return column
+    if all_nullable(column.type) == field.type:
+        return as_nullable(column, field.type)
     if not is_harmless(column.type, field.type):
         raise _misfit(task, field, column.type, "they are different kinds of values")
     try:
