@@ -79,6 +79,76 @@ def test_types_are_those_of_the_whole_lines_at_the_start(tmp_path, end, monkeypa
     assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).types == [pa.date32()]
 
 
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+def test_a_row_with_line_ends_in_its_values_may_lie_where_the_first_mib_ends(tmp_path, end):
+    row = '{},"' + f"line{end}" * 100 + '",{}'
+    rows = end.join(row.format(i, i % 3) for i in range(3000))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_bytes(f"id,text,label{end}{rows}".encode())
+    inventory = scan_files(tmp_path, "csv")
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("label", pa.int64())])
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)) == schema
+    assert inventory.num_rows == 6000
+
+
+def test_a_second_file_with_returns_for_line_ends_may_be_cut_in_a_row(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_bytes(b"\r".join([b"xx,y,z", *[b"1,2222,3"] * 200_000]))
+    assert scan_files(tmp_path, "csv").num_rows == 400_000
+
+
+LONG = "x" * (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("jsonl", f'{{"a":1,"b":"{LONG}"}}\n{{"a":2,"b":"y"}}\n'),
+        ("jsonl", f'{{"a":1,"b":"y"}}\n{{"a":2,"b":"{LONG}"}}\n'),
+        ("csv", f'a,b\n1,x\n2,"{LONG}"\n'),
+        ("csv", f'a,b\n1,"{LONG}"\n2,x'),
+        ("csv", f'a,b\n1,"{LONG}\n{LONG}"\n2,x\n'),
+        ("csv", f"a,b\n1,{LONG}\n2,y\n"),
+        ("csv", f"a,b\r\n\r\n1,{LONG}\r\n2,y"),
+        ("csv", f"a,b\n1,x\n2,{LONG}"),
+    ],
+    ids=["json", "json last", "quoted last", "quoted", "quoted lines", "plain", "after a blank line", "no line end"],
+)
+def test_rows_may_be_longer_than_the_first_mib(tmp_path, ending, text):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.{ending}").write_bytes(text.encode())
+    inventory = scan_files(tmp_path, ending)
+    loader, _ = StructuredDataset.create_dataloader(
+        tmp_path, inventory=inventory, batch_size=4, num_workers=0, output_format="arrow"
+    )
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)) == pa.schema([("a", pa.int64()), ("b", pa.string())])
+    (batch,) = loader
+    assert batch["a"].to_pylist() == [1, 2, 1, 2]
+    assert sum(LONG in value for value in batch["b"].to_pylist()) == 2
+
+
+def test_the_types_of_the_only_row_are_its_types_though_it_is_long_and_has_no_line_end(tmp_path):
+    (tmp_path / "a.csv").write_text(f"a,b\n1,{LONG}")
+    inventory = scan_files(tmp_path, "csv")
+    assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)).types == [pa.int64(), pa.string()]
+
+
+@pytest.mark.parametrize("start", ["\ufeff", "\ufeff\n", "\ufeff\r\n\n"])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_byte_order_mark_and_blank_lines_may_come_before_a_csv_header(tmp_path, start, quote):
+    text = f"{start}{quote}a{quote},b\n" + "".join(f"{i},y\n" for i in range(50))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_bytes(text.encode())
+    inventory = scan_files(tmp_path, "csv", text=TextOptions(block_bytes=60, csv_has_no_quoted_newlines=True))
+    loader, _ = StructuredDataset.create_dataloader(
+        tmp_path, inventory=inventory, batch_size=100, num_workers=0, output_format="arrow"
+    )
+    (batch,) = loader
+    assert batch.schema.names == ["a", "b"]
+    assert batch["a"].to_pylist() == [*range(50)] * 2
+    assert inventory.num_groups > 2
+
+
 @settings(max_examples=30 * EFFORT, deadline=None)
 @given(rows=st.integers(1, 60), block_bytes=st.integers(1, 300))
 def test_each_json_block_parses_to_the_rows_it_promises(tmp_path_factory, rows, block_bytes):

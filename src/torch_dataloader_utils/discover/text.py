@@ -28,11 +28,17 @@ _PIECE_BYTES = 8 << 20
 _SMALLEST_KEPT_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
+_CSV_PARSE_BYTES = 1 << 20
+_MOST_CSV_PARSE_BYTES = 1 << 30
 # A line end to pyarrow's CSV parser, as in files of old Macs.
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON_BLANKS = b" \t\r"
 _CSV_BLANKS = b"\r"
+# A line end between two quotes ends no row.
+_CSV_ROW = rb'[^"\r\n]*(?:"[^"]*"[^"\r\n]*)*[\r\n]'
+_LINE = re.compile(rb"[^\r\n]+[\r\n]")
+_CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
 
 
 def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
@@ -48,10 +54,10 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     entry = item.entry
     is_csv = request.file_format is FileFormat.CSV
     with decoding(entry.path, "text"):
-        head = _head(store, entry, _CSV_BLANKS if is_csv else _JSON_BLANKS)
+        head, is_cut = _head(store, entry, is_csv)
         if not head:
             return _blank(entry, request)
-        schema = _schema(entry.path, head, request, is_csv)
+        schema = _schema(entry.path, head, request, is_csv=is_csv, is_cut=is_cut)
         if not request.count_rows:
             groups = _whole(entry, UNKNOWN)
         elif is_csv:
@@ -118,23 +124,37 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
 
 
 def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
-    # Where a quoted value may hold line ends, or a line end is no newline, only the parser knows what a row is. One
-    # column as bytes is cheap, and no inferred type can fail.
+    # Where a quoted value may hold line ends, or a line end is no newline, only the parser knows what a row is. It
+    # needs blocks of a row's size; it reads many ahead, so that large ones are for the files that need them.
+    parse_bytes = _CSV_PARSE_BYTES
+    while True:
+        try:
+            return _rows_in_blocks(_stream(store, entry, 0), column, parse_bytes)
+        except pa.ArrowInvalid as error:
+            if "straddles two block boundaries" not in str(error) or parse_bytes >= _MOST_CSV_PARSE_BYTES:
+                raise
+        parse_bytes *= 8
+
+
+def _rows_in_blocks(stream: pa.NativeFile, column: str, parse_bytes: int) -> int:
+    # One column as bytes is cheap, and no inferred type can fail.
     reader = pa_csv.open_csv(
-        _stream(store, entry, 0),
+        stream,
+        read_options=pa_csv.ReadOptions(block_size=parse_bytes),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
         convert_options=pa_csv.ConvertOptions(include_columns=[column], column_types={column: pa.binary()}),
     )
     return sum(batch.num_rows for batch in reader)
 
 
-def _schema(path: str, head: bytes, request: ScanRequest, is_csv: bool) -> pa.Schema:
+def _schema(path: str, head: bytes, request: ScanRequest, *, is_csv: bool, is_cut: bool) -> pa.Schema:
     if not is_csv:
-        return request.text_schema or _json_schema(path, head)
+        return request.text_schema or _json_schema(path, _whole_lines(head) if is_cut else head)
     if request.text_schema is None:
-        return _csv_schema(_whole_lines(head))
+        return _csv_schema(head, is_cut=is_cut)
     header = _header(head)
-    names = _csv_schema(header if _closes(header) else _whole_lines(head)).names
+    is_line = header.endswith(b"\n") and _closes(header)
+    names = (_csv_schema(header, is_cut=False) if is_line else _csv_schema(head, is_cut=is_cut)).names
     wanted = request.text_schema.names
     if sorted(names) != sorted(wanted):
         raise SchemaError(
@@ -145,8 +165,9 @@ def _schema(path: str, head: bytes, request: ScanRequest, is_csv: bool) -> pa.Sc
 
 
 def _json_schema(path: str, head: bytes) -> pa.Schema:
+    options = pa_json.ReadOptions(block_size=len(head) + 1)
     try:
-        return pa_json.read_json(io.BytesIO(_whole_lines(head))).schema
+        return pa_json.read_json(io.BytesIO(head), read_options=options).schema
     except pa.ArrowInvalid as error:
         if head.lstrip(b" \t\r\n").startswith(b"["):
             raise UnsupportedFeatureError(
@@ -161,9 +182,16 @@ def _json_schema(path: str, head: bytes) -> pa.Schema:
         raise
 
 
-def _csv_schema(text: bytes) -> pa.Schema:
+def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
+    """The types of the rows of `text`; without the last row, which may not be whole, if more text follows."""
     options = pa_csv.ParseOptions(newlines_in_values=True)
-    return pa_csv.read_csv(io.BytesIO(text.rstrip(b"\r\n") + b"\n"), parse_options=options).schema
+    if is_cut:
+        # The types are those of the first block, which the parser ends where its last row ends.
+        cut = pa_csv.ReadOptions(use_threads=False, block_size=len(text) - 1)
+        return pa_csv.open_csv(pa.BufferReader(text), read_options=cut, parse_options=options).schema
+    text = text.rstrip(b"\r\n") + b"\n"
+    whole = pa_csv.ReadOptions(block_size=len(text) + 1)
+    return pa_csv.read_csv(io.BytesIO(text), read_options=whole, parse_options=options).schema
 
 
 def _closes(header: bytes) -> bool:
@@ -172,32 +200,34 @@ def _closes(header: bytes) -> bool:
 
 
 def _header(head: bytes) -> bytes:
-    """The first line that is not blank, with whatever blank lines come before it, and its line end."""
-    text = head.lstrip(b"\r\n")
+    """The first line that is not blank, with the mark and the blank lines that come before it, and its line end."""
+    text = _after_blanks(head, _CSV_BLANKS)
     stop = text.find(b"\n") + 1
     return head[: len(head) - len(text) + stop] if stop else head
 
 
 def _whole_lines(head: bytes) -> bytes:
     stop = max(head.rfind(b"\n"), head.rfind(b"\r")) + 1
-    return head[:stop] if stop and len(head) >= _HEAD_BYTES else head
+    return head[:stop] if stop else head
 
 
-def _head(store: Store, entry: FileEntry, blanks: bytes) -> bytes:
-    """The first MiB of text, more if its first line ends later; empty if all lines are blank.
+def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
+    """The first MiB of text, and whether more follows; empty if all lines are blank.
 
-    blanks: the bytes that a blank line may hold beside its line end.
+    Longer if its first line ends later, or the first row after a CSV header: a type needs a value.
     """
+    blanks, start = (_CSV_BLANKS, _CSV_HEADER_AND_ROW) if is_csv else (_JSON_BLANKS, _LINE)
     stream = _stream(store, entry, 0)
-    head: bytes = stream.read(_HEAD_BYTES)
-    while not ((line := _after_blanks(head, blanks)) and (b"\n" in line or b"\r" in line)):
-        more = stream.read(_HEAD_BYTES)
-        if not more:
-            return head if line else b""
-        head += more
-        if len(head) > _MOST_HEAD_BYTES:
-            raise corrupt(entry.path, f"the first line does not end in the first {_MOST_HEAD_BYTES} bytes")
-    return head
+    # One byte more tells whether there is more.
+    size, head = _HEAD_BYTES, stream.read(_HEAD_BYTES + 1)
+    while len(head) > size and size < _MOST_HEAD_BYTES and not start.match(_after_blanks(head, blanks)):
+        head += stream.read(size)
+        size *= 2
+    line, is_cut = _after_blanks(head, blanks), len(head) > size
+    # A row that ends nowhere is left to the parser: its quotes may be no quotes, as in 5" pipe.
+    if is_cut and not _LINE.match(line):
+        raise corrupt(entry.path, f"the first line does not end in the first {_MOST_HEAD_BYTES} bytes")
+    return (head if line else b""), is_cut
 
 
 def _after_blanks(head: bytes, blanks: bytes) -> bytes:
