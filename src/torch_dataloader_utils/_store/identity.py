@@ -51,7 +51,7 @@ def stat_of(info: Mapping[str, Any]) -> FileStat:
     elif etag:
         identity = etag
     else:
-        identity = f"{size}-{time if modified_ns is None else modified_ns}"
+        identity = f"{unversioned(size)}{time if modified_ns is None else modified_ns}"
     return FileStat(size=size, identity=identity, modified_ns=modified_ns)
 
 

@@ -17,7 +17,7 @@ import pyarrow.json as pa_json
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
-from torch_dataloader_utils._store.identity import unversioned
+from torch_dataloader_utils._store.identity import names_no_version
 from torch_dataloader_utils._store.kept_tails import kept_blocks
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -79,7 +79,7 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
 
 def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[[], Int64s]) -> Int64s:
     """What `count()` says of this version of a large file, asked once a host: the count reads all of it."""
-    if entry.stat.size < _SMALLEST_KEPT_BYTES or entry.stat.identity == unversioned(entry.stat.size):
+    if entry.stat.size < _SMALLEST_KEPT_BYTES or names_no_version(entry.stat.identity):
         return count()
     version = f"{entry.stat.identity} {request.file_format.name} {request.text}"
     blocks = kept_blocks() if store.is_local else None
