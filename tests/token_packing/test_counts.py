@@ -121,6 +121,12 @@ def test_a_filter_leaves_out_documents(corpus, count_rows):
     assert drain(loader) == pack_corpus(kept, PACKING)
 
 
+def test_a_plan_says_one_number_of_samples(corpus):
+    packed = load(corpus, PACKING).plan.inventory
+    loader = load(corpus, PACKING, filters=pc.field("row") > 0, inventory=packed)
+    assert loader.plan.inventory.notes == (f"packed: {loader.plan.inventory.num_rows} samples of 16 tokens, greedy",)
+
+
 def test_over_long_documents_are_cut_dropped_or_refused(corpus):
     for over_long in ("cut", "drop"):
         packing = pack_tokens("tokens", 16, eod=EOD, fill="best_fit", over_long=over_long)

@@ -19,6 +19,7 @@ from torch_dataloader_utils.token_packing.reader import PackingReader
 
 _PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
+_NOTE = "packed: "
 _BYTES_BESIDE_TOKEN = 5  # positions and loss mask
 
 
@@ -37,7 +38,12 @@ def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inve
             "an inventory from scan_files."
         )
     unknown = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
-    return replace(inventory, schema=metadata[_STORED_SCHEMA], groups=replace(inventory.groups, live_rows=unknown))
+    return replace(
+        inventory,
+        schema=metadata[_STORED_SCHEMA],
+        groups=replace(inventory.groups, live_rows=unknown),
+        notes=tuple(note for note in inventory.notes if not note.startswith(_NOTE)),
+    )
 
 
 def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> Inventory:
@@ -70,7 +76,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
         stored,
         schema=schema.serialize().to_pybytes(),
         groups=groups.take(np.flatnonzero(samples > 0)),
-        notes=(*stored.notes, f"packed: {samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
+        notes=(*stored.notes, f"{_NOTE}{samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
     )
 
 
