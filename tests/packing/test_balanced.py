@@ -234,5 +234,16 @@ def test_cost_is_exact_and_refuses_to_overflow():
     assert CostModel(quadratic=2, linear=3).of(np.array([1, 10])).tolist() == [5, 230]
     with pytest.raises(ConfigError, match="smaller weights"):
         CostModel(quadratic=1 << 50).of(np.array([1 << 20]))
+    assert CostModel().of(np.array([30_000_000] + [100] * 8_191)).max() == 30_000_000 * (30_000_000 + 12 * 4096)
     with pytest.raises(ConfigError, match="cost weights"):
         CostModel(quadratic=0, linear=0)
+
+
+@pytest.mark.parametrize("weights", [{"quadratic": 0.5}, {"linear": float("nan")}, {"linear": -1}], ids=str)
+def test_weights_of_a_cost_are_whole_numbers(weights):
+    with pytest.raises(ConfigError, match=f"{next(iter(weights))}=.*whole number of at least 0"):
+        CostModel(**weights)
+    with pytest.raises(ConfigError, match=r"hidden_size=1024\.5"):
+        CostModel.transformer(1024.5)
+    # As a 32-bit number it would wrap where costs are summed up.
+    assert type(CostModel(linear=np.int32(8)).linear) is int

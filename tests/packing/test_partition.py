@@ -34,6 +34,12 @@ def test_documented_example():
     assert get_thd_partitioned_indices(starts, 12, 2, 1).tolist() == [1, 2, 6, 7, 8, 9]
 
 
+def test_a_rank_alone_takes_all_tokens():
+    for starts in ([0, 3], [0, 3, 6], [0, 4, 12]):
+        found = get_thd_partitioned_indices(torch.tensor(starts, dtype=torch.int32), starts[-1], 1, 0)
+        assert found.tolist() == list(range(starts[-1]))
+
+
 def test_wrong_rank_or_odd_total_is_an_error():
     with pytest.raises(ConfigError, match="cp_rank is 2"):
         get_thd_partitioned_indices(torch.tensor([0, 4]), 4, 2, 2)

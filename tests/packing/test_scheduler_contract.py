@@ -1,5 +1,6 @@
 """What a user's own scheduler may return, and what the library says when it returns something else."""
 
+import numpy as np
 import pytest
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -24,6 +25,13 @@ def schedule(groups, lengths, **options):
 
 def test_a_users_schedule_is_carried_out_as_it_is():
     assert schedule([[[1], [0, 2]]], [3, 4, 5], dp_size=2).samples.tolist() == [1, 0, 2]
+
+
+def test_ids_may_be_numpy_arrays():
+    first, second = np.array([1]), np.array([0, 2])
+    assert schedule([[first, second]], [3, 4, 5], dp_size=2).samples.tolist() == [1, 0, 2]
+    shared = schedule([[second, second.copy()], [first, first.copy()]], [3, 4, 5], cp_size=2)
+    assert shared.span.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,23 @@ def get_thd_partitioned_indices(
 
         cu_seqlens_padded 0 4 12, cp_size 2     rank 0: 0 3 | 4 5 10 11      rank 1: 1 2 | 6 7 8 9
 
+    A rank alone takes all tokens as they are, of sequences of any length.
+
     No length is read back from the device, so lengths are not checked here; `packed_metadata` has padded them.
 
     Args:
-        cu_seqlens_padded: where sequences begin, [sequences + 1]; lengths are multiples of 2 × cp_size.
+        cu_seqlens_padded: where sequences begin, [sequences + 1]; on several ranks at multiples of 2 × cp_size.
         total_tokens: the last of them.
         cp_size: ranks that share the row.
         cp_rank: one of them.
 
     Raises:
-        ConfigError: cp_rank not in [0, cp_size), or total_tokens not a multiple of 2 × cp_size.
+        ConfigError: cp_rank not in [0, cp_size), or total_tokens not a multiple of 2 × cp_size on several ranks.
     """
     if not 0 <= cp_rank < cp_size:
         raise ConfigError(f"cp_rank is {cp_rank}; it must be in [0, {cp_size}).")
+    if cp_size == 1:
+        return torch.arange(total_tokens, device=cu_seqlens_padded.device)
     if total_tokens % (2 * cp_size):
         raise ConfigError(
             f"{total_tokens} packed tokens are not a multiple of {2 * cp_size} (2 × cp_size); pad every "

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._arguments.integers import check_integer, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 # 7B-class models; a wrong hidden size changes how well packs balance, never whether they fit.
@@ -19,18 +20,16 @@ class CostModel:
     Only the ratio of the two weights matters; see `CostModel.transformer` for where it comes from.
 
     Raises:
-        ConfigError: a negative weight, or both 0.
+        ConfigError: a weight that is no whole number from 0, or both 0.
     """
 
     quadratic: int = 1
     linear: int = 12 * _HIDDEN_SIZE
 
     def __post_init__(self) -> None:
-        if min(self.quadratic, self.linear) < 0 or self.quadratic + self.linear == 0:
-            raise ConfigError(
-                f"cost weights quadratic={self.quadratic}, linear={self.linear}: they must be whole numbers, "
-                "not negative and not both 0."
-            )
+        hold_integers(self, "quadratic", "linear", least=0)
+        if self.quadratic == self.linear == 0:
+            raise ConfigError("cost weights quadratic=0, linear=0: pass one above 0; nothing would cost anything.")
 
     @classmethod
     def transformer(cls, hidden_size: int) -> "CostModel":
@@ -39,7 +38,7 @@ class CostModel:
         A layer needs 24 × hidden² × length operations for its matrix products and 2 × hidden × length² for
         causal attention, a ratio of 12 × hidden to 1: attention overtakes the rest at length = 12 × hidden.
         """
-        return cls(quadratic=1, linear=12 * hidden_size)
+        return cls(quadratic=1, linear=12 * check_integer("hidden_size", hidden_size, least=1))
 
     def of(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The cost of each sequence, int64, shape of `lengths`.
@@ -47,10 +46,11 @@ class CostModel:
         Raises:
             ConfigError: the sum of all costs would pass 2^62.
         """
-        longest = int(lengths.max(initial=0))
-        if len(lengths) * (self.quadratic * longest + self.linear) * longest >= 1 << 62:
+        # In floats, which do not wrap; rounded sums are far from what int64 cannot hold.
+        tokens = lengths.astype(np.float64)
+        if ((self.quadratic * tokens + self.linear) * tokens).sum() >= 1 << 62:
             raise ConfigError(
-                f"{len(lengths)} sequences of up to {longest} tokens pass 2^62 with weights quadratic="
+                f"{len(lengths)} sequences of up to {int(lengths.max())} tokens pass 2^62 with weights quadratic="
                 f"{self.quadratic}, linear={self.linear}; use smaller weights with the same ratio."
             )
         return self.quadratic * lengths * lengths + self.linear * lengths

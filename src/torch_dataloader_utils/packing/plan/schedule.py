@@ -75,8 +75,8 @@ class Schedule:
                     "(dp_size × cp_size); return one list of samples per rank."
                 )
             for rank, samples in enumerate(ranks):
-                is_shared = rank > 0 and (samples is ranks[rank - 1] or samples == ranks[rank - 1])
-                if is_shared and (samples or spans[-1] < empty_span):
+                is_shared = rank > 0 and (samples is ranks[rank - 1] or list(samples) == list(ranks[rank - 1]))
+                if is_shared and (len(samples) or spans[-1] < empty_span):
                     spans[-1] += 1
                 else:
                     packs.append(samples)
