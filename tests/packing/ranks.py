@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -184,6 +185,12 @@ def one_data_rank_has_ended(groups: PackingGroups):
     return own_samples(groups) if group_rank(groups.dp) == 0 else iter([])
 
 
+def items_have_no_sequence_at_first(groups: PackingGroups):
+    """For one global batch on data rank 0, for two on data rank 1."""
+    num_empty = len(LENGTHS) * (1 + group_rank(groups.dp))
+    return chain([[]] * num_empty, own_samples(groups))
+
+
 def context_ranks_read_different_data(groups: PackingGroups):
     return iter([pad_sample(sequence(0, 4 + group_rank(groups.cp))), pad_sample(sequence(1, 4))])
 
@@ -234,6 +241,7 @@ FAULTS = [
     a_sequence_is_over_long,
     the_data_has_ended,
     one_data_rank_has_ended,
+    items_have_no_sequence_at_first,
     context_ranks_read_different_data,
     stages_read_different_data,
     no_groups_are_given,

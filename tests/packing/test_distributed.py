@@ -162,6 +162,7 @@ def test_hybrid_packs_have_different_sizes(saved):
         ("a_sequence_is_over_long", "ConfigError: 2 of 2 sequences are longer", "ConfigError"),
         ("the_data_has_ended", "StopIteration", "StopIteration"),
         ("one_data_rank_has_ended", f"{SHARE_OF_RANK_0} tokens", f"{SHARE_OF_RANK_0} tokens"),
+        ("items_have_no_sequence_at_first", f"{SHARE_OF_RANK_0} tokens", f"{SHARE_OF_RANK_0} tokens"),
         ("context_ranks_read_different_data", "DataError: the context-parallel ranks", "DataError"),
         ("stages_read_different_data", "DataError: first and last pipeline stage", "DataError"),
         ("no_groups_are_given", "ConfigError: 8 processes and no groups", "ConfigError"),

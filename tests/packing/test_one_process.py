@@ -77,6 +77,14 @@ def test_what_is_left_at_the_end_is_a_global_batch():
         wrap_data_iterator(samples, CONFIG, 4)
 
 
+@pytest.mark.parametrize("empty", [[], sequence(0, 0) | {"cu_seqlens": torch.tensor([0, 0])}], ids=["list", "row"])
+def test_items_without_a_sequence_do_not_end_the_data(empty):
+    items = [pad_sample(sequence(0, 3)), empty, empty, pad_sample(sequence(1, 4)), empty]
+    assert [batch.seqlen_sum for batch in PackedLoader(items, CONFIG, 1)] == [3, 4]
+    assert [batch.seqlen_sum for batch in PackedLoader(items, CONFIG, 2)] == [3, 4]
+    assert list(PackedLoader([empty], CONFIG, 1)) == []
+
+
 def test_an_empty_pack_becomes_a_padding_sequence_without_loss():
     scheduler = DpBalancedScheduler(8, microbatch_group_size_per_vp_stage=2, missing_packs="fill")
     batch = wrap_data_iterator(samples_of([3]), CONFIG, 1, scheduler=scheduler)
@@ -130,7 +138,7 @@ def test_a_wrong_packed_row_is_named():
     ids=str,
 )
 def test_a_packed_row_whose_borders_lose_or_repeat_tokens_is_refused(borders):
-    row = sequence(0, 5) | {key: torch.tensor(values) for key, values in borders.items()}
+    row = sequence(0, 5) | {key: torch.tensor(values, dtype=torch.int64) for key, values in borders.items()}
     with pytest.raises(ConfigError, match="item 0 of the data iterator has 5 tokens and"):
         wrap_data_iterator(iter([row]), CONFIG, 1)
 
@@ -140,9 +148,26 @@ def test_padding_behind_the_last_sequence_of_a_packed_row_is_left_out():
     assert wrap_data_iterator(iter([row]), CONFIG, 1).seqlen_sum == 3
 
 
-@pytest.mark.parametrize(("item", "kind"), [(torch.ones(3), "Tensor"), ([[1, 2]], "list"), ("tokens", "str")])
+def test_a_packed_row_has_fields_of_one_length_and_borders_in_a_tensor():
+    row = sequence(0, 5) | {"cu_seqlens": torch.tensor([0, 5])}
+    with pytest.raises(ConfigError, match=r"item 0 of the data iterator has \{'tokens': 9, 'labels': 5"):
+        wrap_data_iterator(iter([row | {"tokens": torch.arange(9)}]), CONFIG, 1)
+    with pytest.raises(ConfigTypeError, match="cu_seqlens of item 0 of the data iterator is a list"):
+        wrap_data_iterator(iter([row | {"cu_seqlens": [0, 5]}]), CONFIG, 1)
+
+
+@pytest.mark.parametrize("multiple", [0, -4, 2.5])
+def test_a_sample_is_padded_to_a_multiple_from_one(multiple):
+    with pytest.raises(ConfigError, match=f"multiple={multiple}"):
+        pad_sample(sequence(0, 5), multiple=multiple)
+
+
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [(torch.ones(3), "a Tensor"), ([[1, 2]], "a list"), ("tokens", "a str"), (5, "an int"), (None, "a NoneType")],
+)
 def test_items_that_are_no_samples_are_named(item, kind):
-    with pytest.raises(ConfigTypeError, match=f"item 0 of the data iterator has a {kind}"):
+    with pytest.raises(ConfigTypeError, match=f"item 0 of the data iterator has {kind}"):
         wrap_data_iterator(iter([item]), CONFIG, 1)
 
 
@@ -185,6 +210,9 @@ def test_virtual_stage_gives_only_what_it_computes_on():
     assert middle.packed_seq_params.cu_seqlens_q.tolist() == [0, 3]
     assert loss.labels is not None
     assert loss.tokens is None
+    only = get_batch_on_this_rank_for_sequence_packing(iter([facts]), vp_stage=0)
+    assert only.tokens is not None
+    assert only.labels is not None
     several = get_batch_on_this_rank_for_sequence_packing(iter([facts]), 3, True, 1)
     assert several.tokens is not None
     assert several.labels is not None
@@ -346,6 +374,15 @@ def test_planned_loader_says_when_lengths_are_wrong():
         list(PlannedPackedLoader(Sequences(LENGTHS), wrong, DpBalancedScheduler(8), global_batch_size=7))
     with pytest.raises(ConfigError, match="global_batch_size=0"):
         planned(global_batch_size=0)
+
+
+def test_planned_loader_says_when_the_source_leaves_sequences_out():
+    class Forgetful(Sequences):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices[1:]]
+
+    with pytest.raises(DataError, match="the source gave 6 of 7 sequences"):
+        list(PlannedPackedLoader(Forgetful(LENGTHS), LENGTHS, DpBalancedScheduler(8), global_batch_size=7))
 
 
 @pytest.mark.parametrize(

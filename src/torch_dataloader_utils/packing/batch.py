@@ -104,8 +104,7 @@ def _needed_fields(
 ) -> list[str]:
     """The `TOKEN_FIELDS` of this stage: the first embeds, the last computes the loss."""
     is_first = group_rank(groups.pp) == 0 and vp_stage in (None, 0)
-    last_stage = None if vpp_size is None else vpp_size - 1
-    is_last = group_rank(groups.pp) == group_size(groups.pp) - 1 and vp_stage in (None, last_stage)
+    is_last = group_rank(groups.pp) == group_size(groups.pp) - 1 and vp_stage in (None, (vpp_size or 1) - 1)
     keys = ["tokens", "position_ids"] if is_first or mtp_on_this_rank else []
     return keys + (["labels", "loss_mask"] if is_last or mtp_on_this_rank else [])
 

@@ -13,7 +13,8 @@ from torch_dataloader_utils.packing.groups import PackingGroups, communication_d
 from torch_dataloader_utils.packing.plan.schedule import Ints
 from torch_dataloader_utils.packing.samples import Item, Samples, read_samples
 
-_FAILED = -1
+# In the place of a rank's number of sequences.
+_FAILED, _ENDED = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,24 +41,16 @@ def get_batch_and_global_seqlens(
 ) -> GlobalBatch:
     """Reads `num_microbatches` items and gathers the lengths of all data-parallel ranks; a collective call.
 
-    Ranks may have read different numbers of sequences; a rank whose iterator has ended adds what it has.
+    Ranks may have read different numbers of sequences; a rank whose iterator has ended adds what it has. Where the
+    items of all ranks together hold no sequence, the next ones are read.
 
     Raises:
-        StopIteration: no rank has read anything; raised on all of them.
+        StopIteration: all iterators have ended; raised on all ranks.
         DataError: another rank could not read its part; raised on all others, so that no rank waits for it.
     """
-    try:
-        local = read_samples(data_iterator, num_microbatches)
-    except Exception:
-        # Whatever it is, the other ranks are about to wait for this one.
-        announce_failure(groups)
-        raise
-    own = np.stack([local.original_lengths, local.padded_lengths], axis=1)
-    counts = _gather_counts(len(own), own.tobytes(), groups)
-    if not counts.sum():
-        raise StopIteration
+    local, counts = _read_sequences(data_iterator, num_microbatches, groups)
     rows = torch.zeros((int(counts.max()), 2), dtype=torch.int64)
-    rows[: len(own)] = torch.from_numpy(own)
+    rows[: len(local.lengths)] = torch.from_numpy(local.lengths)
     gathered = gather_rows(rows.to(communication_device(groups)), groups.dp)
     lengths = torch.cat([rows[:count] for rows, count in zip(gathered, counts.tolist(), strict=True)]).cpu().numpy()
     return GlobalBatch(
@@ -68,13 +61,32 @@ def get_batch_and_global_seqlens(
     )
 
 
+def _read_sequences(
+    data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
+) -> tuple[Samples, Ints]:
+    """The first items that hold any sequence: those of this rank, and how many each data-parallel rank has read."""
+    while True:
+        try:
+            local = read_samples(data_iterator, num_microbatches)
+        except Exception:
+            # Whatever it is, the other ranks are about to wait for this one.
+            announce_failure(groups)
+            raise
+        count = len(local.lengths) if local.num_items else _ENDED
+        counts = _gather_counts(count, local.lengths.tobytes(), groups)
+        if (counts == _ENDED).all():
+            raise StopIteration
+        if counts.max() > 0:
+            return local, np.maximum(counts, 0)
+
+
 def announce_failure(groups: PackingGroups) -> None:
     """Tells the ranks in `get_batch_and_global_seqlens` that this one failed; the call that it owes them."""
     _gather_counts(_FAILED, b"", groups)
 
 
 def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:
-    """Sequences read by each data-parallel rank, int64 [dp_size].
+    """Sequences read by each data-parallel rank, `_ENDED` for one at its end, int64 [dp_size].
 
     Raises:
         DataError: a rank failed, or context-parallel ranks of one data-parallel rank have read different data.
@@ -82,9 +94,10 @@ def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:
     digest = int.from_bytes(hashlib.blake2b(lengths, digest_size=7).digest())
     row = torch.tensor([count, digest], dtype=torch.int64, device=communication_device(groups))
     table = torch.stack(gather_rows(row, groups.dp_cp)).cpu().numpy()
-    if count != _FAILED and (table[:, 0] == _FAILED).any():
+    failed = table[:, 0] == _FAILED
+    if count != _FAILED and failed.any():
         raise DataError(
-            f"rank {int(table[:, 0].argmin())} of the data × context parallel group could not read its part of the "
+            f"rank {int(failed.argmax())} of the data × context parallel group could not read its part of the "
             "global batch; its own error says why."
         )
     by_dp_rank = table.reshape(group_size(groups.dp), -1, 2)

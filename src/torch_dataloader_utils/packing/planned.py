@@ -190,12 +190,16 @@ class PlannedPackedLoader:
         """The fields of the sequences `ids`, each checked against its planned length.
 
         Raises:
-            DataError: a field is missing or not as long as planned.
+            DataError: a sequence or a field is missing, or not as long as planned.
             ConfigError, ConfigTypeError: a field is no 1-D tensor, or tokens are fractions.
         """
         get_many = getattr(self._source, "__getitems__", None)
         listed = ids.tolist()
-        found = [self._source[index] for index in listed] if get_many is None else get_many(listed)
+        found = [self._source[index] for index in listed] if get_many is None else list(get_many(listed))
+        if len(found) != len(listed):
+            raise DataError(
+                f"the source gave {len(found)} of {len(listed)} sequences. Its __getitems__ gives one for each index."
+            )
         sequences = []
         for index, sequence in zip(listed, found, strict=True):
             where, planned = f"sequence {index} of the source", int(self._lengths[index])

@@ -1,6 +1,6 @@
 """Samples: one sequence each, as 1-D tensors; checked once, where they enter."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,13 +34,13 @@ class Samples:
 
     Attributes:
         fields: per sequence its `TOKEN_FIELDS`, each a tensor of shape [padded length].
-        original_lengths: tokens without padding, int64 [n].
-        padded_lengths: tokens with padding, int64 [n].
+        lengths: of each sequence, tokens without and with padding, int64 [n, 2].
+        num_items: items that they came in; 0 when the iterator had ended.
     """
 
     fields: list[dict[str, torch.Tensor]]
-    original_lengths: Ints
-    padded_lengths: Ints
+    lengths: Ints
+    num_items: int
 
 
 def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
@@ -56,22 +56,25 @@ def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
         ConfigTypeError: an item that is not a dict, or a field that is not a tensor.
     """
     samples: list[dict[str, torch.Tensor]] = []
+    num_read = 0
     for index in range(check_integer("num_microbatches", num_items, least=1)):
-        item = next(data_iterator, None)
-        if item is None:
+        try:
+            item = next(data_iterator)
+        except StopIteration:
             break
+        num_read += 1
         where = f"item {index} of the data iterator"
-        for sample in [item] if isinstance(item, Mapping) else item:
+        for sample in [item] if isinstance(item, Mapping) or not isinstance(item, Iterable) else item:
             if not isinstance(sample, Mapping):
                 raise ConfigTypeError(f"{where} has {of_type(sample)}; use a sample (a dict), or a list of them.")
             samples.extend(_unpacked(sample, where) if "cu_seqlens" in sample else [_checked(sample, where)])
-    lengths = [[int(sample.pop(key)) for sample in samples] for key in LENGTH_FIELDS]
-    for sample, original, padded in zip(samples, *lengths, strict=True):
+    lengths = [[int(sample.pop(key)) for key in LENGTH_FIELDS] for sample in samples]
+    for sample, (original, padded) in zip(samples, lengths, strict=True):
         _check_field_lengths(sample, original, padded)
     return Samples(
         fields=samples,
-        original_lengths=np.array(lengths[0], dtype=np.int64),
-        padded_lengths=np.array(lengths[1], dtype=np.int64),
+        lengths=np.array(lengths, dtype=np.int64).reshape(-1, len(LENGTH_FIELDS)),
+        num_items=num_read,
     )
 
 
@@ -80,7 +83,11 @@ def pad_sample(sample: Tensors, *, multiple: int = 1) -> dict[str, torch.Tensor]
 
     Padding has loss mask 0. Context parallelism over n ranks needs multiples of 2 × n; the runtime pads further
     by itself, so that `multiple` matters only where the model asks for more (sequence parallelism, FP8).
+
+    Raises:
+        ConfigError: `multiple` is no whole number from 1.
     """
+    multiple = check_integer("multiple", multiple, least=1)
     original = sample["tokens"].numel()
     padded = -(-original // multiple) * multiple
     return {
@@ -116,9 +123,14 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
     missing = [key for key in TOKEN_FIELDS if key not in fields]
     if missing:
         raise ConfigError(f"{where} misses {missing}; give {list(TOKEN_FIELDS)} and cu_seqlens.")
-    bounds = row.get("cu_seqlens_padded", row["cu_seqlens"]).reshape(-1).tolist()
-    originals = row["cu_seqlens"].reshape(-1).diff().tolist()
-    _check_bounds(bounds, len(originals), fields["loss_mask"], where)
+    borders = {
+        key: flatten_field(row[key], key, where, torch.int64)
+        for key in ("cu_seqlens", "cu_seqlens_padded")
+        if key in row
+    }
+    bounds = borders.get("cu_seqlens_padded", borders["cu_seqlens"]).tolist()
+    originals = borders["cu_seqlens"].diff().tolist()
+    _check_bounds(bounds, len(originals), fields, where)
     return [
         {
             **{key: field[start:stop] for key, field in fields.items()},
@@ -130,8 +142,12 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def _check_bounds(bounds: list[int], num_sequences: int, loss_mask: torch.Tensor, where: str) -> None:
+def _check_bounds(bounds: list[int], num_sequences: int, fields: dict[str, torch.Tensor], where: str) -> None:
     """Every token of a packed row is in one sequence; what stands behind the last one may only be padding."""
+    sizes = {key: field.numel() for key, field in fields.items()}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"{where} has {sizes} values; all fields of a packed row are equally long.")
+    loss_mask = fields["loss_mask"]
     is_rising = bounds[:1] == [0] and bounds == sorted(bounds) and bounds[-1] <= len(loss_mask)
     if not is_rising or len(bounds) != num_sequences + 1 or loss_mask[bounds[-1] :].any():
         raise ConfigError(
