@@ -195,6 +195,10 @@ def context_ranks_read_different_data(groups: PackingGroups):
     return iter([pad_sample(sequence(0, 4 + group_rank(groups.cp))), pad_sample(sequence(1, 4))])
 
 
+def context_ranks_read_sequences_of_one_length(groups: PackingGroups):
+    return iter([pad_sample(sequence(group_rank(groups.cp), 4)), pad_sample(sequence(2, 4))])
+
+
 def stages_read_different_data(groups: PackingGroups):
     return iter([pad_sample(sequence(0, 4 + group_rank(groups.pp))), pad_sample(sequence(1, 4))])
 
@@ -243,6 +247,7 @@ FAULTS = [
     one_data_rank_has_ended,
     items_have_no_sequence_at_first,
     context_ranks_read_different_data,
+    context_ranks_read_sequences_of_one_length,
     stages_read_different_data,
     no_groups_are_given,
 ]

@@ -164,6 +164,11 @@ def test_hybrid_packs_have_different_sizes(saved):
         ("one_data_rank_has_ended", f"{SHARE_OF_RANK_0} tokens", f"{SHARE_OF_RANK_0} tokens"),
         ("items_have_no_sequence_at_first", f"{SHARE_OF_RANK_0} tokens", f"{SHARE_OF_RANK_0} tokens"),
         ("context_ranks_read_different_data", "DataError: the context-parallel ranks", "DataError"),
+        (
+            "context_ranks_read_sequences_of_one_length",
+            "DataError: the context-parallel ranks of data-parallel rank 0 have read different sequences",
+            "DataError",
+        ),
         ("stages_read_different_data", "DataError: first and last pipeline stage", "DataError"),
         ("no_groups_are_given", "ConfigError: 8 processes and no groups", "ConfigError"),
     ],

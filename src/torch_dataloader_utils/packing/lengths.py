@@ -73,11 +73,17 @@ def _read_sequences(
             announce_failure(groups)
             raise
         count = len(local.lengths) if local.num_items else _ENDED
-        counts = _gather_counts(count, local.lengths.tobytes(), groups)
+        counts = _gather_counts(count, _content(local) if group_size(groups.cp) > 1 else b"", groups)
         if (counts == _ENDED).all():
             raise StopIteration
         if counts.max() > 0:
             return local, np.maximum(counts, 0)
+
+
+def _content(samples: Samples) -> bytes:
+    """What context-parallel ranks must agree on: lengths alone do not tell sequences of one length apart."""
+    tokens = (fields["tokens"].numpy(force=True).tobytes() for fields in samples.fields)
+    return b"".join([samples.lengths.tobytes(), *tokens])
 
 
 def announce_failure(groups: PackingGroups) -> None:
@@ -85,13 +91,13 @@ def announce_failure(groups: PackingGroups) -> None:
     _gather_counts(_FAILED, b"", groups)
 
 
-def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:
+def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Ints:
     """Sequences read by each data-parallel rank, `_ENDED` for one at its end, int64 [dp_size].
 
     Raises:
         DataError: a rank failed, or context-parallel ranks of one data-parallel rank have read different data.
     """
-    digest = int.from_bytes(hashlib.blake2b(lengths, digest_size=7).digest())
+    digest = int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
     row = torch.tensor([count, digest], dtype=torch.int64, device=communication_device(groups))
     table = torch.stack(gather_rows(row, groups.dp_cp)).cpu().numpy()
     failed = table[:, 0] == _FAILED
@@ -104,8 +110,8 @@ def _gather_counts(count: int, lengths: bytes, groups: PackingGroups) -> Ints:
     differs = (by_dp_rank != by_dp_rank[:, :1]).any(axis=(1, 2))
     if count != _FAILED and differs.any():
         raise DataError(
-            f"the context-parallel ranks of data-parallel rank {int(differs.argmax())} have read sequences of "
-            "different lengths. Give all of them the same data iterator: shard by data-parallel rank only."
+            f"the context-parallel ranks of data-parallel rank {int(differs.argmax())} have read different "
+            "sequences. Give all of them the same data iterator: shard by data-parallel rank only."
         )
     counts: Ints = by_dp_rank[:, 0, 0]
     return counts
