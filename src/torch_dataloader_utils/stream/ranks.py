@@ -143,8 +143,8 @@ def _checked_rank(rank: int, num_ranks: int, found: int) -> tuple[int, int]:
     """(num_ranks, found), where `rank` was left out, which is 0, or says the same."""
     if rank not in (0, found):
         raise ConfigError(
-            f'num_ranks="auto" found rank {found} of {num_ranks}, and rank={rank!r} was passed. Leave rank out, or pass '
-            "num_ranks as a number too."
+            f'num_ranks="auto" found rank {found} of {num_ranks}, and rank={rank!r} was passed. Leave rank out, or '
+            "pass num_ranks as a number too."
         )
     return num_ranks, found
 
