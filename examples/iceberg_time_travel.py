@@ -1,6 +1,6 @@
 """An Iceberg table as training data: the present, the past, and what was added since.
 
-    pip install "torch-dataloader-utils[iceberg]"
+    pip install ".[iceberg]"
     python examples/iceberg_time_travel.py
 
 Makes a table in an embedded SQLite catalog (nothing else to install or run), changes it three times, and reads it

@@ -114,6 +114,24 @@ def test_a_loader_for_one_rank_warns_where_it_is_built(group: tuple[int, int], t
     assert [warning.filename for warning in warned] == [__file__]
 
 
+@pytest.mark.parametrize("group", [(2, 1)], indirect=True)
+def test_a_loader_for_another_rank_than_this_process_warns(group: tuple[int, int], tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "table")
+    with pytest.warns(UserWarning, match=r"rank=0 of num_ranks=2, but this process is rank 1") as warned:
+        StructuredDataset.create_dataloader(table, num_ranks=dist.get_world_size())  # rank= was forgotten
+    assert [warning.filename for warning in warned] == [__file__]
+    StructuredDataset.create_dataloader(table, num_ranks=2, rank=1)
+    StructuredDataset.create_dataloader(table, num_ranks=4, rank=0)  # not the ranks that run: nothing is known
+
+
+def test_a_rank_beside_auto_has_to_be_the_one_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"found rank 0 of 1, and rank=3 was passed. Leave rank out"):
+        resolve_ranks("auto", 3)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert resolve_ranks("auto", 3) == (4, 3)
+
+
 def test_a_loader_that_is_built_too_early_warns_where_it_is_used(tmp_path: Path) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -282,7 +282,7 @@ def test_an_existing_corpus_is_replaced_on_request_only(directory: Path, tmp_pat
     [
         ([[1], None], None, {}, NullValueError, "1 null documents"),
         ([[1, None]], None, {}, NullValueError, "1 null tokens"),
-        ([[70_000]], None, {"vocabulary_size": 1000}, DataError, "the vocabulary has 1000"),
+        ([[70_000]], None, {"vocabulary_size": 1000}, DataError, "the vocabulary has 1000. Pass the vocabulary_size"),
         (
             [[70_000]],
             None,

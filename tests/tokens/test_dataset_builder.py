@@ -120,6 +120,11 @@ def test_numbers_of_a_configuration_are_checked_before_anything_is_opened(name: 
         GPTDatasetConfig(random_seed=1 << 32, sequence_length=8)
 
 
+def test_a_blend_with_fewer_weights_than_corpora_says_what_is_missing(corpora: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"2 corpora has 1 weights\. Give one a corpus"):
+        _build([5, None, None], blend=(corpora[:2], [1.0]), split="1")
+
+
 def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a size"):
         _build([None, 1, 1], blend=(corpora, [1.0, 1.0, 1.0]), split="1")

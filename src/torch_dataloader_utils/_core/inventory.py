@@ -135,13 +135,14 @@ class RowGroupTask:
 class Inventory:
     """What a data set holds, frozen; the first argument of every plan.
 
-    schema: the full Arrow schema (partition columns last), as IPC bytes, so that this module needs no Arrow.
-    source: where it was scanned from, for messages.
-    row_filter: text of the filter that `live_rows` already accounts for, "" for none.
-    projection: the columns that `projected_bytes` counts, None for all.
-    snapshot: what names the version of a table format's table, "" for plain files; the same files of another version
-        may have other deletes.
-    notes: lines for people, about what the scan found; plans show them.
+    Attributes:
+        schema: the full Arrow schema (partition columns last), as IPC bytes, so that this module needs no Arrow.
+        source: where it was scanned from, for messages.
+        row_filter: text of the filter that `live_rows` already accounts for, "" for none.
+        projection: the columns that `projected_bytes` counts, None for all.
+        snapshot: what names the version of a table format's table, "" for plain files; the same files of another
+            version may have other deletes.
+        notes: lines for people, about what the scan found; plans show them.
     """
 
     files: FileTable

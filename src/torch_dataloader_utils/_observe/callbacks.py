@@ -11,9 +11,12 @@ from torch_dataloader_utils._observe.metrics import Metrics
 class EpochRun:
     """One pass of one rank over an epoch, or over the rest of one.
 
-    num_batches, num_rows: what this pass will deliver to this rank, or None where row counts are not known.
-    padding_rows: rows among them that come a second time. fingerprint: of the data, as states have it.
-    metrics: gives the metrics of this pass up to now.
+    Attributes:
+        num_batches: what this pass will deliver to this rank, or None where row counts are not known.
+        num_rows: likewise.
+        padding_rows: rows among them that come a second time.
+        fingerprint: of the data, as states have it.
+        metrics: gives the metrics of this pass up to now.
     """
 
     epoch: int

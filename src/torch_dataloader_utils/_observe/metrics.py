@@ -15,12 +15,15 @@ class Metrics:
 
     Attributes:
         passes: passes that reached their last batch.
-        batches, rows: received by the trainer.
+        batches: received by the trainer.
+        rows: in those batches.
         padding_rows: rows that came a second time so that this rank takes its last step; see `plan.repeated_rows`.
         row_groups: row groups read and decoded, ahead of the trainer included.
         decoded_bytes: memory of what was decoded.
-        fetched_bytes, requests, retries: of remote storage; 0 for local files. Listings and footers that were read
-            before the first pass are not in them.
+        fetched_bytes: of remote storage; 0 for local files. Listings and footers that were read before the first pass
+            are not counted, here and in the next two.
+        requests: to remote storage.
+        retries: requests that were sent again.
         decode_seconds: time of reading, decoding and shaping row groups, all threads and processes added up.
         wait_seconds: time the trainer spent in `next()` of the loader's iterator.
         stall_seconds: the part of it in which no decoded rows were there (threads), or no finished batch (processes).

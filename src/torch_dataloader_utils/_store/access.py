@@ -20,13 +20,14 @@ Credentials = Callable[[], Mapping[str, Any]]
 class RemoteOptions:
     """How remote files are read; local files need none of this.
 
-    backend: "fsspec" takes the client that fsspec has for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes
-        obstore's (extra fast-s3), which must never be used in a process that is forked afterwards.
-    retry: when failed requests are sent again.
-    coalesce: which neighbouring ranges share a request.
-    connections: of one process to the store, at most.
-    keep_footers: whether footers that were read once are kept for the other processes of this host, in a
-        directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE says which.
+    Attributes:
+        backend: "fsspec" takes the client that fsspec has for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes
+            obstore's (extra fast-s3), which must never be used in a process that is forked afterwards.
+        retry: when failed requests are sent again.
+        coalesce: which neighbouring ranges share a request.
+        connections: of one process to the store, at most.
+        keep_footers: whether footers that were read once are kept for the other processes of this host, in a
+            directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE says which.
     """
 
     backend: Literal["fsspec", "obstore"] = "fsspec"

@@ -70,11 +70,12 @@ class Tail:
 class CoalesceLimits:
     """Which spans share a read.
 
-    hole_bytes: the largest gap read and thrown away to save a request. 1 MiB costs about as long as a request at
-        100 ms and 10 MB/s a stream; measured at 16 MiB holes, 0.6 MB of wanted bytes became 12.7 MB.
-    most_bytes: the largest merged read; a single span larger than that is read whole.
-    most_waste: all gaps of one call together, as a part of the bytes wanted; the smallest gaps go first. Requests
-        go out in parallel, so that one more costs less than many bytes. 16 KiB are always free.
+    Attributes:
+        hole_bytes: the largest gap read and thrown away to save a request. 1 MiB costs about as long as a request at
+            100 ms and 10 MB/s a stream; measured at 16 MiB holes, 0.6 MB of wanted bytes became 12.7 MB.
+        most_bytes: the largest merged read; a single span larger than that is read whole.
+        most_waste: all gaps of one call together, as a part of the bytes wanted; the smallest gaps go first. Requests
+            go out in parallel, so that one more costs less than many bytes. 16 KiB are always free.
     """
 
     hole_bytes: int = 1 << 20

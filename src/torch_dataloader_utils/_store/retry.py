@@ -21,11 +21,12 @@ _MOST_WRONG_REPLIES = 4
 class RetryPolicy:
     """How long a request is tried.
 
-    most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
-        throttled, a restarted proxy some ten seconds.
-    first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
-        a random number between one half and one. A server's Retry-After counts where it is longer.
-    progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
+    Attributes:
+        most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
+            throttled, a restarted proxy some ten seconds.
+        first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
+            a random number between one half and one. A server's Retry-After counts where it is longer.
+        progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
     """
 
     most_seconds: float = 120.0

@@ -26,8 +26,9 @@ class Verdict(IntEnum):
 class TextOptions:
     """How text files become row groups.
 
-    block_bytes: a block ends at the first line end after so many bytes. csv_has_no_quoted_newlines: split CSV
-    files at line ends even if they hold quotes.
+    Attributes:
+        block_bytes: a block, which is a row group, ends at the first line end after so many bytes.
+        csv_has_no_quoted_newlines: split CSV files at line ends even if they hold quotes.
     """
 
     block_bytes: int = 64 << 20

@@ -27,9 +27,12 @@ class PackedSeqParams:
     """Where the sequences of a packed row begin, in the fields that Transformer Engine's attention takes.
 
     Attributes:
-        cu_seqlens_q, cu_seqlens_kv: starts without padding, int32 [sequences + 1], of the row over all its ranks.
-        cu_seqlens_q_padded, cu_seqlens_kv_padded: starts with padding, where the tokens really are.
-        max_seqlen_q, max_seqlen_kv: the longest padded sequence.
+        cu_seqlens_q: starts without padding, int32 [sequences + 1], of the row over all its ranks.
+        cu_seqlens_kv: the same.
+        cu_seqlens_q_padded: starts with padding, where the tokens really are.
+        cu_seqlens_kv_padded: the same.
+        max_seqlen_q: the longest padded sequence.
+        max_seqlen_kv: the same.
         local_cp_size: ranks that share this row in a hybrid schedule; None in one of fixed size.
         cp_group: the group of those ranks; None where local_cp_size is None or 1.
         qkv_format: always "thd": tokens, heads, head dimension.

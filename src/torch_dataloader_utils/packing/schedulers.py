@@ -128,7 +128,9 @@ class DpBalancedScheduler(BasePackingScheduler):
 class ComputeBalancedScheduler(BasePackingScheduler):
     """As much compute on every rank of a microbatch; see `compute_balanced_schedule`.
 
-    Args: as for `BasePackingScheduler`, and
+    Takes what `BasePackingScheduler` takes, too.
+
+    Args:
         cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
     """
 
@@ -146,7 +148,9 @@ class HybridContextParallelScheduler(BasePackingScheduler):
 
     Needs the groups of `create_packing_groups(..., is_hybrid=True)`.
 
-    Args: as for `BasePackingScheduler`, and
+    Takes what `BasePackingScheduler` takes, too.
+
+    Args:
         cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
         widen_above: a sequence takes more ranks than it needs once it costs a rank more than this times the mean.
     """

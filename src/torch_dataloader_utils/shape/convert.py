@@ -167,5 +167,6 @@ def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
     elif isinstance(spec.nulls, Mask):
         advice = 'A mask says which lists are null, not which items. Use ("fill", value)'
     else:
-        advice = f'Say nulls={{"{spec.name}": ("fill", value)}}, or "mask" for a bool tensor beside it'
-    return NullValueError(f"column {spec.name!r} ({spec.arrow}) has {nulls} {what} in {total} values. {advice}")
+        emptied = ", which makes null lists empty" if what == "null lists" else ""
+        advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}, or "mask" for a bool tensor beside it'
+    return NullValueError(f"column {spec.name!r} ({spec.arrow}) has {nulls} {what} in {total} values. {advice}.")

@@ -67,22 +67,25 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
     With a mesh: see `mesh_ranks`. "auto" asks torch.distributed if it is up, else a Ray Train worker's context, else
     RANK and WORLD_SIZE, else gives (1, 0).
 
-    Warns when a loader for one rank is built while torch.distributed runs several: each would read everything.
+    Warns when a loader for one rank is built while torch.distributed runs several: each would read everything. And when
+    one of as many ranks is for another rank than this process is: some would read the same.
 
     Raises:
         ConfigTypeError: num_ranks is neither "auto" nor a whole number.
-        ConfigError: num_ranks is given beside a mesh; the mesh or the environment does not say which rank this is.
+        ConfigError: num_ranks is given beside a mesh; the mesh or the environment does not say which rank this is, or
+            says another one than `rank`.
     """
     if mesh is not None:
         if num_ranks not in (1, "auto") or rank != 0:
             raise ConfigError(f"num_ranks={num_ranks!r}, rank={rank} and mesh: the mesh says both; pass only mesh.")
         return mesh_ranks(mesh)
     if num_ranks == "auto":
-        return _surrounding_ranks()
+        return _checked_rank(rank, *_surrounding_ranks())
     if not is_integer(num_ranks):
         raise ConfigTypeError(f'num_ranks={num_ranks!r}: pass the number of training processes, or "auto".')
     num_ranks = check_integer("num_ranks", num_ranks, least=1)
     warn_if_unshared(num_ranks, running_ranks())
+    _warn_if_another(num_ranks, rank)
     return num_ranks, rank
 
 
@@ -125,6 +128,25 @@ def warn_if_unshared(num_ranks: int, running: int) -> None:
             f"num_ranks=1, but torch.distributed runs {running} ranks: each of them would read every row. Pass "
             'num_ranks="auto", or num_ranks=dist.get_world_size() and rank=dist.get_rank().'
         )
+
+
+def _warn_if_another(num_ranks: int, rank: int) -> None:
+    """Warn of a rank that this process is not: one that was forgotten, so that it is 0 everywhere, or the local one."""
+    if num_ranks == running_ranks() and rank != dist.get_rank():
+        warn_user(
+            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {dist.get_rank()} of torch.distributed: "
+            'some rows would be read twice and others never. Pass num_ranks="auto", or rank=dist.get_rank().'
+        )
+
+
+def _checked_rank(rank: int, num_ranks: int, found: int) -> tuple[int, int]:
+    """(num_ranks, found), where `rank` was left out, which is 0, or says the same."""
+    if rank not in (0, found):
+        raise ConfigError(
+            f'num_ranks="auto" found rank {found} of {num_ranks}, and rank={rank!r} was passed. Leave rank out, or '
+            "pass num_ranks as a number too."
+        )
+    return num_ranks, found
 
 
 def _surrounding_ranks() -> tuple[int, int]:

@@ -172,7 +172,7 @@ def _check_blend(blend: Any) -> None:
     if weights is None:
         return
     if len(weights) != len(prefixes):
-        raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights.")
+        raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights. Give one a corpus.")
     normalize_weights(weights)
 
 

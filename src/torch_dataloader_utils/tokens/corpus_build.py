@@ -265,7 +265,10 @@ def _add_batch(builder: IndexedDatasetBuilder, batch: DocumentBatch, options: Co
     """Append the documents that have tokens; gives the number of those that have none."""
     tokens, limit = batch.tokens, options.vocabulary_size
     if limit is not None and tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < limit:
-        raise DataError(f"{where} has tokens from {tokens.min()} to {tokens.max()}; the vocabulary has {limit}.")
+        raise DataError(
+            f"{where} has tokens from {tokens.min()} to {tokens.max()}; the vocabulary has {limit}. Pass the "
+            "vocabulary_size of the tokenizer that they are of; its ids are 0 and up, below that size."
+        )
     has_tokens = np.diff(batch.offsets) > 0
     offsets = np.concatenate([batch.offsets[:1], batch.offsets[1:][has_tokens]])
     try:

@@ -50,8 +50,8 @@ def dtype_code(dtype: object) -> int:
 def select_dtype(vocabulary_size: int | None) -> TokenDtype:
     """The type a corpus of this vocabulary is written in: uint16 below 65,500 entries, else int32, else int64.
 
-    vocabulary_size    65,499    65,500    2^31    2^31 + 1    None
-    dtype              uint16    int32     int32   int64       int32
+        vocabulary_size    65,499    65,500    2^31    2^31 + 1    None
+        dtype              uint16    int32     int32   int64       int32
 
     Raises:
         ConfigTypeError, ConfigError: no whole number, or one below 1.

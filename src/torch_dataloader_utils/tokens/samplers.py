@@ -70,8 +70,10 @@ class _StepSampler(Sampler[Batch]):
 class PretrainingSampler(_StepSampler):
     """Samples in order, dealt to ranks in neighbouring micro-batches.
 
-    10 samples, micro-batch 2, 2 ranks    rank 0: 0 1 | 4 5         rank 1: 2 3 | 6 7
-    with drop_last=False                  rank 0: 0 1 | 4 5 | 8 9   rank 1: 2 3 | 6 7 | None None
+    Samples that do not fill a step of all ranks are left out, or filled up with None:
+
+        10 samples, micro-batch 2, 2 ranks    rank 0: 0 1 | 4 5         rank 1: 2 3 | 6 7
+        with drop_last=False                  rank 0: 0 1 | 4 5 | 8 9   rank 1: 2 3 | 6 7 | None None
     """
 
     drop_last: bool = True
@@ -159,7 +161,10 @@ class PretrainingRandomSampler(_StepSampler):
 class GlobalBatchSampler(Sampler[Batch]):
     """All samples of one rank in a global batch at once, for schedulers that divide them anew.
 
-    16 samples, global batch 8, micro-batch 2, 2 ranks    rank 0: 0 1 4 5 | 8 9 12 13    rank 1: 2 3 6 7 | 10 11 14 15
+    They are what `PretrainingSampler` gives in all steps of that global batch:
+
+        16 samples, global batch 8, micro-batch 2      rank 0 of 2: 0 1 4 5 | 8 9 12 13
+                                                       rank 1 of 2: 2 3 6 7 | 10 11 14 15
     """
 
     def __init__(
@@ -202,7 +207,9 @@ class GlobalBatchSampler(Sampler[Batch]):
 class FullValidationSampler(Sampler[int | None]):
     """Every sample once over all ranks: rank r takes r, r + R, r + 2R, …, and None where ranks would end unequal.
 
-    5 samples, 2 ranks    rank 0: 0 2 4    rank 1: 1 3 None
+    All ranks give ⌈samples / R⌉ indices:
+
+        5 samples, 2 ranks    rank 0: 0 2 4    rank 1: 1 3 None
     """
 
     def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:

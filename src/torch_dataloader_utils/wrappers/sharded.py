@@ -22,10 +22,12 @@ _SHARDING_KEYS = ("version", "total_shards", "indexing_mode", "total_items")
 
 
 class ShardIndexingMode(StrEnum):
-    """How the items are dealt to the shards. 14 items, 4 shards:
+    """How the items are dealt to the shards.
 
-    sequential, in turn:        0 4 8 12    1 5 9 13    2 6 10       3 7 11
-    chunked, in one block:      0 1 2 3     4 5 6 7     8 9 10 11    12 13
+    14 items, 4 shards:
+
+        sequential, in turn:        0 4 8 12    1 5 9 13    2 6 10       3 7 11
+        chunked, in one block:      0 1 2 3     4 5 6 7     8 9 10 11    12 13
     """
 
     sequential = "sequential"

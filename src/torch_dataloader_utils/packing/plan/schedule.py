@@ -30,7 +30,9 @@ class Schedule:
         num_microbatches: microbatches, the same for every rank.
         samples: positions in the global batch, int64.
         offsets: int64 [packs + 1].
-        microbatch, first_rank, span: int64 [packs].
+        microbatch: of each pack, int64 [packs].
+        first_rank: of the ranks that compute it, int64 [packs].
+        span: how many they are, int64 [packs].
     """
 
     num_ranks: int
