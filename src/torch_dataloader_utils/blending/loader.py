@@ -144,10 +144,10 @@ class BlendedLoader:
             ]
             for step, batch in give(streams, steps_with_last(schedule)):
                 position = position.after(step.amounts)
-                self.progress.reach(position, is_last=step.is_last)
+                self.progress.reach(begin, position, is_last=step.is_last)
                 yield batch
         if position is begin:  # there was nothing to give
-            self.progress.reach(position, is_last=True)
+            self.progress.reach(begin, position, is_last=True)
 
     def _start(self, position: BlendPosition) -> BlendStart:
         left = [source.left(mark) for source, mark in zip(self.sources, position.marks, strict=True)]
