@@ -72,5 +72,24 @@ def test_corpora_are_merged_and_listed(tmp_path):
     assert f"no corpus in {tmp_path / 'empty'}" in line
 
 
+def test_a_directory_is_not_merged_into_itself(tmp_path):
+    (tmp_path / "parts").mkdir()
+    write_documents(tmp_path / "a.parquet", [[1], [2]])
+    tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "parts" / "c", "--column", "tokens")
+    inside = tmp_path / "parts" / ".." / "parts" / "all"
+    line = one_line(tdu("tokens", "merge", tmp_path / "parts", inside, "--overwrite", code=2))
+    assert "another call would take it for one more of them" in line
+    tdu("tokens", "merge", tmp_path / "parts" / "c", inside)
+    assert len(IndexedDataset(str(inside))) == 2
+
+
+def test_a_corpus_is_merged_beside_a_directory_of_its_name(tmp_path):
+    write_documents(tmp_path / "a.parquet", [[1], [2]])
+    tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "web", "--column", "tokens")
+    (tmp_path / "web" / "cache").mkdir(parents=True)
+    tdu("tokens", "merge", tmp_path / "web", tmp_path / "web", tmp_path / "all")
+    assert len(IndexedDataset(str(tmp_path / "all"))) == 4
+
+
 def list_of_ints(field_id, name):
     return NestedField(field_id, name, ListType(field_id + 10, IntegerType(), element_required=False), required=False)
