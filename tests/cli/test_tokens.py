@@ -6,6 +6,7 @@ from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.iceberg.tables import TableWriter, field_of
+from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.tokens import IndexedDataset, read_sequences
 
 
@@ -89,6 +90,13 @@ def test_a_corpus_is_merged_beside_a_directory_of_its_name(tmp_path):
     (tmp_path / "web" / "cache").mkdir(parents=True)
     tdu("tokens", "merge", tmp_path / "web", tmp_path / "web", tmp_path / "all")
     assert len(IndexedDataset(str(tmp_path / "all"))) == 4
+
+
+def test_modes_are_kept_on_request(tmp_path):
+    prefix = write_corpus(tmp_path / "modal", EXAMPLE, modes=[1, 0, 2])
+    assert "--multimodal" in one_line(tdu("tokens", "merge", prefix, tmp_path / "all", code=1))
+    tdu("tokens", "merge", prefix, tmp_path / "all", "--multimodal")
+    assert IndexedDataset(str(tmp_path / "all"), multimodal=True).sequence_modes.tolist() == [1, 0, 2]
 
 
 def list_of_ints(field_id, name):

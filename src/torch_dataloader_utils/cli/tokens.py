@@ -138,15 +138,16 @@ def _print(report: "CorpusReport") -> None:
 @command.command("merge")
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output_prefix")
+@click.option("--multimodal", is_flag=True, help="Keep the mode of each sequence.")
 @click.option("--overwrite", "overwrites", is_flag=True, help="Replace a corpus that is there.")
-def merge(prefixes: tuple[str, ...], output_prefix: str, overwrites: bool) -> None:
+def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrites: bool) -> None:
     """Corpora one after the other, as OUTPUT_PREFIX; a directory stands for all in it, sorted by name."""
     from torch_dataloader_utils.tokens import IndexedDataset, merge_corpora
 
     if not overwrites and IndexedDataset.exists(output_prefix):
         raise ConfigError(f"The corpus {output_prefix} exists. Pass --overwrite to replace it.")
     named = [each for prefix in prefixes for each in _find_named(prefix, output_prefix)]
-    merge_corpora(named, output_prefix)
+    merge_corpora(named, output_prefix, multimodal=multimodal)
     print_facts([("wrote", output_prefix), ("from", f"{len(named):,} corpora")])
 
 
