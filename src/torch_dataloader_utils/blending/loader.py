@@ -44,7 +44,8 @@ def blend(
         drop_last: with per="sample" and "first_exhausted", leave out a last batch that is shorter.
 
     Raises:
-        ConfigError: weights or options out of range, sources of different ranks, of no rows, or of uncounted ones.
+        ConfigError: weights or options out of range, sources of different ranks, of no rows, of uncounted ones, or with
+            a loaded position inside an epoch.
     """
     shares = _as_shares(weights)
     if not isinstance(sources, Iterable):

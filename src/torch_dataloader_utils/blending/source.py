@@ -67,6 +67,11 @@ class Source:
                 f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "
                 "state could say which of them were given. Leave in_order=True."
             )
+        if loader.next_position.segments:
+            raise ConfigError(
+                f"Source {index} of the blend stands inside an epoch, where a state was loaded, and a blend begins its "
+                "sources at their beginning. Make the loader anew, and load the blend's own state into the blend."
+            )
         if unit == "sample" and options.max_tokens_per_batch is not None:
             raise ConfigError(
                 f"Source {index} of the blend limits the tokens of its batches (max_tokens_per_batch), and "
