@@ -268,6 +268,20 @@ def test_a_place_a_billion_passes_on_is_found_without_walking_there(tables):
     assert source.places(mark, range(3)) == [Place(start=wanted, number=10**9, units=1)] * 3
 
 
+@pytest.mark.filterwarnings("ignore:Ranks take different numbers of steps")
+def test_whole_batches_in_different_passes_of_a_source_stay_on_their_topology(tables):
+    options = {"stop": "all_exhausted", "source_options": {"rank_sharding": "chunks", "split_rows": 4}}
+    loader = make(tables[:2], num_ranks=2, batch_sizes=(4, 4), weights=(1, 1), **options)
+    for batch in loader:
+        check_batch(batch)
+        state = loader.state_dict()
+        if state["steps"] == 5:
+            break
+    elsewhere = make(tables[:2], num_ranks=1, batch_sizes=(4, 4), weights=(1, 1), **options)
+    with pytest.raises(CheckpointMismatchError, match="Source 1 of the blend has begun another pass on some ranks"):
+        elsewhere.load_state_dict(state)
+
+
 def test_epochs_and_passes_have_orders_of_their_own(tables):
     loader = make(tables, stop="all_exhausted")
     epochs = []
@@ -299,6 +313,19 @@ def test_a_broken_pass_begins_again_and_a_loaded_epoch_keeps_its_place(tables):
     loader.load_state_dict(state)
     loader.set_epoch(1)
     assert len(rows_of(loader)) == len(whole)
+
+
+def test_a_pass_that_was_left_says_nothing_of_where_the_blend_stands(tables):
+    loader = make(tables)
+    left = iter(loader)
+    next(left)
+    loader.set_epoch(1)
+    next(left)
+    assert loader.state_dict()["epoch"] == 1
+    present = iter(loader)
+    next(present)
+    next(left)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["steps"]) == (1, 1)
 
 
 def test_states_of_others_are_refused(tables, tmp_path):
@@ -339,6 +366,26 @@ def test_sources_with_worker_processes(tables):
     assert rows_of(blend(loaders, WEIGHTS, stop=6)) == expected
 
 
+def keep_odd(batch):
+    return {"row": batch["row"][batch["row"] % 2 == 1]}
+
+
+def repeat_rows(batch):
+    return {"row": batch["row"].repeat(2)}
+
+
+def lose_one_at_the_end(batch):
+    return {"row": batch["row"] if len(batch["row"]) == 4 else batch["row"][1:]}
+
+
+@pytest.mark.parametrize("function", [keep_odd, repeat_rows, lose_one_at_the_end])
+def test_samples_of_a_function_that_changes_how_many_rows_there_are_are_refused(tables, function):
+    loader = make(tables, per="sample", stop="all_exhausted", source_options={"transform": function})
+    with pytest.raises(ConfigError, match=r"Source \d of the blend gave \d rows where \d were planned .*filters="):
+        list(loader)
+    assert list(make(tables, source_options={"transform": function}))  # whole batches may have any number of rows
+
+
 def test_a_device_prefetcher_gives_the_state_of_what_it_gave(tables):
     loader = make(tables)
     whole = rows_of(loader)
@@ -367,6 +414,12 @@ def test_what_cannot_be_blended_is_refused(tables):
         blend([good], [1], per="sample", drop_last="no")
     with pytest.raises(ConfigError, match="batch_size is for"):
         blend([good], [1], batch_size=3)
+    begun = make(tables).sources[0].loader
+    next(iter(begun))
+    blend([begun], [1])  # a pass that was left leaves no position
+    begun.load_state_dict(begun.state_dict())
+    with pytest.raises(ConfigError, match="Source 0 of the blend stands inside an epoch"):
+        blend([begun], [1])
     odd = make(tables, source_options={"transform": list}).sources[1].loader
     with pytest.raises(ConfigTypeError, match="gives list batches"):
         rows_of(blend([good, odd], [1, 1], per="sample"))

@@ -6,6 +6,7 @@ from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.iceberg.tables import TableWriter, field_of
+from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.tokens import IndexedDataset, read_sequences
 
 
@@ -70,6 +71,32 @@ def test_corpora_are_merged_and_listed(tmp_path):
     (tmp_path / "empty").mkdir()
     line = one_line(tdu("tokens", "merge", tmp_path / "parts", tmp_path / "empty", tmp_path / "new", code=2))
     assert f"no corpus in {tmp_path / 'empty'}" in line
+
+
+def test_a_directory_is_not_merged_into_itself(tmp_path):
+    (tmp_path / "parts").mkdir()
+    write_documents(tmp_path / "a.parquet", [[1], [2]])
+    tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "parts" / "c", "--column", "tokens")
+    inside = tmp_path / "parts" / ".." / "parts" / "all"
+    line = one_line(tdu("tokens", "merge", tmp_path / "parts", inside, "--overwrite", code=2))
+    assert "another call would take it for one more of them" in line
+    tdu("tokens", "merge", tmp_path / "parts" / "c", inside)
+    assert len(IndexedDataset(str(inside))) == 2
+
+
+def test_a_corpus_is_merged_beside_a_directory_of_its_name(tmp_path):
+    write_documents(tmp_path / "a.parquet", [[1], [2]])
+    tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "web", "--column", "tokens")
+    (tmp_path / "web" / "cache").mkdir(parents=True)
+    tdu("tokens", "merge", tmp_path / "web", tmp_path / "web", tmp_path / "all")
+    assert len(IndexedDataset(str(tmp_path / "all"))) == 4
+
+
+def test_modes_are_kept_on_request(tmp_path):
+    prefix = write_corpus(tmp_path / "modal", EXAMPLE, modes=[1, 0, 2])
+    assert "--multimodal" in one_line(tdu("tokens", "merge", prefix, tmp_path / "all", code=1))
+    tdu("tokens", "merge", prefix, tmp_path / "all", "--multimodal")
+    assert IndexedDataset(str(tmp_path / "all"), multimodal=True).sequence_modes.tolist() == [1, 0, 2]
 
 
 def list_of_ints(field_id, name):

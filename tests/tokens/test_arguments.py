@@ -135,7 +135,9 @@ def test_a_text_is_no_flag(name: str) -> None:
         ("split", "-1,1,1", "'-1,1,1' holds something that is no number"),
         ("sequences_per_dataset", 5, "pass what read_sequences"),
         ("sequences_per_dataset", {"web": (3, 4)}, "pass what read_sequences"),
+        ("blend", (["web", "code"], [1, 0]), "code has a weight of 0 in a blend"),
         ("path_to_cache", 5, "path_to_cache=5: pass a path"),
+        ("path_to_cache", "memory://cache", "path_to_cache='memory://cache' is the URL of a store"),
     ],
 )
 def test_a_configuration_says_what_it_takes(name: str, value: Any, says: str) -> None:

@@ -44,6 +44,8 @@ def test_modes_are_merged(tmp_path: Path) -> None:
     modes = IndexedDataset(str(tmp_path / "merged"), multimodal=True).sequence_modes
     assert modes is not None
     assert modes.tolist() == [1, 0, 2, 1, 0, 2]
+    with pytest.raises(SchemaError, match=r"has sequence modes, and this corpus keeps none\. Pass multimodal=True"):
+        merge_corpora([prefix], str(tmp_path / "plain"))
 
 
 def test_merge_refuses_other_dtypes_and_leaves_nothing(tmp_path: Path, example: str) -> None:

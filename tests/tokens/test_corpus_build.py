@@ -154,6 +154,16 @@ def test_a_tokenizers_file_is_a_tokenizer(tmp_path: Path) -> None:
     assert _documents(str(tmp_path / "out")) == [[1, 2, 1], [2, 0]]
 
 
+def test_a_tokenizers_file_neither_cuts_nor_fills_up_documents(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "b": 2, "[UNK]": 0}, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.enable_truncation(3)
+    model.enable_padding(pad_id=0, length=4)
+    model.save(str(tmp_path / "tokenizer.json"))
+    assert TokenizerFile(str(tmp_path / "tokenizer.json"))(["a b a b a", "b"]) == [[1, 2, 1, 2, 1], [2]]
+
+
 @pytest.mark.parametrize(
     ("give", "message"),
     [

@@ -106,6 +106,12 @@ def test_a_data_set_gives_the_rows_of_its_filter_for_all_ranks(folder: Path, tmp
             build_corpus(StructuredDataset(str(folder), **options), tmp_path / "no", column="tokens")
 
 
+def test_a_span_of_the_rows_of_a_data_set_is_refused(folder: Path, tmp_path: Path) -> None:
+    shard = StructuredDataset(str(folder)).shard_rows(2, 0, contiguous=True)
+    with pytest.raises(ConfigError, match="this data set is a contiguous shard"):
+        build_corpus(shard, tmp_path / "out", column="tokens")
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_remote_corpus_is_that_of_a_local_disk(folder: Path, tmp_path: Path, remote: Any, outputs: int) -> None:
     options: dict[str, Any] = {"column": "tokens", "vocabulary_size": 100, "output_count": outputs, "part_bytes": 1}

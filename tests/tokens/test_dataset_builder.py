@@ -1,4 +1,5 @@
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,8 @@ def test_weights_need_a_size_and_a_corpus_needs_samples(corpora: list[str], tmp_
     short = write_lengths(tmp_path / "short", [3])
     with pytest.raises(ConfigError, match="short has no whole sample for train"):
         _build([None] * 3, blend=([corpora[0], short], None), split="1")
+    with pytest.raises(ConfigError, match="short, valid: 3 samples were asked for from a split without tokens"):
+        _build([1, 3, 1], blend=([short], None), split="1,0.1,0.1")
 
 
 def test_blends_take_no_more_than_there_is(corpora: list[str]) -> None:
@@ -152,9 +155,30 @@ def test_blends_take_no_more_than_there_is(corpora: list[str]) -> None:
         BlendedDataset(train.datasets, [1.0], 60, config)
     with pytest.raises(ConfigError, match="not whole"):
         BlendedDataset(train.datasets[:1], [1.5], None, config)
+    for weights, size, wanted in (
+        (["a"], None, ConfigTypeError),
+        (None, 5, ConfigTypeError),
+        ([float("nan")], None, ConfigError),
+        ([1.0], 10.5, ConfigTypeError),
+        ([1.0], "x", ConfigTypeError),
+        ([1.0], -1, ConfigError),
+    ):
+        with pytest.raises(wanted):
+            BlendedDataset(train.datasets[:1], weights, size, config)  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="samples"):
         train[len(train)]
     assert train[None]["loss_mask"].sum() == 0
+
+
+def test_a_blend_travels_without_indices_that_a_file_holds(corpora: list[str], tmp_path: Path) -> None:
+    blends = [
+        _build([2_000, 0, 0], blend=(corpora, [1, 2, 3]), split="1", path_to_cache=path)[0]
+        for path in (tmp_path / "cache", None)
+    ]
+    sent = [pickle.dumps(blend) for blend in blends]
+    assert len(sent[0]) < 10 * 2_000 < len(sent[1])  # each sample is 10 bytes of the index
+    copies = [pickle.loads(each) for each in sent]
+    assert copies[0].dataset_index.tolist() == copies[1].dataset_index.tolist() == blends[0].dataset_index.tolist()
 
 
 def test_threads_and_a_second_run_give_the_same_data(corpora: list[str], tmp_path: Path) -> None:

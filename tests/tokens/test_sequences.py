@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.tokens.corpora import EXAMPLE, write_corpus
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError
 from torch_dataloader_utils.tokens import CorpusFacts, describe_corpus, read_sequences, write_sequences
 
 
@@ -16,6 +16,17 @@ def test_one_file_serves_both_sides(tmp_path: Path) -> None:
     facts = read_sequences(tmp_path / "s.json")
     assert facts == {prefix: describe_corpus(prefix) for prefix in prefixes}
     assert facts[prefixes[0]].token_count == 9
+
+
+def test_prefixes_may_be_paths(tmp_path: Path) -> None:
+    prefixes = [write_corpus(tmp_path / name, EXAMPLE) for name in ("a", "b")]
+    write_sequences([Path(prefixes[0]), *prefixes], tmp_path / "s.json")
+    assert list(read_sequences(tmp_path / "s.json")) == prefixes
+    for no_list in (prefixes[0], Path(prefixes[0]), None):
+        with pytest.raises(ConfigTypeError, match="pass a list of prefixes"):
+            write_sequences(no_list, tmp_path / "s.json")  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match="5: pass a path"):
+        write_sequences([5], tmp_path / "s.json")  # type: ignore[list-item]
 
 
 def test_a_file_of_the_other_side_is_read(tmp_path: Path) -> None:

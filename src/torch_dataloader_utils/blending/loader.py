@@ -44,7 +44,8 @@ def blend(
         drop_last: with per="sample" and "first_exhausted", leave out a last batch that is shorter.
 
     Raises:
-        ConfigError: weights or options out of range, sources of different ranks, of no rows, or of uncounted ones.
+        ConfigError: weights or options out of range, sources of different ranks, of no rows, of uncounted ones, or with
+            a loaded position inside an epoch.
     """
     shares = _as_shares(weights)
     if not isinstance(sources, Iterable):
@@ -144,10 +145,10 @@ class BlendedLoader:
             ]
             for step, batch in give(streams, steps_with_last(schedule)):
                 position = position.after(step.amounts)
-                self.progress.reach(position, is_last=step.is_last)
+                self.progress.reach(begin, position, is_last=step.is_last)
                 yield batch
         if position is begin:  # there was nothing to give
-            self.progress.reach(position, is_last=True)
+            self.progress.reach(begin, position, is_last=True)
 
     def _start(self, position: BlendPosition) -> BlendStart:
         left = [source.left(mark) for source, mark in zip(self.sources, position.marks, strict=True)]

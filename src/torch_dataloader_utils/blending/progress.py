@@ -50,6 +50,8 @@ class BlendProgress:
         self._epoch = 0
         self._loaded: BlendPosition | None = None
         self._present: BlendPosition | None = None
+        # Where the present pass began; a pass that is left behind says nothing of where the blend stands.
+        self._begun: BlendPosition | None = None
 
     @property
     def epoch(self) -> int:
@@ -71,16 +73,18 @@ class BlendProgress:
         epoch = check_integer("epoch", epoch, least=0)
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
-        self._epoch, self._present = epoch, None
+        self._epoch, self._present, self._begun = epoch, None, None
 
     def begin(self) -> BlendPosition:
         """Begin a pass; where it stands then is the present place."""
-        self._present, self._loaded = self.next_position, None
+        self._present = self._begun = self.next_position
+        self._loaded = None
         return self._present
 
-    def reach(self, position: BlendPosition, *, is_last: bool) -> None:
-        """A batch was given out: the pass stands at `position`, or the epoch is over."""
-        self._present = self._start(position.epoch + 1) if is_last else position
+    def reach(self, of: BlendPosition, position: BlendPosition, *, is_last: bool) -> None:
+        """The pass that began at `of` gave a batch out: it stands at `position`, or the epoch is over."""
+        if self._begun is of:
+            self._present = self._start(position.epoch + 1) if is_last else position
 
     def encode(self, position: BlendPosition) -> dict[str, Any]:
         """The state of a position as a new JSON-able dict."""
@@ -110,7 +114,7 @@ class BlendProgress:
             counts=tuple(state["counts"]),
             marks=tuple(s.under_present_topology(mark) for s, mark in zip(self._sources, marks, strict=True)),
         )
-        self._epoch, self._present = self._loaded.epoch, None
+        self._epoch, self._present, self._begun = self._loaded.epoch, None, None
 
     def _start(self, epoch: int) -> BlendPosition:
         marks = tuple(source.begin(epoch) for source in self._sources)

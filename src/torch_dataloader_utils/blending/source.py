@@ -4,7 +4,7 @@ Pass p of blend epoch e is the source's epoch e + p * 2^32: no two passes share 
 not depend on how often the others were repeated.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -66,6 +66,11 @@ class Source:
             raise ConfigError(
                 f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "
                 "state could say which of them were given. Leave in_order=True."
+            )
+        if loader.next_position.segments:
+            raise ConfigError(
+                f"Source {index} of the blend stands inside an epoch, where a state was loaded, and a blend begins its "
+                "sources at their beginning. Make the loader anew, and load the blend's own state into the blend."
             )
         if unit == "sample" and options.max_tokens_per_batch is not None:
             raise ConfigError(
@@ -154,8 +159,14 @@ class Source:
         if mark.topology == self.topology:
             return mark
         places = self.places(mark, range(mark.topology.num_ranks))
+        if len({place.number for place in places}) > 1:
+            raise CheckpointMismatchError(
+                f"Source {self.index} of the blend has begun another pass on some ranks only, and its topology was "
+                f"{mark.topology}, here it is {self.topology}. Resume on the topology that the state was saved on, or "
+                "start the epoch afresh."
+            )
         rows = mark.topology.batch_size if self._unit == "sample" else 1
-        if len({place.number for place in places}) > 1 or any(place.units % rows for place in places):
+        if any(place.units % rows for place in places):
             raise CheckpointMismatchError(
                 f"Source {self.index} of the blend stands inside a batch of {rows} rows, and its topology was "
                 f"{mark.topology}, here it is {self.topology}. Blends per sample resume anywhere on the topology they "
@@ -175,9 +186,10 @@ class Source:
         segment = replace(place.start.segment, steps=steps)
         self.loader.load_state_dict(encode_state(self._identity, replace(place.start, segment=segment)))
         number, epoch = place.number, place.start.epoch % _PASS_STRIDE
+        left = int(self.lengths(place.start)[self.rank]) - steps * rows
         while True:
             with closing(cast("Generator[Any]", iter(self.loader))) as batches:
-                for batch in batches:
+                for batch in self._as_planned(batches, left):
                     # A rank with a row less than others ends with a batch of B - 1 rows and one of 1.
                     if skip and skip >= (present := num_rows(batch)):
                         skip -= present
@@ -185,7 +197,37 @@ class Source:
                     yield skip, batch
                     skip = 0
             number += 1
-            self.loader.set_epoch(epoch + number * _PASS_STRIDE)
+            start = self._pass_start(epoch, number, self.topology)
+            self.loader.set_epoch(start.epoch)
+            left = int(self.lengths(start)[self.rank])
+
+    def _as_planned(self, batches: Iterable[Any], left: int) -> Iterator[Any]:
+        """The batches of a pass, or of the rest of one, that has `left` units.
+
+        Raises:
+            ConfigError: units are rows, and a batch has more or fewer than were planned. They decide when the source
+                is exhausted and where a state leads: rows would come again, or never.
+        """
+        if self._unit == "batch":
+            yield from batches
+            return
+        full = self.topology.batch_size
+        for batch in batches:
+            present = num_rows(batch)
+            # The last B rows may come as B - 1 and 1.
+            if present > left or (left > full and present != full):
+                raise self._other_rows(present, min(full, left))
+            left -= present
+            yield batch
+        if left:
+            raise self._other_rows(0, left)
+
+    def _other_rows(self, present: int, planned: int) -> ConfigError:
+        return ConfigError(
+            f"Source {self.index} of the blend gave {present} rows where {planned} were planned (has it a transform "
+            "or collate function that leaves rows out or adds some?), and per='sample' counts them. Leave rows out "
+            "with filters=, apply the function to the blend's batches, or blend per='batch'."
+        )
 
     def encode(self, mark: Mark) -> dict[str, Any]:
         """The mark as a JSON-able dict."""

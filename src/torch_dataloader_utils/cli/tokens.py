@@ -138,16 +138,36 @@ def _print(report: "CorpusReport") -> None:
 @command.command("merge")
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output_prefix")
+@click.option("--multimodal", is_flag=True, help="Keep the mode of each sequence.")
 @click.option("--overwrite", "overwrites", is_flag=True, help="Replace a corpus that is there.")
-def merge(prefixes: tuple[str, ...], output_prefix: str, overwrites: bool) -> None:
+def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrites: bool) -> None:
     """Corpora one after the other, as OUTPUT_PREFIX; a directory stands for all in it, sorted by name."""
-    from torch_dataloader_utils.tokens import IndexedDataset, find_corpora, merge_corpora
+    from torch_dataloader_utils.tokens import IndexedDataset, merge_corpora
 
     if not overwrites and IndexedDataset.exists(output_prefix):
         raise ConfigError(f"The corpus {output_prefix} exists. Pass --overwrite to replace it.")
-    named = [each for prefix in prefixes for each in (find_corpora(prefix) if Path(prefix).is_dir() else [prefix])]
-    merge_corpora(named, output_prefix)
+    named = [each for prefix in prefixes for each in _find_named(prefix, output_prefix)]
+    merge_corpora(named, output_prefix, multimodal=multimodal)
     print_facts([("wrote", output_prefix), ("from", f"{len(named):,} corpora")])
+
+
+def _find_named(prefix: str, output_prefix: str) -> list[str]:
+    """A corpus, or those of a directory.
+
+    Raises:
+        ConfigError: the output would lie in the directory, where another call would append it to itself.
+    """
+    from torch_dataloader_utils.tokens import IndexedDataset, find_corpora
+
+    # Beside a corpus there may be a directory of its name, with the indices of data sets over it.
+    if not Path(prefix).is_dir() or IndexedDataset.exists(prefix):
+        return [prefix]
+    if Path(output_prefix).resolve().parent == Path(prefix).resolve():
+        raise ConfigError(
+            f"The corpus {output_prefix} would lie in {prefix}, all of which is merged: another call would take it "
+            "for one more of them. Give an output outside, or name the corpora."
+        )
+    return find_corpora(prefix)
 
 
 @command.command("sequences")

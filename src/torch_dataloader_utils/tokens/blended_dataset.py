@@ -7,11 +7,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, select_cache
-from torch_dataloader_utils.tokens.split import normalize_weights
+from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
 
 _INDEX_NAMES = ("dataset_index", "dataset_sample_index")
 _INDEX_VERSION = 1
@@ -24,6 +25,7 @@ class BlendedDataset(Dataset[Sample]):
     exactly that many. Samples carry `dataset_id`.
 
     Raises:
+        ConfigTypeError: weights that are no list of numbers, or a size that is no whole number.
         ConfigError: data sets of several kinds or splits, weights that do not fit, or a data set asked for more
             samples than it has.
     """
@@ -37,11 +39,11 @@ class BlendedDataset(Dataset[Sample]):
     ) -> None:
         _check_datasets(datasets, weights, size)
         self.datasets = tuple(datasets)
-        self.size = None if size is None else int(size)
+        self.size = None if size is None else check_integer("size", size, least=0)
         self.config = config
         self.split = self.datasets[0].index_split
         # Weights that come normalised are divided again: Megatron does, and the last bit of a weight decides ties.
-        self.weights = [int(weight) for weight in weights] if size is None else normalize_weights(weights)
+        self.weights = [int(each) for each in as_weights(weights)] if size is None else normalize_weights(weights)
         self._index: BlendIndex | None = None
         if not config.defer_npy_index_mmap:
             self._check_counts(self.load_indices())
@@ -71,13 +73,16 @@ class BlendedDataset(Dataset[Sample]):
         """The blend: from memory, from `path_to_cache`, or built."""
         if self._index is None:
             cache = select_cache(self.config, None)
-            name = f"{type(self).__name__}-{self.split.name}"
             if cache is None:
                 arrays = self._build_arrays()
             else:
-                arrays = cache.load_or_build(name, self.describe(), self._build_arrays)
+                arrays = cache.load_or_build(self._cache_name, self.describe(), self._build_arrays)
             self._index = BlendIndex(**{name: arrays[name] for name in _INDEX_NAMES})
         return self._index
+
+    @property
+    def _cache_name(self) -> str:
+        return f"{type(self).__name__}-{self.split.name}"
 
     def _build_arrays(self) -> dict[str, npt.NDArray[Any]]:
         if self.size is None:
@@ -108,11 +113,20 @@ class BlendedDataset(Dataset[Sample]):
         dataset_id = int(blend.dataset_index[index])
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(blend.dataset_sample_index[index])]}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker maps the cache again, as that of a `GPTDataset` does.
+        state = self.__dict__.copy()
+        cache = select_cache(self.config, None)
+        if cache is not None and cache.path_of(self._cache_name, self.describe()).exists():
+            state["_index"] = None
+        return state
+
 
 def _check_datasets(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:
-    if not datasets or len(datasets) != len(weights):
-        raise ConfigError(f"A blend needs one weight per data set: {len(datasets)} data sets, {len(weights)} weights.")
+    given = as_weights(weights).tolist()
+    if not datasets or len(datasets) != len(given):
+        raise ConfigError(f"A blend needs one weight per data set: {len(datasets)} data sets, {len(given)} weights.")
     if len({type(dataset) for dataset in datasets}) > 1 or len({dataset.index_split for dataset in datasets}) > 1:
         raise ConfigError("All data sets of a blend are of one class and of one split.")
-    if size is None and any(weight != int(weight) for weight in weights):
+    if size is None and not all(weight.is_integer() for weight in given):
         raise ConfigError(f"Without a size the weights are numbers of samples; {list(weights)} are not whole.")

@@ -120,12 +120,16 @@ class IndexedDatasetBuilder:
         """Append a whole corpus of the same dtype; its documents keep their boundaries.
 
         Raises:
-            ConfigError: it is not on a local disk. SchemaError: another dtype, or no modes where this corpus has them.
+            ConfigError: it is not on a local disk. SchemaError: another dtype, or modes that only one of both has.
         """
         source_path = local_path("path_prefix", bin_path(check_path("path_prefix", path_prefix)))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)
         if other.dtype != self.dtype:
             raise SchemaError(f"{path_prefix} holds {other.dtype.name}, this corpus {self.dtype.name}. Convert one.")
+        if other.has_modes and not self.multimodal:
+            raise SchemaError(
+                f"{path_prefix} has sequence modes, and this corpus keeps none. Pass multimodal=True (--multimodal)."
+            )
         with self._all_or_nothing():
             first, start = self.sequence_count, self._bin.file.tell()
             with source_path.open("rb") as source:

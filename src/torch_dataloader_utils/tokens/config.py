@@ -1,5 +1,6 @@
 """Configuration of the data sets over token corpora; names and defaults are Megatron-Core's, unknown ones are ours."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import hold_integers
 from torch_dataloader_utils._arguments.reals import check_not_negative
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
@@ -65,7 +66,7 @@ class BlendedMegatronDatasetConfig:
         full_validation: validation is one whole pass, every sample once: its size must be None.
         split: weights of train, valid and test, as "969,30,1".
         num_dataset_builder_threads: corpora of a blend opened and indexed at once.
-        path_to_cache: directory of built indices; None keeps them beside a local corpus (blends in memory).
+        path_to_cache: directory of built indices, no URL; None keeps them beside a local corpus (blends in memory).
         mmap_bin_files: map local .bin files, or read them in place.
         tokenizer: anything with `eod` and `pad`, such as `SpecialTokens`.
         mid_level_dataset_surplus: share of samples that corpora of a weighted blend build on top of what it needs.
@@ -119,7 +120,7 @@ class BlendedMegatronDatasetConfig:
         if self.index_builder not in ("lock", "job", "node"):
             raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
         if self.path_to_cache is not None:
-            check_path("path_to_cache", self.path_to_cache)
+            _check_cache(self.path_to_cache)
         _check_facts(self.sequences_per_dataset)
         if self.split is not None:
             parse_split(self.split)
@@ -135,6 +136,15 @@ class BlendedMegatronDatasetConfig:
     def split_matrix(self) -> SplitMatrix | None:
         """Where each split begins and ends, as fractions of a corpus."""
         return None if self.split is None else parse_split(self.split)
+
+
+def _check_cache(path: str | Path) -> None:
+    directory = check_path("path_to_cache", path)
+    if not open_store(directory).is_local:
+        raise ConfigError(
+            f"path_to_cache={redact(directory)!r} is the URL of a store, and indices are mapped: give a directory of a "
+            "local disk, or of a file system that nodes share."
+        )
 
 
 def _check_facts(facts: Any) -> None:
@@ -173,7 +183,9 @@ def _check_blend(blend: Any) -> None:
         return
     if len(weights) != len(prefixes):
         raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights. Give one a corpus.")
-    normalize_weights(weights)
+    shares = normalize_weights(weights)
+    if 0 in shares:
+        raise ConfigError(f"{redact(os.fspath(prefixes[shares.index(0)]))} has a weight of 0 in a blend. Leave it out.")
 
 
 def _is_list(value: Any) -> bool:

@@ -101,8 +101,8 @@ def build_corpus(
     Raises:
         NoDataError: no file, or no row in any.
         ConfigError: corpora that exist or would lie among their sources, more outputs than parts, no such column, a
-            data set that gives no stored rows, an eod outside the vocabulary, or an argument of another type or out of
-            range.
+            data set that gives no stored rows or is a contiguous shard, an eod outside the vocabulary, or an argument
+            of another type or out of range.
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
         FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
     """

@@ -21,7 +21,7 @@ from torch_dataloader_utils.tokens.dtypes import integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
 
 # Part of every part's key: raise it when the same input gives other files.
-_PART_VERSION = 2
+_PART_VERSION = 3
 
 PART_KEY_LETTERS = 32
 

@@ -105,6 +105,11 @@ def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[
             "A corpus is built from stored rows: give a data set without pack, transform and collate_fn; what is to "
             "be done to documents, the tokenizer does."
         )
+    if dataset.planner.options.stop_row is not None:
+        raise ConfigError(
+            "A corpus is built from whole row groups, and this data set is a contiguous shard, which may begin or end "
+            "inside one. Give the whole data set: output_count= divides it into corpora."
+        )
     spec = replace(pipeline.reader.spec, columns=(column,))
     inventory: Inventory = dataset.plan().inventory
     groups = np.flatnonzero(inventory.groups.live_rows != 0).tolist()

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.tokens.cache import IndexCache
 from torch_dataloader_utils.tokens.config import GPTDatasetConfig, read_token, select_pad_token
 from torch_dataloader_utils.tokens.epochs import CorpusEpochs, plan_epochs
@@ -122,13 +123,16 @@ class GPTDataset(MegatronDataset):
         return {name: getattr(built, name) for name in _INDEX_NAMES}
 
     def _plan_epochs(self) -> CorpusEpochs:
-        return plan_epochs(
-            self._count_tokens(),
-            sequence_length=self.config.sequence_length,
-            extra_tokens=self.config.extra_tokens,
-            num_samples=self.num_samples,
-            drops_partial=self._drops_partial,
-        )
+        try:
+            return plan_epochs(
+                self._count_tokens(),
+                sequence_length=self.config.sequence_length,
+                extra_tokens=self.config.extra_tokens,
+                num_samples=self.num_samples,
+                drops_partial=self._drops_partial,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{redact(self.dataset_path)}, {self.index_split.name}: {error}") from error
 
     @property
     def _exposes_everything(self) -> bool:

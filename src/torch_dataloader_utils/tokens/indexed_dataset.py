@@ -185,6 +185,12 @@ class IndexedDataset(Dataset[Any]):
         """Mode of each sequence, int8 [S], or None for a corpus opened without modes."""
         return self.index.sequence_modes if self.multimodal else None
 
+    @property
+    def has_modes(self) -> bool:
+        """Whether the .idx file holds a mode of each sequence, given or not."""
+        opened = self._open()
+        return opened.has_modes and opened.header.sequence_count > 0
+
     def __len__(self) -> int:
         if self._facts is not None:
             return self._facts.sequence_count

@@ -36,7 +36,7 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
 
     Raises:
         ConfigError: nothing to merge, or a corpus that is not on a local disk.
-        SchemaError: dtypes differ.
+        SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
     """
     if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
         raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")

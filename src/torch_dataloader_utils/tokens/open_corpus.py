@@ -66,8 +66,8 @@ class OpenCorpus:
         self._path = redact(self._index_file.path)
         start = self._index_file.read([(0, min(HEADER_BYTES, index_bytes))])[0]
         self.header: IndexHeader = decode_header(start, path=self._path)
-        has_modes = check_index_size(self.header, index_bytes=index_bytes, multimodal=multimodal, path=self._path)
-        self._array_count = 4 if has_modes and multimodal else 3
+        self.has_modes = check_index_size(self.header, index_bytes=index_bytes, multimodal=multimodal, path=self._path)
+        self._array_count = 4 if self.has_modes and multimodal else 3
         self._trusts_index = trusts_index
         self._index: TokenIndex | None = None
         if not isinstance(self._index_file, StoredFile):

@@ -54,15 +54,17 @@ def open_source(
     return MappedFile(store.local_path(path)) if maps else PlainFile(store.local_path(path))
 
 
-def _open_local(path: str) -> int:
+def _open_local(path: str) -> tuple[int, FileStat]:
+    """A descriptor of the file, and what it is."""
     try:
         descriptor = open_to_read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NoDataError(f"There is no file {path}. Check the spelling.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error}.") from error
-    if S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
+    status = os.fstat(descriptor)
+    if S_ISREG(status.st_mode):
+        return descriptor, file_stat(status)
     os.close(descriptor)
     raise NoDataError(f"{path} is no file but a directory, a pipe or a device. Pass the path of a file.")
 
@@ -78,9 +80,8 @@ class MappedFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        descriptor = _open_local(path)
+        descriptor, self.stat = _open_local(path)
         try:
-            self.stat = file_stat(os.fstat(descriptor))
             # An empty file cannot be mapped. The map outlives the descriptor, and the views outlive this object:
             # nobody closes the map by hand, it goes when the last view goes.
             content = mmap.mmap(descriptor, self.stat.size, access=mmap.ACCESS_READ) if self.stat.size else b""
@@ -99,8 +100,7 @@ class PlainFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = _open_local(path)
-        self.stat = file_stat(os.fstat(self._descriptor))
+        self._descriptor, self.stat = _open_local(path)
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:

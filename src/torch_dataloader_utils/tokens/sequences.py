@@ -7,13 +7,13 @@ know (token count, identity of the files) sits beside it under one key of our ow
 import json
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError, of_type
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, of_type
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 
@@ -46,7 +46,7 @@ def describe_corpus(
 
 
 def write_sequences(
-    path_prefixes: Iterable[str],
+    path_prefixes: Iterable[str | Path],
     path: str | Path,
     *,
     storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
@@ -57,9 +57,14 @@ def write_sequences(
 
     The prefixes are kept as they are given: a job looks them up letter by letter. The other arguments say how remote
     corpora are read, see `IndexedDataset`.
+
+    Raises:
+        ConfigTypeError: no list of paths. What `IndexedDataset` raises for a corpus that is not there or is damaged.
     """
     access = StoreAccess.of(storage_options, credentials, remote)
-    prefixes = sorted(set(path_prefixes))
+    if isinstance(path_prefixes, str | PurePath) or not isinstance(path_prefixes, Iterable):
+        raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
+    prefixes = sorted({check_path("A prefix of path_prefixes", prefix) for prefix in path_prefixes})
     describe = partial(describe_corpus, storage_options=access)
     corpora = dict(zip(prefixes, map_watched(describe, prefixes, threads=_THREADS, name="tdu-tokens"), strict=True))
     content: dict[str, Any] = {

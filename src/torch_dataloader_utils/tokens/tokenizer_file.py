@@ -10,6 +10,8 @@ from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 class TokenizerFile:
     """Calls `encode_batch` of the tokenizer saved at `path`; each process loads it once.
 
+    Truncation and padding that the file asks for are left out: a document is all its tokens and nothing else.
+
     Raises:
         MissingDependencyError: the `tokenizers` package is not installed.
         ConfigError: the file is none of its.
@@ -45,6 +47,10 @@ def _load(path: str) -> Any:
     except ImportError as error:
         raise MissingDependencyError("TokenizerFile needs the tokenizers package: pip install tokenizers") from error
     try:
-        return Tokenizer.from_file(path)
+        tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # it raises no narrower class
         raise ConfigError(f"{path} is no tokenizer.json of the tokenizers package: {error}. Pass one.") from error
+    # The file may hold those of whoever saved it: documents would be cut, or filled up to the longest one.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
