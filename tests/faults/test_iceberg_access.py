@@ -240,3 +240,22 @@ def test_data_files_without_a_footer_are_left_out_with_the_rows_that_the_manifes
     with pytest.warns(UserWarning, match="left out 1 of 3 files with 40 rows: their metadata does not decode"):
         loader, _ = on_server(server, on_error="skip")
     assert ids(loader) == [row for row in ROWS if row < 80]
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [("t", [(403, "AccessDenied")]), ("t", [(405, "MethodNotAllowed")]), ("t[1]", [])],
+)
+def test_files_of_a_directory_that_cannot_be_listed_are_looked_up(
+    server: S3Server, tmp_path: Path, name: str, rules: list[tuple[int, str]]
+) -> None:
+    writer = TableWriter(tmp_path / name, path_prefix=f"s3://bucket/{name}")
+    writer.evolve(field_of(1, "id", "long"))
+    for number in range(10):
+        writer.append([{"id": number}])
+    for path in writer.root.rglob("*.*"):
+        server.put(f"{name}/{path.relative_to(writer.root)}", path.read_bytes())
+    server.rules += [Rule(error(status, code), key="^$", count=None) for status, code in rules]
+    metadata = f"s3://bucket/{name}/metadata/{Path(writer.metadata).name}"
+    options = {"storage_options": server.storage_options, "remote": REMOTE, "num_workers": 0, "batch_size": 4}
+    assert ids(IcebergDataset.create_dataloader(metadata, **options)[0]) == list(range(10))

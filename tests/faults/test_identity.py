@@ -75,6 +75,15 @@ def test_a_change_between_listing_and_footer_is_noticed_by_the_scan(server: S3Se
         scan_files("s3://bucket/data", storage_options=access)
 
 
+def test_a_text_that_changes_while_its_lines_are_counted_is_noticed_by_the_scan(
+    server: S3Server, access: StoreAccess
+) -> None:
+    url = server.put("data/a.csv", b"a,b\n1,2\n3,4\n")
+    server.rules.append(Rule(replace_object("data/a.csv", b"a,b\n1,2,3,4,5\n"), key="data/a"))
+    with pytest.raises(FileChangedError, match=r"data/a\.csv is not the file that was planned"):
+        scan_files(url, "csv", storage_options=access)
+
+
 def test_a_store_that_ignores_conditions_is_noticed_by_its_etag(server: S3Server, access: StoreAccess) -> None:
     url = server.put("a", b"0123456789")
     store = open_store(url, access)

@@ -337,9 +337,9 @@ class TableWriter:
         return path
 
     def _everything(self) -> Schema:
-        """Every field the table ever had, for partition specs over dropped columns."""
+        """Every field the table ever had, for partition specs over dropped columns; a name may have come twice."""
         fields = {each.field_id: each for schema in self.schemas for each in schema.fields}
-        return Schema(*fields.values())
+        return Schema(*(each.model_copy(update={"name": f"field-{key}"}) for key, each in fields.items()))
 
     def write_metadata(self) -> None:
         self._counter += 1

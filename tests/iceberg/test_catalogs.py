@@ -263,6 +263,10 @@ def test_property_names_of_all_stores() -> None:
         "account_name": "a",
         "sas_token": "s",
     }
+    signed = {"adls.sas-token.a.dfs.core.windows.net": "of a", "adls.sas-token.b.dfs.core.windows.net": "of b"}
+    assert storage_options(signed, "abfss") == {"account_name": "a", "sas_token": "of a"}
+    assert storage_options({"adls.account-name": "b", **signed}, "abfss") == {"account_name": "b", "sas_token": "of b"}
+    assert storage_options({"adls.sas-token": "s", **signed}, "abfss") == {"account_name": "a", "sas_token": "s"}
     assert storage_options({"s3.anonymous": "true", "s3.connect-timeout": "3"}, "s3a") == {
         "anon": True,
         "config_kwargs": {"connect_timeout": 3.0},

@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,6 +155,18 @@ def test_uuids_are_keys(tmp_path: Path) -> None:
     table.delete_equal([1], [{"id": keys[1]}, {"id": None}])
     table.delete_equal([1, 2], [{"id": keys[2], "x": 2}, {"id": keys[3], "x": 2}])
     assert sorted(row["x"] for row in read_rows(table.metadata)) == [0, 3]
+
+
+def test_keys_of_a_file_without_ids_follow_the_present_name_mapping(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"), field_of(2, "b", "long"))
+    table.append([{"a": 1, "b": 2}, {"a": 2, "b": 1}])
+    keys = table.delete_equal([1], [])
+    pq.write_table(pa.table({"x": [1], "y": [2]}), keys)
+    for name, left in (("x", {"a": 2, "b": 1}), ("y", {"a": 1, "b": 2})):
+        table.properties["schema.name-mapping.default"] = json.dumps([{"field-id": 1, "names": [name]}])
+        table.write_metadata()
+        assert read_rows(table.metadata) == [left]
 
 
 def test_each_delete_file_is_read_once_however_many_data_files_it_applies_to(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_delete_that_could_mean_two_files_is_refused() -> None:
     assert index.find("s3a://b/t/x.parquet") == 1
     assert index.find("hdfs://host/t/y.parquet") == 2
     assert index.find("s3://b/t/z.parquet") is None
-    with pytest.raises(CorruptFileError, match="2 data files differ from that in scheme or host only"):
+    with pytest.raises(CorruptFileError, match="2 data files differ from that in scheme, host or slashes only"):
         index.find("hdfs://host/t/x.parquet")
 
 
@@ -194,3 +194,10 @@ def test_a_state_does_not_fit_another_snapshot_with_as_many_rows(tmp_path: Path)
     after = scan_iceberg(table.metadata)
     assert np.array_equal(before.groups.live_rows, after.groups.live_rows)
     assert before.fingerprint() != after.fingerprint()
+
+
+def test_objects_whose_keys_differ_in_slashes_only_are_two_files() -> None:
+    index = PathIndex.of(["s3://b/t//x.parquet", "s3://b/t/x.parquet", "s3://b/t/y.parquet"])
+    assert [index.find(f"s3://b/t{key}") for key in ("//x.parquet", "/x.parquet", "//y.parquet")] == [0, 1, 2]
+    with pytest.raises(CorruptFileError, match="2 data files differ from that in scheme, host or slashes only"):
+        index.find("s3://b/t/./x.parquet")

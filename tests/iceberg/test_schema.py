@@ -150,6 +150,24 @@ def test_files_without_ids_by_name_mapping_or_by_names_that_never_changed_meanin
     assert read_rows(table.metadata) == [{"c": None, "a": 1}]
 
 
+def test_a_name_that_meant_two_fields_is_refused_in_files_without_ids_and_only_there(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"), field_of(2, "b", "long"))
+    table.append([{"a": 1, "b": 2}], without_ids=True)
+    table.evolve(field_of(2, "b", "long"), field_of(1, "before", "long"))
+    table.evolve(field_of(2, "b", "long"), field_of(1, "before", "long"), field_of(3, "a", "long"))
+    for column in ("a", "before"):
+        with pytest.raises(SchemaError, match=rf"no field ids, and its column a may be field {column} .*name-mapping"):
+            read_rows(table.metadata, columns=[column])
+    assert read_rows(table.metadata, columns=["b"]) == [{"b": 2}]
+    names = [{"field-id": 1, "names": ["a"]}, {"field-id": 2, "names": ["b"]}]
+    table.properties["schema.name-mapping.default"] = json.dumps(names)
+    table.append([{"a": 5, "b": 3, "before": 4}])
+    assert in_order(read_rows(table.metadata)) == in_order(
+        [{"b": 2, "before": 1, "a": None}, {"b": 3, "before": 4, "a": 5}]
+    )
+
+
 def test_types_that_are_no_promotion_are_refused_with_file_and_field(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "a", "string"))

@@ -4,16 +4,19 @@ Source: the Arrow columnar format specification, "IPC File Format" and "IPC Stre
 """
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.ipc_messages import FlatTable, metadata_length, read_head, stream_messages
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, Tail, redact
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileStat, Span, SparseFile, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
 from torch_dataloader_utils.errors import UnsupportedFeatureError
+
+Read = Callable[[int, int], Buffer]
 
 _HEAD_BYTES = 64 << 10
 
@@ -42,8 +45,9 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
             schema = _file_schema(end, tail.size)
             spans, rows = _file_batches(store, path, tail, end)
         else:
-            schema = _stream_schema(store, path, tail)
-            spans, rows = _stream_batches(store, path, tail.size)
+            read = _reader(store, path, tail)
+            schema = _stream_schema(read, path, tail.size)
+            spans, rows = _stream_batches(read, tail.size)
     groups = np.zeros((len(rows), 4), dtype=np.int64)
     groups[:, 0] = rows
     groups[:, 2:] = np.array(spans, dtype=np.int64).reshape(-1, 2)
@@ -57,7 +61,9 @@ def _from_footer(store: Store, path: str, tail: Tail) -> Buffer:
     need = length + 4 + len(_MAGIC)
     if not 0 < need <= tail.size:
         raise corrupt(path, f"the footer claims {length} bytes of a file of {tail.size}")
-    return tail.data if need <= len(tail.data) else store.tail(path, need).data
+    if need <= len(tail.data):
+        return tail.data
+    return store.tail(path, need, FileStat(size=tail.size, identity=tail.identity)).data
 
 
 def _file_schema(end: Buffer, size: int) -> pa.Schema:
@@ -77,8 +83,25 @@ def _file_batches(store: Store, path: str, tail: Tail, end: Buffer) -> tuple[lis
     return [(offset, head + body) for offset, head, body in blocks], rows
 
 
-def _stream_schema(store: Store, path: str, tail: Tail) -> pa.Schema:
-    head = store.ranges(path, [(0, min(_HEAD_BYTES, tail.size))], tail.identity)[0]
+def _reader(store: Store, path: str, tail: Tail) -> Read:
+    """`read(offset, length)` of a stream, of which the end is here; its start is fetched once."""
+
+    def fetch(offset: int, length: int) -> Buffer:
+        start = offset - (tail.size - len(tail.data))
+        if start >= 0:
+            return memoryview(tail.data)[start : start + length]
+        return store.ranges(path, [(offset, length)], tail.identity)[0]
+
+    head = memoryview(fetch(0, min(_HEAD_BYTES, tail.size)))
+
+    def read(offset: int, length: int) -> Buffer:
+        return head[offset : offset + length] if offset + length <= len(head) else fetch(offset, length)
+
+    return read
+
+
+def _stream_schema(read: Read, path: str, size: int) -> pa.Schema:
+    head = read(0, min(_HEAD_BYTES, size))
     if bytes(head[: len(_FEATHER_V1_MAGIC)]) == _FEATHER_V1_MAGIC:
         raise UnsupportedFeatureError(
             f"{redact(path)} is a Feather V1 file, which is not supported. Read it with pyarrow.feather and write it "
@@ -86,15 +109,15 @@ def _stream_schema(store: Store, path: str, tail: Tail) -> pa.Schema:
         )
     length, prefix = metadata_length(head)
     if prefix + length > len(head):
-        if prefix + length > tail.size:
-            raise corrupt(path, f"the schema claims {length} bytes of a file of {tail.size}")
-        head = store.ranges(path, [(0, prefix + length)], tail.identity)[0]
+        if prefix + length > size:
+            raise corrupt(path, f"the schema claims {length} bytes of a file of {size}")
+        head = read(0, prefix + length)
     return pa.ipc.read_schema(pa.py_buffer(head))
 
 
-def _stream_batches(store: Store, path: str, size: int) -> tuple[list[Span], list[int]]:
+def _stream_batches(read: Read, size: int) -> tuple[list[Span], list[int]]:
     spans, rows = [], []
-    for message in stream_messages(lambda offset, length: store.ranges(path, [(offset, length)])[0], 0, size):
+    for message in stream_messages(read, 0, size):
         if message.num_rows is not None:
             spans.append((message.start, message.stop - message.start))
             rows.append(message.num_rows)

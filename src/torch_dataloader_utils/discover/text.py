@@ -267,7 +267,7 @@ class _SequentialFile:
         length = left if length < 0 else min(length, left)
         if length == 0:
             return b""
-        (data,) = self._store.ranges(self._entry.path, [(self._position, length)])
+        (data,) = self._store.ranges(self._entry.path, [(self._position, length)], self._entry.stat.identity)
         self._position += length
         return data
 

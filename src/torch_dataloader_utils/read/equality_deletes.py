@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils._parquet.trailer import check_unsigned, checked_footer_length
+from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import identify, innermost, project_columns
+from torch_dataloader_utils.read.field_ids import identify, innermost, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
@@ -116,7 +117,7 @@ def _key_set(
         return keys, keys.nbytes
 
     pinned = tuple((file.path, file.identity) for file in files)
-    return _key_sets.get_for_all(pinned, load, _types(wanted))
+    return _key_sets.get_for_all(pinned, load, _reading(wanted, extra))
 
 
 def _keys_of(
@@ -128,11 +129,12 @@ def _keys_of(
         columns = _read_keys(file, wanted, extra, open_store(file.path))
         return columns, sum(each.nbytes for each in columns)
 
-    return _file_keys.get((file.path, file.identity), load, _types(wanted))
+    return _file_keys.get((file.path, file.identity), load, _reading(wanted, extra))
 
 
-def _types(wanted: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(str(each.type) for each in wanted)
+def _reading(wanted: Sequence[Any], extra: IcebergFile) -> tuple[Any, ...]:
+    """What decides, beside the files, which keys are read of them."""
+    return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 
 def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFile, store: Store) -> list[Any]:
@@ -150,7 +152,7 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
     )
     (data,) = store.ranges(file.path, [(0, file.file_size)], file.identity)
     with foreign_errors(task, lambda: True):
-        table = _read_table(file.file_format, pa.BufferReader(data))
+        table = _read_table(file, data)
         columns = identify(table.schema, extra.table)
         missing = [each.name for each in wanted if field_id(each) not in columns]
         if missing:
@@ -162,12 +164,15 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
 
 
-def _read_table(file_format: FileFormat, source: Any) -> Any:
-    if file_format is FileFormat.ORC:
-        return pa_orc.ORCFile(source).read()
+def _read_table(file: EqualityDeleteFile, data: Buffer) -> Any:
+    if file.file_format is FileFormat.ORC:
+        return pa_orc.ORCFile(pa.BufferReader(data)).read()
+    where = redact(file.path)
+    checked_footer_length(data, len(data), where)
     # Units as of data files.
-    file = pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-    return file.read(use_threads=False)
+    stored = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+    check_unsigned(data, stored.metadata, where)
+    return stored.read(use_threads=False)
 
 
 def _no_rows(schema: Any) -> Any:

@@ -22,18 +22,22 @@ from torch_dataloader_utils.read.conform import constant, is_harmless, is_list
 
 _ELEMENT, _KEY, _VALUE = "element", "key", "value"
 
+_Names = Mapping[tuple[str, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumn:
     """A column of a file, or a field inside one: its name there, its index in the struct around it, its own fields.
 
-    children: of a struct by field id; of a list and a map by "element", "key" and "value".
+    children: of a struct by field id; of a list and a map by "element", "key" and "value". is_doubtful: whether the
+    name, by which it was found, meant other fields of the table too.
     """
 
     name: str
     index: int
     type: Any
     children: "Mapping[Any, FileColumn]" = field(default_factory=dict)
+    is_doubtful: bool = False
 
 
 def identify(schema: Any, table: TableFields) -> dict[int, FileColumn]:
@@ -48,10 +52,10 @@ def identify(schema: Any, table: TableFields) -> dict[int, FileColumn]:
 def project_columns(
     task: RowGroupTask, batch: Any, wanted: Any, columns: Mapping[int, FileColumn], extra: IcebergFile
 ) -> list[Any]:
-    """One array a field of `wanted` (an Arrow schema with ids); top-level values keep the file's number type.
+    """One array a field of `wanted` (an Arrow schema with ids), in its type.
 
     Raises:
-        SchemaError: a type that does not become the table's.
+        SchemaError: a type that does not become the table's, or a name that meant several fields.
     """
     constants = _Constants(extra)
     return [_project(task, batch, each, columns, constants) for each in wanted]
@@ -91,6 +95,12 @@ class _Converter:
 
     def convert(self, array: Any, column: FileColumn, wanted: Any) -> Any:
         """The array of a file's field as the table's field."""
+        if column.is_doubtful:
+            raise SchemaError(
+                f"{self.task.where}: the file has no field ids, and its column {column.name} may be field "
+                f"{wanted.name} (id {field_id(wanted)}) or another one of that name that the table had. Say which in "
+                'the table property "schema.name-mapping.default", or leave the column out.'
+            )
         types = pa.types
         if types.is_struct(wanted.type) and types.is_struct(array.type):
             return self._struct(array, column, wanted)
@@ -166,21 +176,30 @@ def _with_children(data_type: Any, array: Any, children: list[Any]) -> Any:
     )
 
 
-def _struct_children(
-    fields: Any, names: Mapping[tuple[str, ...], int] | None, above: tuple[str, ...]
-) -> dict[Any, Any]:
+def _struct_children(fields: Any, names: _Names | None, above: tuple[str, ...]) -> dict[Any, Any]:
     children: dict[Any, FileColumn] = {}
     for index, each in enumerate(fields):
         path = (*above, each.name)
-        own = stored_field_id(each) if names is None else names.get(path)
-        if own is not None:
-            children[own] = FileColumn(
-                name=each.name, index=index, type=each.type, children=_children(each.type, names, path)
-            )
+        ids = _stored_ids(each) if names is None else names.get(path, ())
+        column = FileColumn(
+            name=each.name,
+            index=index,
+            type=each.type,
+            children=_children(each.type, names, path),
+            is_doubtful=len(ids) > 1,
+        )
+        for own in ids:
+            if own not in children or not column.is_doubtful:
+                children[own] = column
     return children
 
 
-def _children(data_type: Any, names: Mapping[tuple[str, ...], int] | None, path: tuple[str, ...]) -> dict[Any, Any]:
+def _stored_ids(each: Any) -> tuple[int, ...]:
+    own = stored_field_id(each)
+    return () if own is None else (own,)
+
+
+def _children(data_type: Any, names: _Names | None, path: tuple[str, ...]) -> dict[Any, Any]:
     types = pa.types
     if types.is_struct(data_type):
         return _struct_children(data_type, names, path)
@@ -194,7 +213,7 @@ def _children(data_type: Any, names: Mapping[tuple[str, ...], int] | None, path:
     return {}
 
 
-def _part(each: Any, name: str, names: Mapping[tuple[str, ...], int] | None, path: tuple[str, ...]) -> FileColumn:
+def _part(each: Any, name: str, names: _Names | None, path: tuple[str, ...]) -> FileColumn:
     return FileColumn(name=each.name, index=0, type=each.type, children=_children(each.type, names, (*path, name)))
 
 
@@ -206,8 +225,17 @@ def _walk(fields: Any) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=64)
-def _names_of(table: TableFields) -> Mapping[tuple[str, ...], int]:
-    return dict(table.names)
+def _names_of(table: TableFields) -> _Names:
+    found: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for path, own in table.names:
+        found[path] = (*found.get(path, ()), own)
+    return found
+
+
+@lru_cache(maxsize=64)
+def names_key(table: TableFields) -> int:
+    """What of a table, beside a file, decides how the file is read: files without ids go by names, which may change."""
+    return hash(table.names)
 
 
 @lru_cache(maxsize=64)

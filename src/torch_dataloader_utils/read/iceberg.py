@@ -5,19 +5,18 @@ file's schema → columns by id → decode → columns of the table, rows that e
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields, field_id
+from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
-from torch_dataloader_utils.read.field_ids import FileColumn, identify, project_columns
+from torch_dataloader_utils.read.field_ids import FileColumn, identify, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
@@ -52,7 +51,7 @@ def decode_table_rows(
     Raises:
         SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
     """
-    schema, columns = _columns.get(source.key, lambda: _load(source, extra), _names_key(extra.table))
+    schema, columns = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
@@ -68,12 +67,6 @@ def decode_table_rows(
     if keys:
         deleted = deleted_by_keys(source.task, batch, columns, extra, open_store)
     return IcebergRows(stored=stored, deleted=deleted)
-
-
-@lru_cache(maxsize=64)
-def _names_key(table: TableFields) -> int:
-    # Files without ids are read by names that the table may change.
-    return hash(table.names)
 
 
 def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[Any, dict[int, FileColumn]], int]:

@@ -31,7 +31,7 @@ from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
-from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
 _PARQUET = ds.ParquetFileFormat()
 # From so many files in one directory on, listing it beats looking up each.
@@ -99,11 +99,22 @@ def scan_data_files(
 
 
 def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
-    """Identities from listings of remote directories that hold many of the files: one request a thousand of them."""
+    """Identities from listings of remote directories that hold many of the files: one request a thousand of them.
+
+    Files of directories that cannot be listed are left out, to be looked up: reading a table takes no right to list,
+    and some stores have no listings (S3 Tables, most web servers). So are those of names that are patterns.
+    """
     counts = Counter(file.path.rpartition("/")[0] for file in data if not files.store(file.path).is_local)
     directories = [directory for directory, count in counts.items() if count >= _LIST_FROM_FILES]
-    listings = files.map(lambda directory: files.store(directory).list_files(directory), directories)
-    return {entry.path: entry.stat for listing in listings for entry in listing.entries}
+    listings = files.map(lambda directory: _entries(directory, files), directories)
+    return {entry.path: entry.stat for entries in listings for entry in entries}
+
+
+def _entries(directory: str, files: Files) -> tuple[FileEntry, ...]:
+    try:
+        return files.store(directory).list_files(directory).entries
+    except (ConfigError, StoreError):
+        return ()
 
 
 def _checked(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:

@@ -147,22 +147,18 @@ def initial_defaults(schemas: "Iterable[Schema]") -> tuple[tuple[int, Any], ...]
 def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:
     """Field ids by names, for data files without ids: the table's name mapping.
 
-    A table without one (files of a migrated table) maps every name that its schemas, past and present, use for one
-    field only; a name that meant several fields over time is left out, and so is refused by the reader.
+    A table without one (files of a migrated table) maps every name to the field that its schemas, past and present,
+    use it for. A name that meant several over time comes with each of them, and is refused by the reader.
     """
     text = metadata.properties.get(NAME_MAPPING)
     if text is not None:
         try:
-            return tuple(sorted(_mapped(json.loads(text), ())))
+            return tuple(sorted(set(_mapped(json.loads(text), ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(
                 f"the table's {NAME_MAPPING} is no name mapping ({error}). Mend the table."
             ) from error
-    found: dict[NamePath, set[int]] = {}
-    for schema in metadata.schemas:
-        for path, field_id in _named(schema.fields, ()):
-            found.setdefault(path, set()).add(field_id)
-    return tuple(sorted((path, ids.pop()) for path, ids in found.items() if len(ids) == 1))
+    return tuple(sorted({named for schema in metadata.schemas for named in _named(schema.fields, ())}))
 
 
 def _mapped(fields: Sequence[Mapping[str, Any]], above: NamePath) -> Iterator[tuple[NamePath, int]]:

@@ -83,19 +83,19 @@ def split(path: str) -> tuple[str, str, str]:
 
 def _canonical(path: str) -> str:
     scheme, authority, key = split(path)
-    return f"{client_scheme(scheme)}://{authority}/{_key(path, key)}"
+    return f"{client_scheme(scheme)}://{authority}{key}"
 
 
-def _key(path: str, key: str = "") -> str:
-    return os.path.normpath(key or split(path)[2]).lstrip("/")
+def _key(path: str) -> str:
+    return os.path.normpath(split(path)[2]).lstrip("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathIndex:
     """Finds data files by the paths that deletes give them; both sides are resolved paths.
 
-    A path that no file has exactly counts as the file that differs in scheme and authority only, so that a delete is
-    not lost to spelling.
+    A path that no file has exactly counts as the file that differs in scheme, authority and needless slashes and dots
+    only, so that a delete is not lost to spelling. In an object store d//x and d/x are two objects.
     """
 
     exact: dict[str, int] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class PathIndex:
         """The file's number, None if there is no such file.
 
         Raises:
-            CorruptFileError: several files differ from the path in scheme and authority only.
+            CorruptFileError: several files differ from the path in no more than that.
         """
         number = self.exact.get(_canonical(path))
         if number is not None:
@@ -122,7 +122,7 @@ class PathIndex:
         candidates = self.by_key.get(_key(path), [])
         if len(candidates) > 1:
             raise CorruptFileError(
-                f"deletes name {redact(path)}, and {len(candidates)} data files differ from that in scheme or host "
-                "only; which one is meant cannot be said. Give path_rewrites that make the paths equal."
+                f"deletes name {redact(path)}, and {len(candidates)} data files differ from that in scheme, host or "
+                "slashes only; which one is meant cannot be said. Give path_rewrites that make the paths equal."
             )
         return candidates[0] if candidates else None

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.iceberg import stored_field_id
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._parquet.trailer import check_unsigned, checked_footer_length
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.deletion_vectors import read_vector
@@ -128,15 +129,16 @@ def _read_rows(files: Files, entry: ManifestEntry) -> list[tuple[str, Int64s]]:
 
 
 def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
-    source = pa.BufferReader(data)
     match file_format:
         case "parquet":
             # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.
-            file = pq.ParquetFile(source, page_checksum_verification=True)
+            checked_footer_length(data, len(data), redact(path))
+            file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+            check_unsigned(data, file.metadata, redact(path))
             names = _names(path, file.schema_arrow)
             table = file.read(columns=list(names), use_threads=False)
         case "orc":
-            stripes = pa_orc.ORCFile(source)
+            stripes = pa_orc.ORCFile(pa.BufferReader(data))
             names = _names(path, stripes.schema)
             table = stripes.read(columns=list(names))
         case _:

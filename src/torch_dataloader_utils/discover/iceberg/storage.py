@@ -28,6 +28,8 @@ _AZURE = {
     "account_host": ("adls.account-host",),
 }
 
+_AZURE_SIGNATURE = "adls.sas-token."
+
 # What earlier releases of pyiceberg, and boto3 to this day, call them.
 _OLD_NAMES = {
     "region_name": "client.region",
@@ -59,7 +61,7 @@ def storage_options(properties: Mapping[str, Any], scheme: str) -> dict[str, Any
         case "gs" | "gcs":
             return _chosen(properties, _GCS)
         case "abfs" | "abfss" | "az" | "adl" | "wasb" | "wasbs":
-            return _chosen(properties, _AZURE)
+            return _azure_options(properties)
         case _:
             return {}
 
@@ -78,6 +80,20 @@ def _s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
     if _is_true(properties.get("s3.anonymous")):
         options["anon"] = True
     return options | {name: value for name, value in (("client_kwargs", client), ("config_kwargs", config)) if value}
+
+
+def _azure_options(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Signatures may come by the account that they are for: "adls.sas-token.<account>.dfs.core.windows.net"."""
+    options = _chosen(properties, _AZURE)
+    by_account = {
+        name.removeprefix(_AZURE_SIGNATURE).partition(".")[0]: token
+        for name, token in properties.items()
+        if name.startswith(_AZURE_SIGNATURE) and token
+    }
+    account = options.get("account_name", next(iter(by_account), None))
+    if account in by_account:
+        options = {"account_name": account, "sas_token": by_account[account]} | options
+    return options
 
 
 def _chosen(properties: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
