@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
-from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, of_one_worker
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError
 
@@ -230,16 +230,21 @@ class Progress:
         worker = self._loaded_worker if self._pass is None else self._worker
         return encode_state(self._identity, position, worker)
 
-    def load_state_dict(self, state: Mapping[str, Any], counted: Callable[[Position], Position]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], counted: Callable[[Position], Position], *, in_worker: bool = False
+    ) -> None:
         """Let the next pass continue where `state` stood.
 
         counted: gives a position with the plan's numbers of steps where its log says that ranks took all of them.
+        in_worker: whether a worker of a foreign DataLoader loads it, which may be its own.
 
         Raises:
             CheckpointMismatchError: the state is of other data or other options, or was changed; or it is another
-                rank's, where row counts are not known.
+                rank's, where row counts are not known, or one worker's.
         """
         loaded, worker = decode_state(state, self._identity, self._topology)
+        if worker is not None and not in_worker:
+            raise of_one_worker(worker)
         stopped = loaded.segment
         if stopped.cursors and stopped.topology == self._topology:
             stopped.cursors_of([self._rank])  # raises if they are not there
