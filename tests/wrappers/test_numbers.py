@@ -71,6 +71,12 @@ def test_lengths_may_be_integers_that_do_not_hold_a_batch(dtype):
     assert batches[0] == batches[1]
 
 
+@pytest.mark.parametrize("number", [np.int64, np.uint8])
+def test_shards_of_data_sets_of_ours_may_be_numbered_by_numpy(path, number):
+    shard = streaming_shard(StructuredDataset(path, num_ranks=100), number(4), number(3))
+    assert (shard.topology.num_ranks, shard.rank, type(shard.rank)) == (400, 300, int)
+
+
 def test_epochs_of_blends_and_plans_may_be_numpy_numbers(path):
     first, second = make_blend(path, stop=np.int64(4)), make_blend(path, stop=4)
     first.set_epoch(np.int64(2))
