@@ -451,6 +451,29 @@ def test_torchdata_stateful_dataloader_resumes_again_before_every_worker_gave_a_
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("other", [{"batch_size": 4}, {"batch_size": 16}, {"drop_last": True}])
+def test_torchdata_stateful_dataloader_resumes_on_another_topology_or_says_that_it_cannot(table, num_workers, other):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def build(**options):
+        dataset = StructuredDataset(str(table[0]), shuffle=True, split_rows=20, **{"batch_size": 8, **options})
+        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+
+    loader, resumed = build(), build(**other)
+    batches = iter(loader)
+    received = [row for _ in range(5) for row in check_batch(next(batches))]
+    resumed.load_state_dict(loader.state_dict())
+    del batches
+    if num_workers > 1:
+        with pytest.raises(CheckpointMismatchError, match=r"Several workers .* go on as they were saved.*batch_size=8"):
+            list(resumed)
+        return
+    rest = sorted_rows(resumed)
+    assert sorted(received + rest) == list(range(143)) or (other == {"drop_last": True} and len(rest) == 96)
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_state_of_one_worker_is_not_that_of_its_rank(table, num_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
