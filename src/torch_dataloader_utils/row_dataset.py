@@ -107,7 +107,8 @@ class RowDataset(Dataset[Any]):
         self._space = RowSpace.of(rows.inventory.groups)
         self._threads = options.threads
         self._cache_bytes = cache_bytes
-        self._schema = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        chosen = schema.names if options.columns is None else options.columns
+        self._schema = pa.schema([schema.field(name) for name in chosen])
         self._length_reader: Reader | None = None
         if length_column is not None:
             check_has_lengths(schema, length_column, "length_column")

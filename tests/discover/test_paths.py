@@ -87,6 +87,8 @@ def test_names_with_wildcard_characters_are_files_if_they_exist(tmp_path):
         ("", ConfigError, "a path is empty"),
         ([3], ConfigTypeError, "got int"),
         (["{root}/c.parquet", "memory://x"], ConfigError, "mixes stores"),
+        (["{root}/c.parquet", "simplecache::file://{root}/c.parquet"], ConfigError, "mixes stores .*behind chained"),
+        (["zip://c.csv::{root}/z.zip", "file://{root}/c.parquet"], ConfigError, "mixes stores .*behind chained"),
         ("nope://x", ConfigError, "no storage client knows nope://"),
     ],
 )

@@ -55,6 +55,17 @@ def same(a: Inventory, b: Inventory) -> bool:
     return arrays and a.fingerprint() == b.fingerprint() and (a.source, a.projection) == (b.source, b.projection)
 
 
+def test_an_inventory_is_saved_to_where_a_link_leads(tmp_path):
+    (tmp_path / "versions").mkdir()
+    link, target = tmp_path / "latest", tmp_path / "versions" / "1"
+    link.symlink_to("versions/1")
+    for inventory in (made(1, 1), made(2, 3)):
+        save_inventory(inventory, link)
+        assert link.is_symlink()
+        assert same(load_inventory(target), inventory)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 def test_partition_values_keep_their_types(tmp_path):
     for key in ("2024-01-01", "__HIVE_DEFAULT_PARTITION__"):
         path = tmp_path / "d" / f"day={key}" / "a.parquet"

@@ -1,5 +1,6 @@
 """One rank fails where all work together: the others raise its error too, and do not wait for it."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -18,7 +19,8 @@ from tests.faults.ranks import RANKS, run_ranks
 from tests.iceberg.tables import TableWriter, field_of
 from tests.simulated_cuda import simulated_nccl
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_tokens, scan_files
-from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none
+from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none, from_rank_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -40,6 +42,17 @@ def _rank(rank: int, meeting: str, build: Callable[[int], object], answer: Any) 
 def raised(tmp_path: Path, build: Callable[[int], object]) -> list[str]:
     """What building raises on every rank."""
     return run_ranks(_rank, tmp_path / "meeting", build)
+
+
+def fail_with_a_reply() -> None:
+    error = StoreError("s3://bucket: no permission.")
+    error.reply = threading.Lock()  # type: ignore[attr-defined]  # as what a client keeps: it does not pickle
+    raise error
+
+
+def test_an_error_of_rank_zero_need_not_pickle_to_be_told(tmp_path: Path) -> None:
+    errors = raised(tmp_path, lambda _: from_rank_zero(fail_with_a_reply))
+    assert errors == ["StoreError: s3://bucket: no permission."] * RANKS
 
 
 def write(folder: Path) -> Path:

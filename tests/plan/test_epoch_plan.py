@@ -1,5 +1,6 @@
 """Exactly once, equal steps, exact resume: for any files, options, topologies and chains of resumes."""
 
+import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -218,6 +219,23 @@ def test_lanes_that_do_not_fit_say_which_would():
     )
     with pytest.raises(ConfigError, match="num_lanes=6 or a multiple"):
         _ = plan.rank_steps
+
+
+def test_lanes_far_beyond_the_data_that_do_not_fit_are_told_too():
+    plan = make_plan(space=make_space([[10]]), options=PlanOptions(num_lanes=10**12), topology=Topology(num_ranks=3))
+    with pytest.raises(ConfigError, match="500000000000, 1000000000000]"):
+        _ = plan.rank_steps
+
+
+@pytest.mark.parametrize("target", ["split_rows", "split_bytes"])
+def test_a_chunk_as_large_as_numbers_go_is_a_file(target):
+    plan = make_plan(
+        space=make_space([[10, 0, 5, 0], [], [3, 4]]),
+        options=PlanOptions(**{target: sys.maxsize}),
+        topology=Topology(batch_size=2),
+    )
+    chunks = plan.chunks
+    assert list(zip(chunks.start.tolist(), chunks.stop.tolist(), strict=True)) == [(0, 15), (15, 22)]
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

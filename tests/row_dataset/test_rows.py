@@ -97,6 +97,7 @@ def test_nothing_is_asked_for(table):
     assert rows.__getitems__([]) == []
     assert isinstance(rows.take([]), TensorBatch)
     assert rows.take([])["row"].shape == (0,)
+    assert set(RowDataset(table, columns=(name for name in ["row"])).take([])) == {"row"}
     assert rows.cache_info().misses == 0
 
 

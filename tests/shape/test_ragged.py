@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 ROWS = st.lists(st.lists(st.integers(-9, 9), max_size=4), max_size=6)
 
@@ -80,6 +82,18 @@ def test_a_row_that_does_not_exist_is_an_index_error(row: int) -> None:
 def test_padding_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ragged([[1]]).to_padded(**options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"),
+    [(torch.uint8, -1), (torch.uint16, -100), (torch.int8, 300), (torch.int32, 0.5), (torch.uint8, float("nan"))],
+)
+def test_padding_that_the_values_do_not_hold_is_refused(dtype: torch.dtype, padding: float) -> None:
+    column = Ragged(torch.tensor([1, 2, 3], dtype=dtype), torch.tensor([0, 1, 3]))
+    with pytest.raises(ConfigError, match=rf"padding_value={padding}"):
+        column.to_padded(padding)
+    with pytest.raises(ConfigError, match=rf"padding_value={padding}"):
+        PadRagged(padding_value=padding)(TensorBatch({"x": column}))
 
 
 def test_to_the_device_it_is_on_moves_nothing() -> None:

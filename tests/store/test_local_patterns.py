@@ -102,6 +102,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.parametrize("path", ["d/part[1].p", "d[1]", "d[1]/*.p", "d[1]/part1.p"])
+def test_an_entry_of_just_this_name_is_meant(tmp_path: Path, path: str) -> None:
+    fill(tmp_path, "d/part[1].p", "d/part1.p", "d[1]/part1.p", "d1/part1.p")
+    wanted = "d/part[1].p" if path.startswith("d/") else "d[1]/part1.p"
+    assert names(f"{tmp_path}/{path}") == [f"{tmp_path}/{wanted}"]
+    assert names(f"{tmp_path}/d/part[0-9].p") == [f"{tmp_path}/d/part1.p"]
+
+
 PARTS = ["*", "**", "a", "b", "[ab]", "x.p", "*.p", ".*", ".h", "?", "c.p", "self", "gone", "[[]1]", "nothing", "l*k"]
 
 

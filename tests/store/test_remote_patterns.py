@@ -136,6 +136,14 @@ def test_an_empty_part_is_one_of_the_key(s3: MotoS3, s3_access: StoreAccess) -> 
     assert names("d/**/x.p", s3_access) == ["d//s/x.p", "d//x.p", "d/s//x.p", "d/x.p"]
 
 
+@pytest.mark.parametrize("path", ["d/part[1].p", "d[1]", "d[1]/*.p", "d[1]/part1.p"])
+def test_an_object_or_prefix_of_just_this_name_is_meant(s3: MotoS3, access: StoreAccess, path: str) -> None:
+    for key in ("d/part[1].p", "d/part1.p", "d[1]/part1.p", "d1/part1.p"):
+        s3.put(key, b"1")
+    assert names(path, access) == ["d/part[1].p" if path.startswith("d/") else "d[1]/part1.p"]
+    assert names("d/part[0-9].p", access) == ["d/part1.p"]
+
+
 class ListsElsewhere(AbstractFileSystem):
     """A client whose names do not begin as the directory does."""
 

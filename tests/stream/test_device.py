@@ -2,6 +2,7 @@
 
 import json
 
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -44,6 +45,39 @@ def test_the_state_is_that_of_the_batches_given_out(table, device):
     assert prefetcher.state_dict()["epoch"] == 1
     prefetcher.set_epoch(1)
     assert len(list(prefetcher)) == len(expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mover", ["set_epoch", "load_state_dict", "pass"])
+def test_the_state_follows_a_loader_that_was_moved_behind_its_back(table, device, mover):
+    loader = load(table)
+    later = load(table)
+    later.set_epoch(2)
+    next(batches := iter(later))
+    prefetcher = DevicePrefetcher(loader, device)
+    given = iter(prefetcher)
+    for _ in range(3):
+        next(given)
+    assert prefetcher.state_dict()["log"]["steps"] == [3]
+    if mover == "set_epoch":
+        loader.dataset.set_epoch(1)
+    elif mover == "load_state_dict":
+        loader.load_state_dict(later.state_dict())
+    else:
+        next(iter(loader))
+    assert prefetcher.state_dict() == loader.state_dict()
+    del batches
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_state_is_that_of_the_batches_given_out_where_row_counts_are_not_known(table, device):
+    options = {"filters": pc.bit_wise_and(pc.field("row"), 3) > 0, "count_rows": False}
+    expected = [check_batch(batch) for batch in load(table, **options)]
+    prefetcher = DevicePrefetcher(load(table, **options), device, depth=3)
+    for step, _ in enumerate(prefetcher, start=1):
+        resumed = load(table, **options)
+        resumed.load_state_dict(prefetcher.state_dict())
+        assert [check_batch(batch) for batch in resumed] == expected[step:]
 
 
 def test_a_depth_of_nothing_is_an_error(table):

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend
-from torch_dataloader_utils.errors import ConfigError, TransformError
+from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError
 from torch_dataloader_utils.stream.worker_death import Notes
 
 pytestmark = [
@@ -448,6 +448,49 @@ def test_torchdata_stateful_dataloader_resumes_again_before_every_worker_gave_a_
     assert received + [check_batch(batch) for batch in loader] == whole
     loader.dataset.set_epoch(0)
     assert [check_batch(batch) for batch in loader] == whole
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("other", [{"batch_size": 4}, {"batch_size": 16}, {"drop_last": True}])
+def test_torchdata_stateful_dataloader_resumes_on_another_topology_or_says_that_it_cannot(table, num_workers, other):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def build(**options):
+        dataset = StructuredDataset(str(table[0]), shuffle=True, split_rows=20, **{"batch_size": 8, **options})
+        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+
+    loader, resumed = build(), build(**other)
+    batches = iter(loader)
+    received = [row for _ in range(5) for row in check_batch(next(batches))]
+    resumed.load_state_dict(loader.state_dict())
+    del batches
+    if num_workers > 1:
+        with pytest.raises(CheckpointMismatchError, match=r"Several workers .* go on as they were saved.*batch_size=8"):
+            list(resumed)
+        return
+    rest = sorted_rows(resumed)
+    assert sorted(received + rest) == list(range(143)) or (other == {"drop_last": True} and len(rest) == 96)
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_state_of_one_worker_is_not_that_of_its_rank(table, num_workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    dataset = StructuredDataset(str(table[0]), batch_size=8)
+    loader = stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    workers = loader.state_dict()["_snapshot"]["_worker_snapshots"]
+    del batches
+    of_last = json.loads(json.dumps(workers[f"worker_{num_workers - 1}"]["dataset_state"]))
+    wanted = f"that of worker {num_workers - 1} alone"
+    for target in (load(table[0], shuffle=False, split_rows=None)[0], StructuredDataset(str(table[0]), batch_size=8)):
+        with pytest.raises(CheckpointMismatchError, match=wanted):
+            target.load_state_dict(of_last)
+    with pytest.raises(CheckpointMismatchError, match=wanted):
+        merge_states([of_last])
 
 
 def as_it_is(batch):

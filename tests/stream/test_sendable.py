@@ -100,6 +100,28 @@ def test_a_batch_that_cannot_be_sent_is_an_error_with_its_place(table, transform
         list(loader)
 
 
+class Unrestorable:
+    """Pickles, and does not come back."""
+
+    def __getstate__(self):
+        return {"x": 1}
+
+    def __setstate__(self, state):
+        raise ValueError("no x for you")
+
+
+def with_an_unrestorable(batch):
+    return {"rows": batch["row"], "more": Unrestorable()}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_batch_that_does_not_unpickle_is_an_error_of_the_transform(table, persistent):
+    loader = load(table, transform=with_an_unrestorable, persistent_workers=persistent)
+    for _ in range(2):
+        with pytest.raises(TransformError, match=r"cannot be unpickled here: ValueError: no x for you\. .*__reduce__"):
+            list(loader)
+
+
 def test_what_a_transform_gives_to_the_collate_function_does_not_travel(table):
     batches = list(load(table, transform=with_lock, collate_fn=lambda batch: batch["row"]))
     assert sorted(torch.cat(batches).tolist()) == list(range(60))

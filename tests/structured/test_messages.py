@@ -238,6 +238,17 @@ def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
         plan_epoch(scan_files(trips), num_workers=-1)
 
 
+def test_the_plan_of_the_rest_of_an_epoch_has_a_fingerprint_of_its_own(trips):
+    loader, resumed = load(trips), load(trips)
+    fingerprints = [loader.plan.fingerprint]
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+        resumed.load_state_dict(loader.state_dict())
+        fingerprints.append(resumed.plan.fingerprint)
+    assert len(set(fingerprints)) == 3
+
+
 @pytest.mark.parametrize("name", ["shuffle_rows", "shuffle_buffer_size"])
 def test_windows_of_no_rows_are_no_windows(trips, name):
     plan, whole = load(trips, **{name: 0}).plan, plan_epoch(scan_files(trips), shuffle_rows=0, batch_size=4)

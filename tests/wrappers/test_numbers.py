@@ -46,17 +46,35 @@ def make_blend(path, weights=(0.5, 0.5), **options):
 
 def test_numpy_numbers_give_the_order_of_python_numbers():
     orders = []
-    for number in (int, np.int64):
+    for number in (int, np.int64, np.uint8):
         data = BufferSortedDataset(Numbers(), number(4), number(2), init_seed=number(3))
         data.set_epoch(number(2))
-        sampler = TokenBatchSampler([1, 2, 3, 4], 8, num_ranks=number(2), rank=number(1), seed=number(5))
+        ranks = {"num_ranks": number(2), "rank": number(1), "num_workers": number(2), "seed": number(5)}
+        limits = {"window_rows": number(3), "max_rows_per_batch": number(2), "pad_to_multiple_of": number(2)}
+        sampler = TokenBatchSampler([1, 2, 3, 4], number(8), **ranks, **limits)
         sampler.set_epoch(number(2))
         shard = ShardedDataset(
             data, number(2), number(1), ShardIndexingMode.chunked, pad_to_equal_size_across_shards=False
         )
         stream = streaming_shard(range(9), num_shards=number(2), index=number(1), batch_size=number(2))
-        orders.append([list(shard), list(sampler), list(stream), json.dumps(shard.state_dict())])
-    assert orders[0] == orders[1]
+        parts = streaming_shard(range(9), number(2), number(1), batch_size=number(4), split_batches=True)
+        padded = pad_stack_1d([torch.ones(3)], 0, pad_to_multiple_of=number(2))
+        states = [json.dumps(each.state_dict()) for each in (shard, stream, parts)]
+        orders.append([list(shard), list(sampler), list(stream), list(parts), padded.tolist(), states])
+    assert orders[0] == orders[1] == orders[2]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.uint32, np.uint64])
+def test_lengths_may_be_integers_that_do_not_hold_a_batch(dtype):
+    lengths, options = [100, 60, 127, 1], {"pad_to_multiple_of": 128, "max_rows_per_batch": 2}
+    batches = [list(TokenBatchSampler(np.array(lengths, dtype=of), 2**40, **options)) for of in (np.int64, dtype)]
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8])
+def test_shards_of_data_sets_of_ours_may_be_numbered_by_numpy(path, number):
+    shard = streaming_shard(StructuredDataset(path, num_ranks=100), number(4), number(3))
+    assert (shard.topology.num_ranks, shard.rank, type(shard.rank)) == (400, 300, int)
 
 
 def test_epochs_of_blends_and_plans_may_be_numpy_numbers(path):

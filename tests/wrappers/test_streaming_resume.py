@@ -59,6 +59,19 @@ def test_a_stateful_source_is_put_back_and_not_walked(tail):
     assert source.num_read <= 3 * 4 * 2
 
 
+@pytest.mark.parametrize("kind", [PlainStream, IteratorStateStream])
+def test_shards_of_one_shard_that_are_read_in_turns_save_their_own_places(kind):
+    inner = streaming_shard(kind(30), 2, 0)
+    outer = [streaming_shard(inner, 2, index) for index in range(2)]
+    whole = [list(shard) for shard in outer]
+    passes = [iter(shard) for shard in outer]
+    first = [next(passes[0]) for _ in range(3)]
+    next(passes[1])
+    resumed = streaming_shard(streaming_shard(kind(30), 2, 0), 2, 0)
+    resumed.load_state_dict(outer[0].state_dict())
+    assert first + list(resumed) == whole[0]
+
+
 class Counting:
     """An iterator with a state."""
 

@@ -23,7 +23,7 @@ from torch_dataloader_utils._store.interface import (
     Tail,
 )
 from torch_dataloader_utils._store.local import LocalStore, file_stat, open_to_read
-from torch_dataloader_utils._store.open import open_store
+from torch_dataloader_utils._store.open import is_local, open_store
 from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -54,6 +54,7 @@ __all__ = [
     "dead_link",
     "file_stat",
     "has_credentials",
+    "is_local",
     "open_store",
     "open_to_read",
     "redact",

@@ -19,8 +19,9 @@ def matching_paths(pattern: str) -> Iterator[str]:
 
     They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, a slash at the end means
     directories only, links are followed (and match as files do if they lead nowhere), and only a part that starts with
-    "." matches hidden names. But `glob` takes a directory that may not be listed for an empty one, and follows a loop
-    of links until the system refuses, which gave the files in it 41 times and more.
+    "." matches hidden names. But an entry with the very name of a part ("d[1]") is meant, and nothing else. And `glob`
+    takes a directory that may not be listed for an empty one, and follows a loop of links until the system refuses,
+    which gave the files in it 41 times and more.
 
     Raises:
         OSError: a directory that the pattern reaches cannot be listed, or what it names there cannot be looked up.
@@ -44,7 +45,7 @@ def _below(directory: str, part: str, *, directories_only: bool) -> Iterator[str
         yield from _tree(directory, directories_only=directories_only)
     elif has_magic(part):
         entries = {entry.name: entry for entry in _entries(directory) if part.startswith(".") or not _is_hidden(entry)}
-        for name in matching_names(entries, part):
+        for name in [part] if part in entries else matching_names(entries, part):
             if not directories_only or is_directory(entries[name]):
                 yield entries[name].path
     elif _exists(f"{directory}/{part}"):  # after the slash of an empty last part, only directories do

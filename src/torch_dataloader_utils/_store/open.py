@@ -25,7 +25,7 @@ def open_store(
     Raises:
         ConfigError: the URL carries a password; it would end up in plans and logs.
     """
-    if _is_local(path):
+    if is_local(path):
         return LocalStore() if limits is None else LocalStore(limits=limits)
     check_no_password(path)
     access = StoreAccess.of(storage_options)
@@ -34,5 +34,6 @@ def open_store(
     return FsspecStore(access=access)
 
 
-def _is_local(path: str) -> bool:
+def is_local(path: str) -> bool:
+    """Whether the path is read by `LocalStore`: a plain one, or a file:// URL that is not chained."""
     return "://" not in path or path.partition("://")[0] in ("file", "local")

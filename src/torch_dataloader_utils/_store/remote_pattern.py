@@ -149,18 +149,20 @@ def _lists_flat(filesystem: Any) -> bool:
 
 
 def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str, Info]]:
-    """What matches in a directory, nothing if there is none; an object and a prefix may share their name."""
+    """What matches in a directory, nothing if there is none; an object and a prefix may share their name.
+
+    Where there is an entry with the very name of the part, that one is meant and nothing else: "part[1].csv".
+    """
     try:
         listed = filesystem.ls(directory, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
     own = directory.rstrip("/")
     named = [(str(info["name"]).rstrip("/"), info) for info in listed]
-    return [
-        (name, _followed(filesystem, name, info))
-        for name, info in named
-        if fnmatchcase(name.rpartition("/")[2], part) and (_is_entry(name, own) if is_web(own) else name != own)
-    ]
+    entries = [(name, info) for name, info in named if (_is_entry(name, own) if is_web(own) else name != own)]
+    exact = [(name, info) for name, info in entries if name.rpartition("/")[2] == part]
+    matching = exact or [(name, info) for name, info in entries if fnmatchcase(name.rpartition("/")[2], part)]
+    return [(name, _followed(filesystem, name, info)) for name, info in matching]
 
 
 def _followed(filesystem: Any, name: str, info: Info) -> Info:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import FileEntry, Listing, Secret, Store, StoreAccess, dead_link, open_store, redact
+from torch_dataloader_utils._store import (
+    FileEntry,
+    Listing,
+    Secret,
+    Store,
+    StoreAccess,
+    dead_link,
+    is_local,
+    open_store,
+    redact,
+)
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 _log = logging.getLogger(__name__)
@@ -112,8 +122,10 @@ def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
 
 
 def _place(path: str) -> str:
+    if is_local(path):
+        return "local files"
     scheme, separator, _ = path.rpartition("::")[2].partition("://")
-    return scheme if separator and scheme not in ("file", "local") else "local files"
+    return scheme if separator and scheme not in ("file", "local") else "local files behind chained URLs"
 
 
 def _is_data(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:

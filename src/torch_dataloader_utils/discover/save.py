@@ -45,7 +45,7 @@ def save_inventory(
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
 ) -> None:
-    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
+    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it. A link stays one.
 
     storage_options, credentials and remote say how its store is reached, as for `scan_files`.
 
@@ -157,7 +157,8 @@ def _fitting(path: str) -> Iterator[None]:
 
 def _write_local(target: Path, data: Buffer) -> None:
     try:
-        with write_atomically(target, mode=0o600) as file:
+        # A file is renamed into place, and it is what a link leads to that users mean, not the link.
+        with write_atomically(target.resolve(), mode=0o600) as file:
             file.write(data)
     except OSError as error:
         raise StoreError(

@@ -86,7 +86,7 @@ class EpochPlan:
         plan = self.details
         data, options = planning_fingerprint(self.inventory), options_text(plan.options)
         position = plan.position
-        text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {position.topology!r})"
+        text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {position.segment!r})"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:

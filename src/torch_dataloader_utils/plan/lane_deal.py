@@ -12,6 +12,7 @@ A last step that is not whole (the tail) is one sequence of rows, cut evenly ove
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 
 import numpy as np
 
@@ -159,4 +160,5 @@ class LaneDeal:
 
 
 def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -57,7 +57,8 @@ class PadRagged:
         """The batch with dense columns; columns that are not ragged stay as they are.
 
         Raises:
-            ConfigError: a column that is not there or not ragged, or a mask whose name is taken.
+            ConfigError: a column that is not there or not ragged, a mask whose name is taken, or a padding value that
+                a column does not hold.
         """
         if not isinstance(batch, TensorBatch):
             raise ConfigError(f'PadRagged pads batches of output_format="torch", not {type(batch).__name__}.')

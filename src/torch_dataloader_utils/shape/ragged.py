@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.filled import filled
 from torch_dataloader_utils.shape.memory import gather_lists
 from torch_dataloader_utils.shape.pickling import from_portable, portable, signed
 
@@ -99,7 +100,7 @@ class Ragged:
             [[7, 8], [], [9]]      right: [[7, 8], [0, 0], [9, 0]]      left: [[7, 8], [0, 0], [0, 9]]
 
         Raises:
-            ConfigError: side or max_length makes no sense.
+            ConfigError: side or max_length makes no sense, or the dtype does not hold `padding_value`.
         """
         if side not in ("right", "left"):
             raise ConfigError(f'to_padded: side={side!r}; it is "right" (values first) or "left" (padding first)')
@@ -111,11 +112,11 @@ class Ragged:
             row_starts = torch.repeat_interleave(self.offsets[:-1], lengths, output_size=len(values))
             values = values[torch.arange(len(values), device=values.device) - row_starts < width]
         shape = (len(self), width, *values.shape[1:])
-        padded = torch.full(shape, padding_value, dtype=self.values.dtype, device=values.device)
+        padded = filled(self.values, shape, padding_value, name="padding_value")
         column, kept = torch.arange(width, device=values.device), lengths.clamp(max=width)[:, None]
-        filled = column < kept if side == "right" else column >= width - kept
+        taken = column < kept if side == "right" else column >= width - kept
         # Row by row, the places to fill are in the order of the values.
-        signed(padded).masked_scatter_(filled.view(*filled.shape, *(1 for _ in shape[2:])), values)
+        signed(padded).masked_scatter_(taken.view(*taken.shape, *(1 for _ in shape[2:])), values)
         return padded
 
     def to_nested(self) -> Tensor:

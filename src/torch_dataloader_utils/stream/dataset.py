@@ -127,8 +127,9 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             CheckpointMismatchError: the state belongs to other data or options, or was changed.
         """
-        self.progress.load_state_dict(state, self.planner.counted)
-        if get_worker_info() is not None:
+        in_worker = get_worker_info() is not None
+        self.progress.load_state_dict(state, self.planner.counted, in_worker=in_worker)
+        if in_worker:
             return
         self._seen_load = self._shared_passes.count_load()
         self._shared_epoch.value = self.progress.epoch

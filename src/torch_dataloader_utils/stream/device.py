@@ -79,7 +79,9 @@ class DevicePrefetcher:
         self.loader = loader
         self.device = _find_device(device)
         self._depth = check_integer("depth", depth, least=1)
+        # Where the batch given last, and the one taken last, ended; nothing where the loader itself says it.
         self._given: Any = None
+        self._taken: Any = None
         self._copies: CudaCopies | None = None
 
     def __len__(self) -> int:
@@ -91,8 +93,13 @@ class DevicePrefetcher:
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch that was given out; see TableDataset.state_dict."""
-        return self.loader.state_dict() if self._given is None else self.loader.progress.encode(self._given)
+        """The state after the last batch that was given out; see TableDataset.state_dict.
+
+        If the loader or its data set was moved since (`set_epoch`, a state, a pass of its own), that is the loader's.
+        """
+        was_moved = self._taken is not None and self._taken != self.loader.progress.position
+        is_loaders = self._given is None or was_moved
+        return self.loader.state_dict() if is_loaders else self.loader.progress.encode(self._given)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See TableDataset.load_state_dict."""
@@ -102,12 +109,14 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Any]:
         copies = self._find_copies()
         waiting: deque[tuple[Any, Transfer | None, Any]] = deque()
-        self._given = self.loader.next_position
+        self._given, self._taken = self.loader.next_position, None
         for batch in self.loader:
+            self._taken = self.loader.progress.position
             transfer = None if copies is None else copies.start(batch)
-            waiting.append((batch if transfer is None else None, transfer, self.loader.progress.position))
+            waiting.append((batch if transfer is None else None, transfer, self._taken))
             if copies is None or len(waiting) > self._depth:
                 yield self._give(*waiting.popleft())
+        self._taken = self.loader.progress.position  # where row counts are not known, its end is known only now
         while waiting:
             yield self._give(*waiting.popleft())
         self._given = None

@@ -44,6 +44,8 @@ class WorkerProcesses:
         self, pipeline: Pipeline, decode: DecodeOptions, *, num_workers: int, options: Mapping[str, Any]
     ) -> None:
         self._pipeline = pipeline
+        self._decode = decode
+        self._options = options
         self._in_order = options.get("in_order", True)
         self._has_timeout = bool(options.get("timeout"))
         if pipeline.codec is not None or pipeline.functions:
@@ -63,6 +65,10 @@ class WorkerProcesses:
             collate_fn=as_it_is,
             **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has workers of its own, and no pass."""
+        return _start_anew, (self._pipeline, self._decode, self._num_workers, self._options)
 
     def deliver(
         self, works: Sequence[WorkerInput], first_worker: int, left: int | None, meter: LoaderMeter
@@ -126,6 +132,12 @@ class WorkerProcesses:
             if not self._has_timeout:
                 demand.batches = answer.pace
             yield answer
+
+
+def _start_anew(
+    pipeline: Pipeline, decode: DecodeOptions, num_workers: int, options: Mapping[str, Any]
+) -> WorkerProcesses:
+    return WorkerProcesses(pipeline, decode, num_workers=num_workers, options=options)
 
 
 def _until_ended(answers: Iterator[Answer], num_workers: int, count: int | None) -> Iterator[Answer]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
-from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
+from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, of_one_worker
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 
 class Pass:
@@ -135,9 +135,14 @@ class Progress:
         return Position(epoch=self._epoch, segment=Segment(topology=topology))
 
     def begin(self, topology: Topology, worker: int | None = None) -> Pass:
-        """Begin a pass of the whole rank, or of one DataLoader worker of it."""
+        """Begin a pass of the whole rank, or of one DataLoader worker of it.
+
+        Raises:
+            CheckpointMismatchError: the state that was loaded is one worker's of several, under another topology.
+        """
         position = self.next_position(topology)
         if worker is not None:
+            self._check_own_topology(topology)
             position = self._own_step(position, worker)
         options = self._identity.options
         if self._finished_epoch == self._epoch and (options.shuffle or options.shuffle_rows is not None):
@@ -151,6 +156,17 @@ class Progress:
         self._worker = worker
         self._pass = Pass(position, self._rank, 1 if worker is None else topology.num_workers)
         return self._pass
+
+    def _check_own_topology(self, topology: Topology) -> None:
+        """What is left of an epoch is planned anew from the places of all workers, and a worker knows its own alone."""
+        loaded = self._loaded
+        if self._loaded_worker is None or loaded is None or topology.num_workers == 1:
+            return
+        if loaded.segment.has_begun and loaded.topology != topology:
+            raise CheckpointMismatchError(
+                f"Several workers of a StatefulDataLoader go on as they were saved: the state is of {loaded.topology}, "
+                f"and here is {topology}. Resume with that, or use create_dataloader, whose states go on anywhere."
+            )
 
     def _own_step(self, position: Position, worker: int) -> Position:
         """The rank's step that is the next batch of `worker`, unless the position is already a worker's own."""
@@ -230,16 +246,21 @@ class Progress:
         worker = self._loaded_worker if self._pass is None else self._worker
         return encode_state(self._identity, position, worker)
 
-    def load_state_dict(self, state: Mapping[str, Any], counted: Callable[[Position], Position]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], counted: Callable[[Position], Position], *, in_worker: bool = False
+    ) -> None:
         """Let the next pass continue where `state` stood.
 
         counted: gives a position with the plan's numbers of steps where its log says that ranks took all of them.
+        in_worker: whether a worker of a foreign DataLoader loads it, which may be its own.
 
         Raises:
             CheckpointMismatchError: the state is of other data or other options, or was changed; or it is another
-                rank's, where row counts are not known.
+                rank's, where row counts are not known, or one worker's.
         """
         loaded, worker = decode_state(state, self._identity, self._topology)
+        if worker is not None and not in_worker:
+            raise of_one_worker(worker)
         stopped = loaded.segment
         if stopped.cursors and stopped.topology == self._topology:
             stopped.cursors_of([self._rank])  # raises if they are not there

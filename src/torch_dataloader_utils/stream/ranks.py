@@ -241,15 +241,17 @@ def from_rank_zero(make: Callable[[], T]) -> T:
     """
     if running_ranks() <= 1:
         return make()
-    outcome: list[Any] = [None, InternalError("Rank 0 failed where it alone was at work; see its traceback.")]
+    outcome: list[Any] = [None, (InternalError, "Rank 0 failed where it alone was at work; see its traceback.")]
     try:
         if dist.get_rank() == 0:
             outcome = [make(), None]
     except LoaderError as error:
-        outcome = [None, error]
+        # Not the error itself: where errors travel with their causes (tblib), these may not pickle.
+        outcome = [None, (type(error), str(error))]
+        raise
     finally:
         dist.broadcast_object_list(outcome, src=0)
     value, failure = outcome
     if failure is not None:
-        raise failure
+        raise failure[0](failure[1])
     return value  # type: ignore[no-any-return]

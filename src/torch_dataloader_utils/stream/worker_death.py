@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils._core.block import RowGroupReader, RowsTogether
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._runtime.parent import end_with_parent
-from torch_dataloader_utils.errors import WorkerDiedError
+from torch_dataloader_utils.errors import TransformError, WorkerDiedError
 from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
@@ -131,6 +131,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
 
     Raises:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
+        TransformError: what a worker sent cannot be unpickled.
     """
     loading = None
     try:
@@ -152,6 +153,15 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
             raise
         torch_workers.end(loading)
         raise named from error
+    except Exception as error:  # what is unpickled here runs code of the user: any error
+        if loading is None or _was_raised_in_worker(error):
+            raise
+        torch_workers.end(loading)
+        raise TransformError(
+            f"A worker process sent a batch that cannot be unpickled here: {type(error).__name__}: {error}. A "
+            "transform or collate_fn returned an object whose class does not restore it (__setstate__, __reduce__): "
+            "correct that, or read with num_workers=0."
+        ) from error
     finally:
         if loading is not None:
             torch_workers.leave(loading)
@@ -159,7 +169,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
 
 def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
     text = str(error).strip().rstrip(". ")
-    if loading is None or text.startswith("Caught "):  # the latter was raised in a worker that lives, and sent here
+    if loading is None or _was_raised_in_worker(error):
         return None
     if "DataLoader timed out" in text:
         return WorkerDiedError(
@@ -168,6 +178,11 @@ def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | No
     # A batch that breaks off says so before the kernel says who is gone.
     gone = torch_workers.dead(loading, wait_sec=_DEATH_SEC)
     return _death(gone, text, notes) if gone else None
+
+
+def _was_raised_in_worker(error: Exception) -> bool:
+    """Whether torch says that a worker raised this, which lives and sent it here."""
+    return " in DataLoader worker process " in str(error)
 
 
 def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDiedError:

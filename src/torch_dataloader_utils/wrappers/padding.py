@@ -7,6 +7,7 @@ import torch
 
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.shape.filled import filled
 
 
 def pad_stack_1d(
@@ -38,7 +39,7 @@ def pad_stack_1d(
             "There are no items to pad: the shape and dtype of the result would be unknown. Pass one at least."
         )
     if pad_to_multiple_of is not None:
-        check_integer("pad_to_multiple_of", pad_to_multiple_of, least=1)
+        pad_to_multiple_of = check_integer("pad_to_multiple_of", pad_to_multiple_of, least=1)
     if padding_side not in ("left", "right"):
         raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
     for row, item in enumerate(items):
@@ -51,31 +52,8 @@ def pad_stack_1d(
     width = max(len(item) for item in items)
     if pad_to_multiple_of is not None:
         width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
-    padded = _filled(items[0], (len(items), width), pad_value)
+    padded = filled(items[0], (len(items), width), pad_value, name="pad_value")
     for row, item in zip(padded, items, strict=True):
         start = 0 if padding_side == "right" else width - len(item)
         row[start : start + len(item)] = item
     return padded
-
-
-def _filled(like: torch.Tensor, shape: tuple[int, int], value: float) -> torch.Tensor:
-    try:
-        _check_kept(value, like.dtype)
-        return like.new_full(shape, value)
-    except TypeError as error:
-        raise ConfigTypeError(f"pad_value is {of_type(value)}: pass a number.") from error
-    except (RuntimeError, OverflowError) as error:
-        raise ConfigError(f"A tensor {list(shape)} of {like.dtype} filled with {value} cannot be: {error}") from error
-
-
-def _check_kept(value: float, dtype: torch.dtype) -> None:
-    """ConfigError where torch would pad with another number: wrapped around, or cut to a whole one."""
-    # Floats may round, and torch itself refuses what is beyond them.
-    if dtype.is_floating_point or dtype.is_complex:
-        return
-    kept = torch.full((), value, dtype=dtype, device="cpu").item()
-    if kept != value:
-        raise ConfigError(
-            f"pad_value={value} does not fit {dtype}, which would make {kept} of it. Pass a value that it holds, or "
-            "convert the items."
-        )

@@ -220,12 +220,12 @@ def plan_shard(
         raise ConfigError(f"Shard {index} of {num_shards} does not exist: index must be in [0, num_shards).")
     run_items = 1 if batch_size is None else check_integer("batch_size", batch_size, least=1)
     if check_flag("split_batches", split_batches):
-        if batch_size is None or batch_size % num_shards:
+        if batch_size is None or run_items % num_shards:
             raise ConfigError(
                 f"split_batches=True cuts each batch into {num_shards} equal parts, batch_size={batch_size} cannot "
                 f"be cut so. Give a multiple of {num_shards}."
             )
-        run_items = batch_size // num_shards
+        run_items //= num_shards
     pads = batch_size is not None if even_batches is None else check_flag("even_batches", even_batches)
     tail = Tail.DROP if check_flag("drop_last", drop_last) else Tail.PAD if pads else Tail.KEEP
     return StridedLayout(num_shards=num_shards, index=index, run_items=run_items, tail=tail)

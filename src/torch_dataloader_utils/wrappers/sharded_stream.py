@@ -66,8 +66,9 @@ class ShardedStream(IterableDataset[ItemT]):
 
     @property
     def all_workers(self) -> "ShardedStream[ItemT]":
-        """The same shard, not dealt to DataLoader workers."""
+        """The same shard, not dealt to DataLoader workers, with passes over the source of its own."""
         whole = copy.copy(self)
+        whole._source = copy.copy(self._source)
         whole._source_splits_workers = True
         return whole
 

@@ -103,7 +103,7 @@ def streaming_shard(
                 f"{type(dataset).__name__} shards itself by rows and makes its own batches: give it batch_size and "
                 "drop_last, and streaming_shard neither."
             )
-        return dataset.shard_rows(num_shards, index, contiguous)
+        return dataset.shard_rows(layout.num_shards, layout.index, contiguous)
     if _is_hugging_face(dataset):
         # Imported here, because it needs `datasets`, which whoever made this data set has.
         hugging_face = importlib.import_module("torch_dataloader_utils.wrappers.hugging_face")

@@ -88,28 +88,24 @@ class TokenBatchSampler(Sampler[list[int]]):
             ConfigTypeError: lengths that are no list of numbers, or a number that is not whole.
             ConfigError: a number out of range, or a row that alone exceeds max_tokens_per_batch.
         """
-        for name, value in (
-            ("max_tokens_per_batch", max_tokens_per_batch),
-            ("num_ranks", num_ranks),
-            ("num_workers", num_workers),
-            ("window_rows", 1 if window_rows is None else window_rows),
-            ("max_rows_per_batch", 1 if max_rows_per_batch is None else max_rows_per_batch),
-            ("pad_to_multiple_of", pad_to_multiple_of),
-        ):
-            check_integer(name, value, least=1)
+        max_tokens_per_batch = check_integer("max_tokens_per_batch", max_tokens_per_batch, least=1)
+        num_ranks = check_integer("num_ranks", num_ranks, least=1)
+        self._num_workers = check_integer("num_workers", num_workers, least=1)
+        pad_to_multiple_of = check_integer("pad_to_multiple_of", pad_to_multiple_of, least=1)
         seed, rank = check_seed("seed", seed), check_integer("rank", rank)
         shuffle = check_flag("shuffle", shuffle)
         if not 0 <= rank < num_ranks:
             raise ConfigError(f"rank={rank} must be in [0, num_ranks={num_ranks}).")
         measured = _as_lengths(lengths)
+        all_rows = max(1, len(measured))
         self._budget = TokenBudget(
             max_tokens=max_tokens_per_batch,
-            max_rows=len(measured) + 1 if max_rows_per_batch is None else max_rows_per_batch,
+            max_rows=_number_or("max_rows_per_batch", max_rows_per_batch, all_rows),
             pad_to_multiple_of=pad_to_multiple_of,
         )
         self._widths = _fitting_widths(measured, self._budget)
-        self._window_rows = max(1, len(self._widths)) if window_rows is None else window_rows
-        self._num_ranks, self._rank, self._num_workers = num_ranks, rank, num_workers
+        self._window_rows = _number_or("window_rows", window_rows, all_rows)
+        self._num_ranks, self._rank = num_ranks, rank
         self._shuffle, self._seed = shuffle, seed
         self._epoch, self._first_batch = 0, 0
         self._made: tuple[int, TokenBatches] | None = None
@@ -194,6 +190,10 @@ def level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
     )
 
 
+def _number_or(name: str, value: int | None, default: int) -> int:
+    return default if value is None else check_integer(name, value, least=1)
+
+
 def _as_lengths(lengths: Any) -> npt.NDArray[Any]:
     measured = np.asarray(lengths)
     if measured.ndim != 1 or (measured.size and measured.dtype.kind not in "iuf"):
@@ -201,7 +201,9 @@ def _as_lengths(lengths: Any) -> npt.NDArray[Any]:
             f"lengths is {'a ' + type(lengths).__name__ if measured.ndim != 1 else 'of ' + str(measured.dtype)}: pass "
             "a list of numbers, the tokens of each row, such as RowDataset.lengths."
         )
-    return measured
+    # A width, and the limit, may be more than small integers hold.
+    is_small = measured.dtype.kind in "iu" and measured.dtype.itemsize < np.dtype(np.int64).itemsize
+    return measured.astype(np.int64) if is_small else measured
 
 
 def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:

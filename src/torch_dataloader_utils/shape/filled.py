@@ -1,0 +1,39 @@
+"""Tensors of one number, as padding is, which their dtype holds."""
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+
+
+def filled(like: torch.Tensor, shape: Sequence[int], value: float, *, name: str) -> torch.Tensor:
+    """A tensor of this shape and the other's dtype and device, with the value everywhere; floats may round it.
+
+    name: what the user calls the value.
+
+    Raises:
+        ConfigTypeError: no number. ConfigError: one that the dtype does not hold, or a shape that has no memory.
+    """
+    try:
+        _check_kept(value, like.dtype, name)
+        return like.new_full(tuple(shape), value)
+    except TypeError as error:
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass a number.") from error
+    except (RuntimeError, OverflowError) as error:
+        raise ConfigError(
+            f"A tensor {list(shape)} of {like.dtype} filled with {name}={value} cannot be: {error}"
+        ) from error
+
+
+def _check_kept(value: float, dtype: torch.dtype, name: str) -> None:
+    """ConfigError where torch would fill with another number: wrapped around, or cut to a whole one."""
+    # Floats may round, and torch itself refuses what is beyond them.
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    kept = torch.full((), value, dtype=dtype, device="cpu").item()
+    if kept != value:
+        raise ConfigError(
+            f"{name}={value} does not fit {dtype}, which would make {kept} of it. Pass a value that it holds, or "
+            "convert the values."
+        )
