@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError
+from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend
+from torch_dataloader_utils.errors import ConfigError, TransformError
 from torch_dataloader_utils.stream.worker_death import Notes
 
 pytestmark = [
@@ -421,22 +421,6 @@ def test_torchdata_stateful_dataloader_resumes_exactly(table, num_workers, steps
     resumed.dataset.set_epoch(0)
     assert [check_batch(batch) for batch in resumed] == whole
     assert torch.is_tensor(next(iter(build()))["row"])
-
-
-def test_the_state_of_one_worker_is_not_taken_for_that_of_its_rank(table):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    options = {"batch_size": 8, "num_workers": 2}
-    dataset = StructuredDataset(str(table[0]), **options)
-    loader = stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=2, collate_fn=as_it_is)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    state = loader.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    del batches
-    with pytest.raises(CheckpointMismatchError, match="worker 0 of a DataLoader"):
-        StructuredDataset.create_dataloader(str(table[0]), **options)[0].load_state_dict(state)
-    with pytest.raises(CheckpointMismatchError, match="worker 0 of a DataLoader"):
-        merge_states([state])
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls

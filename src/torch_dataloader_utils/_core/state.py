@@ -89,20 +89,6 @@ def check_intact(state: Mapping[str, Any]) -> None:
     check_seal(state)
 
 
-def check_of_rank(state: Mapping[str, Any]) -> None:
-    """Raise CheckpointMismatchError for a state that is not intact, or of one of several workers of a DataLoader.
-
-    The steps of such a worker are its own place; taken for those of its rank, they would lose or repeat rows.
-    """
-    check_intact(state)
-    if state.get("worker") is not None and any(count > 1 for count in state["log"]["num_workers"][-1:]):
-        raise CheckpointMismatchError(
-            f"The state is that of worker {state['worker']} of a DataLoader, which knows its own place alone. Load the "
-            "state of the whole DataLoader into another one of its kind, or pass what state_dict() of the loader that "
-            "create_dataloader gives returned."
-        )
-
-
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One state for the whole job from the states of all ranks, in rank order.
 
@@ -114,7 +100,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     is not finished.
 
     Raises:
-        CheckpointMismatchError: states of different data, options, epochs or histories, or of DataLoader workers.
+        CheckpointMismatchError: states of different data, options, epochs or histories.
         ConfigTypeError: no list. ConfigError: not one state a rank.
     """
     if isinstance(states, str | Mapping) or not isinstance(states, Sequence):
@@ -122,7 +108,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not states:
         raise ConfigError("merge_states got no state: pass those of all ranks.")
     for state in states:
-        check_of_rank(state)
+        check_intact(state)
         _compare_options(state["options"], states[0]["options"])
         _compare("fingerprint", state["fingerprint"], states[0]["fingerprint"])
     merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}

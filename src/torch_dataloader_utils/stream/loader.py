@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
-from torch_dataloader_utils._core.state import check_of_rank
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
@@ -143,7 +142,6 @@ class TableDataLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See TableDataset.load_state_dict."""
-        check_of_rank(state)
         self.dataset.load_state_dict(state)
 
     def __len__(self) -> int:
