@@ -4,6 +4,8 @@ import pytest
 
 from tests.cli.shell import tdu, tdu_json
 from torch_dataloader_utils.cli.bench import recommend
+from torch_dataloader_utils.cli.measure import time_pyarrow
+from torch_dataloader_utils.cli.source import DataSource
 
 
 def row(num_workers, batch_size, speed, of_limit=0.9):
@@ -21,6 +23,18 @@ def test_every_setting_is_measured_beside_the_limit(table):
     assert all(each["rows_per_second"] > 0 for each in report["results"])
     assert report["limit"]["of"] == "pyarrow row groups"
     assert [advice["batch_size"] for advice in report["recommendation"]] == [64, 256]
+
+
+def test_the_limit_of_a_filter_reads_what_the_filter_needs(table):
+    options = ["--filter", "score < 0.3", "--columns", "id", "--batch-sizes", 64, "--workers", 0, "--rounds", 1]
+    report = tdu_json("bench", table, *options)
+    assert report["limit"]["of"] == "row groups read, no batches"
+
+
+def test_the_limit_delivers_the_rows_of_the_loader(table):
+    source = DataSource(paths=(str(table),), columns=("id",), filter_text="id < 100")
+    inventory = source.inventory()
+    assert time_pyarrow(inventory, source, threads=1, most_seconds=60.0).rows == inventory.num_rows == 300
 
 
 def test_a_table_and_a_recommendation_for_people(table):

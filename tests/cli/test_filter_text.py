@@ -53,6 +53,8 @@ def test_nulls_and_odd_names():
         "x + 1 > 2",
         "open('f') == 1",
         "x is 3",
+        "x == None",
+        "None != x",
         "x in y",
         "x in 3",
         "x.y == 1",

@@ -1,11 +1,12 @@
 """The command itself: fast help, exit codes, errors in one line."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.cli.shell import one_line, tdu, tdu_json
+from tests.cli.shell import one_line, tdu, tdu_json, write_parquet
 from torch_dataloader_utils.cli.app import COMMANDS, app
 
 
@@ -69,6 +70,14 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["scan", "{table}", "--option", "a.b=2", "--option", "a=1"], "--option number 2: a and another one"),
         (["scan", "{table}", "--filter", "not " * 3000 + "id"], "nested too deeply"),
         (["scan", "a", "b", "--format", "iceberg"], "one at a time"),
+        (["scan", "{table}", "--snapshot", "7"], "--snapshot 7"),
+        (["scan", "db.t", "--format", "iceberg", "--partitioning", "hive"], "--partitioning hive"),
+        (["plan", "--inventory", "a.parquet", "--partitioning", "hive"], "--partitioning hive"),
+        (["verify", "--inventory", "a.parquet", "--catalog", "prod"], "--inventory a.parquet is of files"),
+        (["head", "{table}", "--rows", "-1"], "--rows"),
+        (["plan", "{table}", "--max-ranks", "0"], "--max-ranks"),
+        (["tokens", "build", "{table}", "corpus", "--column", "id", "--workers", "0"], "--workers"),
+        (["tokens", "build", "{table}", "corpus", "--column", "id", "--outputs", "0"], "--outputs"),
         (["tokens", "build", "{table}", "{table}/part-0.parquet/corpus", "--column", "id"], "part-0.parquet"),
     ],
 )
@@ -92,3 +101,12 @@ def test_warnings_are_lines_on_stderr(table):
     result = tdu("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")
     assert "Traceback" not in result.stderr
     assert tdu_json("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")["batches"]
+
+
+def test_a_name_that_the_output_cannot_encode_is_no_traceback(tmp_path):
+    write_parquet(tmp_path / "\N{SNOWMAN}.parquet", 5, 5)
+    command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", str(tmp_path), "--files"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u2603.parquet" in done.stdout

@@ -1,9 +1,17 @@
 """`tdu head`: what the trainer would get, batch by batch."""
 
+import io
+import json
+import math
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.shell import tdu, tdu_json
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.cli.output import print_table
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -38,3 +46,35 @@ def test_a_table_shows_values_as_they_are(tmp_path):
 def test_more_batches_than_there_are_is_all_of_them(table):
     report = tdu_json("head", table, "--filter", "id < 5", "--batch-size", 10, "--batches", 9)
     assert [batch["num_rows"] for batch in report["batches"]] == [10, 5]
+
+
+def test_every_column_of_a_wide_table_is_shown(tmp_path):
+    pq.write_table(pa.table({f"column_{number}": [number] for number in range(100)}), tmp_path / "wide.parquet")
+    header, _, values = tdu("head", tmp_path).stdout.splitlines()[1:4]
+    assert header.split() == [f"column_{number}" for number in range(100)]
+    assert values.split() == [str(number) for number in range(100)]
+
+
+def test_a_narrow_terminal_folds_no_column_away(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "dumb")  # no bold headers
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", terminal)
+    print_table([f"c{number}" for number in range(50)], [[str(number) for number in range(50)]])
+    header, _, values = terminal.getvalue().splitlines()
+    assert header.split() == [f"c{number}" for number in range(50)]
+    assert values.split() == [str(number) for number in range(50)]
+
+
+def test_the_json_of_any_number_is_json(tmp_path):
+    numbers = pa.table({"x": [math.nan, math.inf, 1.5, None], "y": [[math.nan], [], None, [2.0]]})
+    pq.write_table(numbers, tmp_path / "numbers.parquet")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    document = json.loads(tdu("head", tmp_path, "--json").stdout, parse_constant=refuse)
+    rows = document["batches"][0]["rows"]
+    assert [row["x"] for row in rows] == ["nan", "inf", 1.5, None]
+    assert [row["y"] for row in rows] == [["nan"], [], None, [2.0]]

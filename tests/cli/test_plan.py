@@ -100,6 +100,14 @@ def test_the_table_and_the_json_are_the_plan(table):
     assert tdu("plan", table, *options, "--max-ranks", 1).stdout.count("more ranks") == 1
 
 
+def test_the_imbalance_says_of_which_ranks_it_is(table):
+    chunks = [table, "--ranks", 4, "--rank-sharding", "chunks", "--split-rows", 200]
+    assert "the mean of the bytes\n" in tdu("plan", *chunks).stdout
+    assert "the mean of the bytes, first 2 ranks\n" in tdu("plan", *chunks, "--max-ranks", 2).stdout
+    report = tdu_json("plan", *chunks, "--max-ranks", 2)
+    assert (report["num_ranks"], report["shown_ranks"], len(report["workers"])) == (4, 2, 2)
+
+
 def test_unequal_ranks_and_dropped_rows_are_said(table):
     chunks = ["--ranks", 4, "--rank-sharding", "chunks", "--split-rows", 200, "--batch-size", 64]
     assert "ranks DIFFER" in tdu("plan", table, *chunks).stdout
@@ -114,6 +122,7 @@ def test_what_is_unequal_is_marked_on_the_page(table):
     assert "steps: ranks differ" in page
     assert "rows dropped / repeated" in page
     assert "the first 2 of 4 ranks" in page
+    assert "by the mean, bytes, first 2 ranks" in page
 
 
 def test_pictures_and_the_list_of_reads_are_written(table, tmp_path):

@@ -134,3 +134,24 @@ def test_a_changed_state_is_refused(table, tmp_path):
     state = state_after(table, 3)
     state["epoch"] = 5
     assert "changed" in one_line(tdu("state", saved(tmp_path, state), code=1))
+
+
+def test_states_in_lists_are_found(table, tmp_path):
+    states = [state_after(table, 3), state_after(table, 5)]
+    reports = tdu_json("state", saved(tmp_path, {"loaders": [{"train": state} for state in states]}), table)["states"]
+    assert [(each["at"], each["rows"]["done_rows"]) for each in reports] == [
+        ("loaders.0.train", 30),
+        ("loaders.1.train", 50),
+    ]
+
+
+def test_steps_to_come_are_not_claimed_where_no_topology_is_known(table, tmp_path):
+    path = saved(tmp_path, state_after(table, 150))
+    (report,) = tdu_json("state", path, table)["states"]
+    assert (report["rows"]["remaining_rows"], report["rows"]["remaining_steps"]) == (1500, None)
+    assert tdu("state", path, table).stdout.endswith("remains   1,500 rows\n")
+
+
+def test_the_next_epoch_of_several_ranks_has_the_steps_of_their_topology(table, tmp_path):
+    (report,) = tdu_json("state", saved(tmp_path, state_after(table, 75, num_ranks=2)), table)["states"]
+    assert (report["epoch"], report["rows"]["remaining_rows"], report["rows"]["remaining_steps"]) == (1, 1500, 75)

@@ -73,17 +73,6 @@ def test_corpora_are_merged_and_listed(tmp_path):
     assert f"no corpus in {tmp_path / 'empty'}" in line
 
 
-def test_a_directory_is_not_merged_into_itself(tmp_path):
-    (tmp_path / "parts").mkdir()
-    write_documents(tmp_path / "a.parquet", [[1], [2]])
-    tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "parts" / "c", "--column", "tokens")
-    inside = tmp_path / "parts" / ".." / "parts" / "all"
-    line = one_line(tdu("tokens", "merge", tmp_path / "parts", inside, "--overwrite", code=2))
-    assert "another call would take it for one more of them" in line
-    tdu("tokens", "merge", tmp_path / "parts" / "c", inside)
-    assert len(IndexedDataset(str(inside))) == 2
-
-
 def test_a_corpus_is_merged_beside_a_directory_of_its_name(tmp_path):
     write_documents(tmp_path / "a.parquet", [[1], [2]])
     tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "web", "--column", "tokens")
@@ -101,3 +90,21 @@ def test_modes_are_kept_on_request(tmp_path):
 
 def list_of_ints(field_id, name):
     return NestedField(field_id, name, ListType(field_id + 10, IntegerType(), element_required=False), required=False)
+
+
+def test_a_merge_into_its_own_directory_gives_the_same_again(tmp_path):
+    for number in range(2):
+        write_documents(tmp_path / "a.parquet", [[number]])
+        tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "parts" / f"c{number}", "--column", "tokens")
+    merged = tmp_path / "parts" / ".." / "parts" / "all"
+    for _ in range(2):
+        report = tdu_json("tokens", "merge", tmp_path / "parts", merged, "--overwrite")
+        assert report["merged"] == [str(tmp_path / "parts" / "c0"), str(tmp_path / "parts" / "c1")]
+        assert [tokens.tolist() for tokens in IndexedDataset(str(merged))] == [[0], [1]]
+    assert tdu_json("tokens", "sequences", merged, tmp_path / "counts.json")["num_corpora"] == 1
+
+
+def test_a_null_document_names_the_option_of_the_shell(tmp_path):
+    write_documents(tmp_path / "a.parquet", [[1], None])
+    line = one_line(tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "c", "--column", "tokens", code=1))
+    assert "Pass --skip-nulls to" in line

@@ -159,6 +159,19 @@ def test_what_a_callback_raises_reaches_the_trainer_and_ends_the_pass(table):
     assert recorder.events[-1][:2] == ("end", False)
 
 
+def test_a_callback_that_raises_at_the_start_ends_the_pass(table):
+    class Refuses(LoaderCallback):
+        def on_epoch_start(self, run):
+            raise RuntimeError("not today")
+
+    recorder = Recorder()
+    loader = make(table, num_workers=0, callbacks=[recorder, Refuses()])
+    with pytest.raises(RuntimeError, match="not today"):
+        list(loader)
+    assert recorder.events[-1][:2] == ("end", False)
+    assert loader.metrics() == loader.metrics()  # its clock stands still
+
+
 def test_time_of_the_trainer_is_not_waiting(table, monkeypatch):
     loader = make(table, num_workers=0)
     clock = itertools.count(step=1_000_000_000)

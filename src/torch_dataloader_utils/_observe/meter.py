@@ -53,9 +53,9 @@ class LoaderMeter:
         counts = self._begin()
         run = replace(run, metrics=counts.metrics)
         callbacks = self.callbacks
-        for callback in callbacks:
-            callback.on_epoch_start(run)
         try:
+            for callback in callbacks:
+                callback.on_epoch_start(run)
             while True:
                 begin = perf_counter_ns()
                 batch = next(batches, _END)

@@ -10,11 +10,14 @@ Each command is one module, imported when it is run; the libraries behind it are
 `tdu --help` is there at once. Needs the extra `cli` (click and rich).
 """
 
+import io
 import sys
 
 
 def main() -> None:
     """The console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: a name may have what its encoding has not
     try:
         from torch_dataloader_utils.cli.app import app
     except ModuleNotFoundError as error:

@@ -81,6 +81,8 @@ def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Any:
 def _side(node: ast.expr, text: str) -> Any:
     import pyarrow.compute as pc
 
+    if isinstance(node, ast.Constant) and node.value is None:
+        raise _refused(text, "a comparison with None is true of no row; `is None` and `is not None` ask for it")
     try:
         return pc.scalar(ast.literal_eval(node))
     except ValueError:

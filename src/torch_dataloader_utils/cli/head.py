@@ -26,7 +26,9 @@ _CELL = 60
 @data_options
 @plan_options
 @click.option("--batches", "num_batches", type=click.IntRange(min=1), default=1, show_default=True, help="How many.")
-@click.option("--rows", "max_rows", default=10, show_default=True, help="Rows to show of each.")
+@click.option(
+    "--rows", "max_rows", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show of each."
+)
 @click.option("--rank", default=0, show_default=True, help="Whose batches.")
 @json_option
 def command(

@@ -75,13 +75,13 @@ def time_pyarrow(inventory: Inventory, source: DataSource, threads: int, most_se
 
 def describe_limit(inventory: Inventory) -> str:
     """What the limit is, in words."""
-    if _is_local_parquet(inventory):
+    if _is_plain_parquet(inventory):
         return "pyarrow row groups"
     return "row groups read, no batches"
 
 
 def _bare(inventory: Inventory, source: DataSource, threads: int) -> Iterator[int]:
-    read = _parquet_reader(inventory, source) if _is_local_parquet(inventory) else _any_reader(inventory, source)
+    read = _parquet_reader(inventory, source) if _is_plain_parquet(inventory) else _any_reader(inventory, source)
     with ThreadPoolExecutor(threads, thread_name_prefix="tdu-bench") as pool:
         futures = [pool.submit(read, group) for group in range(inventory.num_groups)]
         try:
@@ -91,9 +91,12 @@ def _bare(inventory: Inventory, source: DataSource, threads: int) -> Iterator[in
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _is_local_parquet(inventory: Inventory) -> bool:
-    is_parquet = bool((inventory.files.formats == FileFormat.PARQUET).all())
-    return is_parquet and inventory.num_files > 0 and "://" not in inventory.files.paths[0]
+def _is_plain_parquet(inventory: Inventory) -> bool:
+    """Whether pyarrow alone reads the rows that a loader delivers: all rows of local files, under their own names."""
+    files = inventory.files
+    is_parquet = bool((files.formats == FileFormat.PARQUET).all())
+    is_bare = not files.extras and not inventory.row_filter
+    return is_parquet and is_bare and inventory.num_files > 0 and "://" not in files.paths[0]
 
 
 def _parquet_reader(inventory: Inventory, source: DataSource) -> Callable[[int], int]:

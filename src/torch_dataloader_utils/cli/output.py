@@ -1,6 +1,7 @@
 """What commands print: tables for people on stdout, or one JSON document."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,13 +13,25 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Wide enough that nothing is cut where no terminal says how wide it is.
-_PIPE_COLUMNS = 240
+# Wider than any table, for where no terminal says how wide it is: programs and pagers want a line to be a line.
+_PIPE_COLUMNS = 1 << 20
+# A column is folded to no less than this for a terminal, which wraps the lines of tables that are wider still; with
+# the space between columns.
+_LEAST_COLUMNS, _GAP_COLUMNS = 8, 3
 
 
 def emit_json(value: Any) -> None:
-    """One JSON document."""
-    click.echo(json.dumps(value, indent=2, default=_plain))
+    """One JSON document; what JSON has no form for, such as dates and NaN, is text."""
+    click.echo(json.dumps(_finite(value), indent=2, default=_plain, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The value with NaN and the infinities as text: Python would write them as they are, and others not read that."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
@@ -43,6 +56,7 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> None:
     """A table; columns named in `left` are flush left, the others flush right."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -51,6 +65,9 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
     for row in rows:
         table.add_row(*(_literal(cell) for cell in row))
     shown = console()
+    widest = [max(map(cell_len, cells)) for cells in zip(headers, *rows, strict=True)]
+    least = sum(min(width, _LEAST_COLUMNS) + _GAP_COLUMNS for width in widest)
+    shown.size = (max(shown.width, least), shown.height)
     # rich would end the process by itself, with exit code 1, where nobody reads the output any more.
     with shown.capture() as text:
         shown.print(table)

@@ -29,7 +29,9 @@ Examples:
 @click.option("--html", "html_path", metavar="FILE", type=click.Path(path_type=Path), help="Draw it as a web page.")
 @click.option("--png", "png_path", metavar="FILE", type=click.Path(path_type=Path), help="Draw it (needs matplotlib).")
 @click.option("--save", "save_path", metavar="FILE", help="Every row range that is read, as a Parquet file.")
-@click.option("--max-ranks", default=32, show_default=True, help="Ranks to show and to draw.")
+@click.option(
+    "--max-ranks", type=click.IntRange(min=1), default=32, show_default=True, help="Ranks to show and to draw."
+)
 @json_option
 def command(
     source: DataSource,
@@ -63,7 +65,8 @@ def command(
 
         pq.write_table(plan.to_arrow(), save_path)
     if as_json:
-        emit_json({**summary, "imbalance": timeline.imbalance, "workers": _workers(timeline)})
+        drawn = {"shown_ranks": timeline.shown_ranks, "imbalance": timeline.imbalance, "workers": _workers(timeline)}
+        emit_json({**summary, **drawn})
         return
     _print(summary, timeline)
     for path in (html_path, png_path, save_path):
@@ -125,7 +128,7 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
         ),
         ("steps", _steps(summary)),
         ("levelling", f"{summary['moved_rows']:,} rows moved between ranks, in {summary['cuts']} ranges"),
-        ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes"),
+        ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes{timeline.of_ranks}"),
         *(("note", note) for note in summary["notes"]),
     ]
     if summary["dropped_rows"]:

@@ -42,6 +42,22 @@ class DataSource:
             )
         if self.is_table and len(self.paths) > 1:
             raise ConfigError(f"{len(self.paths)} tables: give one at a time.")
+        if self.is_table and not self.paths:
+            raise ConfigError(
+                f"--inventory {self.inventory_path} is of files, never of an Iceberg table: leave out --catalog, "
+                "--catalog-option and --format iceberg, or name the table instead of the inventory."
+            )
+        self._check_ignored()
+
+    def _check_ignored(self) -> None:
+        """Refuse what would say nothing about this data."""
+        if self.snapshot_id is not None and not self.is_table:
+            raise ConfigError(f"--snapshot {self.snapshot_id} is for Iceberg tables; these are files. Leave it out.")
+        if self.partitioning is not None and (self.is_table or self.inventory_path is not None):
+            raise ConfigError(
+                f"--partitioning {self.partitioning} is for files: Iceberg tables and saved inventories have their "
+                "partitions already. Leave it out."
+            )
 
     @property
     def is_table(self) -> bool:

@@ -29,12 +29,15 @@ The file holds what loader.state_dict() gave, by itself or somewhere inside a la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """Rows of the epoch received and to come, over all ranks, and the steps to come on the state's topology."""
+    """Rows of the epoch received and to come, over all ranks, and the steps to come on the state's topology.
+
+    remaining_steps: None where the state says of no topology, at the start of an epoch of one rank.
+    """
 
     total_rows: int
     done_rows: int
     remaining_rows: int
-    remaining_steps: int
+    remaining_steps: int | None
     dropped_rows: int
 
 
@@ -64,13 +67,12 @@ def command(state_file: Path, source: DataSource | None, as_json: bool) -> None:
 
 
 def find_states(document: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every loader state in a JSON document, with where it is ("loader.train")."""
-    if not isinstance(document, dict):
-        return
-    if {"fingerprint", "log", "epoch", "version"} <= set(document):
+    """Every loader state in a JSON document, with where it is ("loader.train", "loaders.0")."""
+    if isinstance(document, dict) and {"fingerprint", "log", "epoch", "version"} <= set(document):
         yield place, document
         return
-    for key, value in document.items():
+    within = dict(enumerate(document)) if isinstance(document, list) else document
+    for key, value in within.items() if isinstance(within, dict) else ():
         yield from find_states(value, f"{place}.{key}" if place else str(key))
 
 
@@ -122,7 +124,8 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     if options.max_tokens_per_batch is not None or options.strategy:
         return None
     planner = Planner(inventory=inventory, options=options)
-    here = planner.counted(position).under(position.topology)
+    seen = position.segments or position.before
+    here = planner.counted(position).under(seen[-1].topology if seen else position.topology)
     plan = planner.plan(here)
     if plan.steps is None:
         return None
@@ -135,7 +138,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
         total_rows=total,
         done_rows=total - remaining - plan.dropped_rows,
         remaining_rows=remaining,
-        remaining_steps=plan.steps - here.done,
+        remaining_steps=plan.steps - here.done if seen else None,
         dropped_rows=plan.dropped_rows,
     )
 
@@ -180,12 +183,13 @@ def _segment(entry: dict[str, Any]) -> str:
     return f"{count} on {topology}: at most {sum(known) * entry['batch_size']:,} rows"
 
 
-def _rows_in_words(rows: dict[str, int] | None) -> list[tuple[str, str]]:
+def _rows_in_words(rows: dict[str, Any] | None) -> list[tuple[str, str]]:
     if rows is None:
         return []
     total = max(1, rows["total_rows"])
+    steps = "" if rows["remaining_steps"] is None else f", {rows['remaining_steps']:,} steps on the last topology"
     facts = [
         ("done", f"{rows['done_rows']:,} of {rows['total_rows']:,} rows ({rows['done_rows'] / total:.1%})"),
-        ("remains", f"{rows['remaining_rows']:,} rows, {rows['remaining_steps']:,} steps on the last topology"),
+        ("remains", f"{rows['remaining_rows']:,} rows{steps}"),
     ]
     return [*facts, ("left out", f"{rows['dropped_rows']:,} rows (drop_last)")] if rows["dropped_rows"] else facts

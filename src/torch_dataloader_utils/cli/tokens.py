@@ -15,7 +15,7 @@ from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, NullValueError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.tokens import CorpusReport
@@ -28,6 +28,7 @@ _GOES_ON = "The parts that are done stay; the same command goes on with them."
 _SHELL_NAMES = {
     "overwrites=True": "--overwrite",
     "dtype=np.": "--dtype ",
+    "Pass skips_nulls=True": "Pass --skip-nulls",
     "pass file_format=": "pass --format ",
     "file_format='parquet' or 'orc'": "--format parquet or orc",
 }
@@ -57,8 +58,10 @@ def command() -> None:
 @click.option("--vocabulary", "vocabulary_size", type=int, help="Ids must be below it; also chooses the dtype.")
 @click.option("--dtype", help="Of the tokens on disk, such as uint16; overrides --vocabulary's.")
 @click.option("--skip-nulls", "skips_nulls", is_flag=True, help="Leave null rows out, and count them.")
-@click.option("--outputs", "output_count", default=1, show_default=True, help="Corpora to write.")
-@click.option("--workers", default=1, show_default=True, help="Processes.")
+@click.option(
+    "--outputs", "output_count", type=click.IntRange(min=1), default=1, show_default=True, help="Corpora to write."
+)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option(
     "--format", "file_format", type=click.Choice(["parquet", "orc", "iceberg"]), help="Where names have no ending."
 )
@@ -140,46 +143,53 @@ def _print(report: "CorpusReport") -> None:
 @click.argument("output_prefix")
 @click.option("--multimodal", is_flag=True, help="Keep the mode of each sequence.")
 @click.option("--overwrite", "overwrites", is_flag=True, help="Replace a corpus that is there.")
-def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrites: bool) -> None:
-    """Corpora one after the other, as OUTPUT_PREFIX; a directory stands for all in it, sorted by name."""
+@json_option
+def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrites: bool, as_json: bool) -> None:
+    """Corpora one after the other, as OUTPUT_PREFIX.
+
+    A directory stands for all in it, sorted by name, but for OUTPUT_PREFIX itself.
+    """
     from torch_dataloader_utils.tokens import IndexedDataset, merge_corpora
 
     if not overwrites and IndexedDataset.exists(output_prefix):
         raise ConfigError(f"The corpus {output_prefix} exists. Pass --overwrite to replace it.")
-    named = [each for prefix in prefixes for each in _find_named(prefix, output_prefix)]
+    named = [each for prefix in prefixes for each in _corpora(prefix, output_prefix)]
     merge_corpora(named, output_prefix, multimodal=multimodal)
-    print_facts([("wrote", output_prefix), ("from", f"{len(named):,} corpora")])
+    if as_json:
+        emit_json({"prefix": output_prefix, "merged": named})
+    else:
+        print_facts([("wrote", output_prefix), ("from", f"{len(named):,} corpora")])
 
 
-def _find_named(prefix: str, output_prefix: str) -> list[str]:
-    """A corpus, or those of a directory.
+def _corpora(prefix: str, output_prefix: str) -> list[str]:
+    """The corpora that an argument of `merge` stands for.
 
-    Raises:
-        ConfigError: the output would lie in the directory, where another call would append it to itself.
+    The output of an earlier run is not one of its directory's: what it holds would be merged with what it was made of.
     """
     from torch_dataloader_utils.tokens import IndexedDataset, find_corpora
 
     # Beside a corpus there may be a directory of its name, with the indices of data sets over it.
     if not Path(prefix).is_dir() or IndexedDataset.exists(prefix):
         return [prefix]
-    if Path(output_prefix).resolve().parent == Path(prefix).resolve():
-        raise ConfigError(
-            f"The corpus {output_prefix} would lie in {prefix}, all of which is merged: another call would take it "
-            "for one more of them. Give an output outside, or name the corpora."
-        )
-    return find_corpora(prefix)
+    output = Path(output_prefix).resolve()
+    return [each for each in find_corpora(prefix) if Path(each).resolve() != output]
 
 
 @command.command("sequences")
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output")
 @click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
-def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...]) -> None:
+@json_option
+def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], as_json: bool) -> None:
     """The counts of all corpora in one JSON file, so that jobs open none before its first sample."""
     from torch_dataloader_utils.tokens import write_sequences
 
     write_sequences(prefixes, output, storage_options=parse_pairs(storage, "--option"))
-    print_facts([("wrote", output), ("corpora", f"{len(set(prefixes)):,}")])
+    count = len(set(prefixes))
+    if as_json:
+        emit_json({"wrote": output, "num_corpora": count})
+    else:
+        print_facts([("wrote", output), ("corpora", f"{count:,}")])
 
 
 @contextmanager
@@ -192,11 +202,11 @@ def _told_how_to_go_on() -> Iterator[None]:
     except BrokenProcessPool as error:
         told = "A worker process died. If the kernel killed it for its memory, lower --workers."
         raise Failure(f"{told} {_GOES_ON}", DATA_PROBLEM) from error
-    except ConfigError as error:
+    except (ConfigError, NullValueError) as error:
         text = str(error)
         for name, option in _SHELL_NAMES.items():
             text = text.replace(name, option)
-        raise Failure(text, USAGE) from error
+        raise Failure(text, USAGE if isinstance(error, ConfigError) else DATA_PROBLEM) from error
     except OSError as error:
         if not disk_is_full(error):
             raise

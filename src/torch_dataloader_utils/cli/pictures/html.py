@@ -64,7 +64,11 @@ def _facts(summary: dict[str, Any], timeline: Timeline) -> str:
         (topology, f"ranks × workers, batch {summary['batch_size']:,}", False),
         _steps(summary),
         (f"{summary['cuts']:,}", f"row ranges moved to level ranks, {summary['moved_rows']:,} rows", False),
-        (f"{timeline.imbalance:.2f} ×", "heaviest worker by the mean, bytes", timeline.imbalance > 1.25),
+        (
+            f"{timeline.imbalance:.2f} ×",
+            f"heaviest worker by the mean, bytes{timeline.of_ranks}",
+            timeline.imbalance > 1.25,
+        ),
         (_order(summary), f"order, seed {summary['seed']}", False),
     ]
     if summary["dropped_rows"] or summary["repeated_rows"]:

@@ -67,8 +67,13 @@ class Timeline:
 
     @property
     def imbalance(self) -> float:
-        """Heaviest worker by the mean: 1.0 is even."""
+        """Heaviest worker by the mean, of the ranks that are shown: 1.0 is even."""
         return self.longest_bytes / self.mean_bytes if self.mean_bytes else 1.0
+
+    @property
+    def of_ranks(self) -> str:
+        """What to say behind figures of the workers: of which ranks they are, where some are not shown."""
+        return f", first {self.shown_ranks:,} ranks" if self.shown_ranks < self.num_ranks else ""
 
     @property
     def ticks(self) -> tuple[int, ...]:
