@@ -86,7 +86,9 @@ class EpochPlan:
         plan = self.details
         data, options = planning_fingerprint(self.inventory), options_text(plan.options)
         position = plan.position
-        text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {position.segment!r})"
+        # Of a plan of which nothing was received the topology says all, as in version 0.1: its fingerprint stays.
+        present = position.segment if position.segment.has_begun else position.topology
+        text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {present!r})"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
