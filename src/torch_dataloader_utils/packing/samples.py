@@ -35,7 +35,7 @@ class Samples:
     Attributes:
         fields: per sequence its `TOKEN_FIELDS`, each a tensor of shape [padded length].
         lengths: of each sequence, tokens without and with padding, int64 [n, 2].
-        num_items: items that they came in; 0 when the iterator had ended.
+        num_items: items read, with or without a sequence; 0 if the iterator had ended.
     """
 
     fields: list[dict[str, torch.Tensor]]
