@@ -160,6 +160,13 @@ def test_blends_take_no_more_than_there_is(corpora: list[str]) -> None:
     assert train[None]["loss_mask"].sum() == 0
 
 
+def test_splits_are_not_blended_with_each_other(corpora: list[str]) -> None:
+    train, valid, _ = _build([None, None, None], blend=(corpora, None), split="50,50,0")
+    mixed = [train.datasets[0], valid.datasets[0]]
+    with pytest.raises(ConfigError, match=r"\['GPTDataset of train', 'GPTDataset of valid'\]\. Blend each by itself"):
+        BlendedDataset(mixed, [1.0, 1.0], 2, train.config)
+
+
 @pytest.mark.parametrize(
     ("weights", "size", "wanted", "says"),
     [
