@@ -151,7 +151,8 @@ class StructuredDataset(WiredDataset):
 
         Args:
             path: file, directory (searched recursively), pattern, or a list of those; local or any fsspec URL.
-            format: "parquet", "orc", "csv", "json" (or "jsonl": one object a line) or "arrow".
+            format: "parquet", "orc", "csv", "json" (or "jsonl": one object a line) or "arrow". Types of CSV and JSON
+                lines, and how large files are cut, are said to `scan_files` (schema, text), see inventory.
             batch_size: rows of a batch on this rank.
             columns: names to deliver, in this order; None for all. Only these (and the filter's) are read.
             filters: a pyarrow expression; exactly the rows for which it is true. May name columns that are not

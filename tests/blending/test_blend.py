@@ -397,6 +397,15 @@ def test_a_device_prefetcher_gives_the_state_of_what_it_gave(tables):
     assert received + rows_of(resumed) == whole
 
 
+def test_a_loader_with_a_loaded_position_is_no_source(tables):
+    loader = make(tables).sources[0].loader
+    next(iter(loader))
+    blend([loader], [1])  # a pass that was left leaves no position
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(ConfigError, match="Source 0 of the blend stands inside an epoch"):
+        blend([loader], [1])
+
+
 def test_what_cannot_be_blended_is_refused(tables):
     good = make(tables).sources[0].loader
     for sources, weights, error in [
@@ -414,12 +423,6 @@ def test_what_cannot_be_blended_is_refused(tables):
         blend([good], [1], per="sample", drop_last="no")
     with pytest.raises(ConfigError, match="batch_size is for"):
         blend([good], [1], batch_size=3)
-    begun = make(tables).sources[0].loader
-    next(iter(begun))
-    blend([begun], [1])  # a pass that was left leaves no position
-    begun.load_state_dict(begun.state_dict())
-    with pytest.raises(ConfigError, match="Source 0 of the blend stands inside an epoch"):
-        blend([begun], [1])
     odd = make(tables, source_options={"transform": list}).sources[1].loader
     with pytest.raises(ConfigTypeError, match="gives list batches"):
         rows_of(blend([good, odd], [1, 1], per="sample"))

@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli.shell import tdu, tdu_json
 from torch_dataloader_utils.cli.bench import recommend
-from torch_dataloader_utils.cli.measure import time_pyarrow
+from torch_dataloader_utils.cli.measure import time_bare_reader
 from torch_dataloader_utils.cli.source import DataSource
 
 
@@ -34,7 +34,7 @@ def test_the_limit_of_a_filter_reads_what_the_filter_needs(table):
 def test_the_limit_delivers_the_rows_of_the_loader(table):
     source = DataSource(paths=(str(table),), columns=("id",), filter_text="id < 100")
     inventory = source.inventory()
-    assert time_pyarrow(inventory, source, threads=1, most_seconds=60.0).rows == inventory.num_rows == 300
+    assert time_bare_reader(inventory, source, threads=1, most_seconds=60.0).rows == inventory.num_rows == 300
 
 
 def test_a_table_and_a_recommendation_for_people(table):

@@ -1,4 +1,4 @@
-"""`tdu tokens build`: the library's corpora from the shell."""
+"""`tdu tokens`: the library's corpora from the shell."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +12,10 @@ from torch_dataloader_utils.tokens import IndexedDataset, read_sequences
 
 def write_documents(path, documents):
     pq.write_table(pa.table({"tokens": pa.array(documents, pa.list_(pa.int32()))}), path, row_group_size=2)
+
+
+def list_of_ints(field_id, name):
+    return NestedField(field_id, name, ListType(field_id + 10, IntegerType(), element_required=False), required=False)
 
 
 def test_a_corpus_is_built_and_reported(tmp_path):
@@ -86,10 +90,6 @@ def test_modes_are_kept_on_request(tmp_path):
     assert "--multimodal" in one_line(tdu("tokens", "merge", prefix, tmp_path / "all", code=1))
     tdu("tokens", "merge", prefix, tmp_path / "all", "--multimodal")
     assert IndexedDataset(str(tmp_path / "all"), multimodal=True).sequence_modes.tolist() == [1, 0, 2]
-
-
-def list_of_ints(field_id, name):
-    return NestedField(field_id, name, ListType(field_id + 10, IntegerType(), element_required=False), required=False)
 
 
 def test_a_merge_into_its_own_directory_gives_the_same_again(tmp_path):

@@ -329,7 +329,7 @@ class BucketMachine(LoaderMachine):
 
 
 BucketMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
-TestBucketMachine = BucketMachine.TestCase
+TestBucketMachine = pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning")(BucketMachine.TestCase)
 
 
 def merge_tail(batches, batch_size):

@@ -74,6 +74,12 @@ def test_options_of_the_table_and_of_the_loader_are_all_told(dataset: Any, optio
         dataset.create_dataloader("missing", **{option: 3})
 
 
+@pytest.mark.parametrize("option", ["schema", "text"])
+def test_an_option_of_text_files_is_answered_with_scan_files(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"pass inventory=scan_files\(path, format, {option}=\.\.\.\)"):
+        StructuredDataset.create_dataloader("missing", "csv", **{option: None})
+
+
 @pytest.mark.parametrize("option", ["sampler", "batch_sampler"])
 def test_a_sampler_is_answered_with_what_takes_its_place(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option}= has no use here: .*num_ranks.*RowDataset"):

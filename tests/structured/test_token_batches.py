@@ -432,4 +432,4 @@ class TokenMachine(LoaderMachine):
 
 
 TokenMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
-TestTokenMachine = TokenMachine.TestCase
+TestTokenMachine = pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning")(TokenMachine.TestCase)

@@ -122,7 +122,7 @@ def test_numbers_of_a_configuration_are_checked_before_anything_is_opened(name: 
 
 
 def test_a_blend_with_fewer_weights_than_corpora_says_what_is_missing(corpora: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"2 corpora has 1 weights\. Give one a corpus"):
+    with pytest.raises(ConfigError, match=r"2 corpora has 1 weights\. Give one weight per corpus"):
         _build([5, None, None], blend=(corpora[:2], [1.0]), split="1")
 
 
@@ -155,19 +155,35 @@ def test_blends_take_no_more_than_there_is(corpora: list[str]) -> None:
         BlendedDataset(train.datasets, [1.0], 60, config)
     with pytest.raises(ConfigError, match="not whole"):
         BlendedDataset(train.datasets[:1], [1.5], None, config)
-    for weights, size, wanted in (
-        (["a"], None, ConfigTypeError),
-        (None, 5, ConfigTypeError),
-        ([float("nan")], None, ConfigError),
-        ([1.0], 10.5, ConfigTypeError),
-        ([1.0], "x", ConfigTypeError),
-        ([1.0], -1, ConfigError),
-    ):
-        with pytest.raises(wanted):
-            BlendedDataset(train.datasets[:1], weights, size, config)  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="samples"):
         train[len(train)]
     assert train[None]["loss_mask"].sum() == 0
+
+
+def test_splits_are_not_blended_with_each_other(corpora: list[str]) -> None:
+    train, valid, _ = _build([None, None, None], blend=(corpora, None), split="50,50,0")
+    mixed = [train.datasets[0], valid.datasets[0]]
+    with pytest.raises(ConfigError, match=r"\['GPTDataset of train', 'GPTDataset of valid'\]\. Blend each by itself"):
+        BlendedDataset(mixed, [1.0, 1.0], 2, train.config)
+
+
+@pytest.mark.parametrize(
+    ("weights", "size", "wanted", "says"),
+    [
+        (["a"], None, ConfigTypeError, r"weights=\['a'\]: pass a list of numbers"),
+        (None, 5, ConfigTypeError, "weights=None: pass a list of numbers"),
+        ([float("nan")], None, ConfigError, r"\[nan\] are not whole"),
+        ([1.0], 10.5, ConfigTypeError, "size=10.5"),
+        ([1.0], "x", ConfigTypeError, "size='x'"),
+        ([1.0], -1, ConfigError, "size=-1"),
+    ],
+)
+def test_weights_and_size_of_a_blend_are_numbers(
+    corpora: list[str], weights: Any, size: Any, wanted: type[Exception], says: str
+) -> None:
+    train, _, _ = _build([None, None, None], blend=(corpora, None), split="1")
+    with pytest.raises(wanted, match=says):
+        BlendedDataset(train.datasets[:1], weights, size, train.config)
 
 
 def test_a_blend_travels_without_indices_that_a_file_holds(corpora: list[str], tmp_path: Path) -> None:

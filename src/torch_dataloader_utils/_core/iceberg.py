@@ -42,7 +42,7 @@ class TableFields:
     keys: an Arrow schema, likewise, with one column for each field id that some equality delete uses, named by that
         id. A key inside a struct is a struct with nothing else in it.
     names: field ids of files that carry none: (path of names, id), where list elements are called "element", map
-        entries "key" and "value". A path that is there with several ids may mean any of them.
+        entries "key" and "value". A path with several ids meant several fields over time.
     defaults: (field id, value) of the fields that have an initial default.
     snapshot_id: the snapshot that is read, None for a table without one.
     """

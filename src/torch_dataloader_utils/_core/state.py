@@ -89,8 +89,8 @@ def check_intact(state: Mapping[str, Any]) -> None:
     check_seal(state)
 
 
-def of_one_worker(worker: int) -> CheckpointMismatchError:
-    """The error for a worker's own state where that of a rank belongs: other workers were elsewhere."""
+def partial_state(worker: int) -> CheckpointMismatchError:
+    """The error for one worker's state where a rank's belongs: the rank's other workers stood elsewhere."""
     return CheckpointMismatchError(
         f"The state is that of worker {worker} alone, a part of what torchdata's StatefulDataLoader saved. Load the "
         "whole into a StatefulDataLoader with as many workers; here, pass what state_dict() of a loader returned."
@@ -118,7 +118,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         check_intact(state)
         if "worker" in state:
-            raise of_one_worker(state["worker"])
+            raise partial_state(state["worker"])
         _compare_options(state["options"], states[0]["options"])
         _compare("fingerprint", state["fingerprint"], states[0]["fingerprint"])
     merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}

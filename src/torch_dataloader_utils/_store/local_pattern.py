@@ -19,9 +19,9 @@ def matching_paths(pattern: str) -> Iterator[str]:
 
     They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, a slash at the end means
     directories only, links are followed (and match as files do if they lead nowhere), and only a part that starts with
-    "." matches hidden names. But an entry with the very name of a part ("d[1]") is meant, and nothing else. And `glob`
-    takes a directory that may not be listed for an empty one, and follows a loop of links until the system refuses,
-    which gave the files in it 41 times and more.
+    "." matches hidden names. Three things differ from `glob`. Where an entry has the very name of a part ("d[1]"), the
+    part matches nothing else. A directory that may not be listed is an error, not an empty one. And a loop of links is
+    not followed; `glob` follows it until the system refuses, which gave the files in it 41 times and more.
 
     Raises:
         OSError: a directory that the pattern reaches cannot be listed, or what it names there cannot be looked up.

@@ -151,7 +151,7 @@ def _lists_flat(filesystem: Any) -> bool:
 def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str, Info]]:
     """What matches in a directory, nothing if there is none; an object and a prefix may share their name.
 
-    Where there is an entry with the very name of the part, that one is meant and nothing else: "part[1].csv".
+    An entry with the very name of the part ("part[1].csv") is the only one that the part matches.
     """
     try:
         listed = filesystem.ls(directory, detail=True)

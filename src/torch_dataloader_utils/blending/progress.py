@@ -50,7 +50,7 @@ class BlendProgress:
         self._epoch = 0
         self._loaded: BlendPosition | None = None
         self._present: BlendPosition | None = None
-        # Where the present pass began; a pass that is left behind says nothing of where the blend stands.
+        # Where the present pass began; this very object tells it from a pass that was left and still gives batches.
         self._begun: BlendPosition | None = None
 
     @property
@@ -81,9 +81,9 @@ class BlendProgress:
         self._loaded = None
         return self._present
 
-    def reach(self, of: BlendPosition, position: BlendPosition, *, is_last: bool) -> None:
-        """The pass that began at `of` gave a batch out: it stands at `position`, or the epoch is over."""
-        if self._begun is of:
+    def reach(self, begun: BlendPosition, position: BlendPosition, *, is_last: bool) -> None:
+        """The pass that `begin` started at `begun` stands at `position`, or is over; says nothing if it was left."""
+        if self._begun is begun:
             self._present = self._start(position.epoch + 1) if is_last else position
 
     def encode(self, position: BlendPosition) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Source:
             )
         if loader.next_position.segments:
             raise ConfigError(
-                f"Source {index} of the blend stands inside an epoch, where a state was loaded, and a blend begins its "
+                f"Source {index} of the blend stands inside an epoch: a state was loaded into it. A blend begins its "
                 "sources at their beginning. Make the loader anew, and load the blend's own state into the blend."
             )
         if unit == "sample" and options.max_tokens_per_batch is not None:
@@ -204,9 +204,11 @@ class Source:
     def _as_planned(self, batches: Iterable[Any], left: int) -> Iterator[Any]:
         """The batches of a pass, or of the rest of one, that has `left` units.
 
+        Planned rows decide when the source is exhausted and where a state leads; with others, rows would come again or
+        never.
+
         Raises:
-            ConfigError: units are rows, and a batch has more or fewer than were planned. They decide when the source
-                is exhausted and where a state leads: rows would come again, or never.
+            ConfigError: units are rows, and a batch has more or fewer than were planned.
         """
         if self._unit == "batch":
             yield from batches
@@ -224,9 +226,9 @@ class Source:
 
     def _other_rows(self, present: int, planned: int) -> ConfigError:
         return ConfigError(
-            f"Source {self.index} of the blend gave {present} rows where {planned} were planned (has it a transform "
-            "or collate function that leaves rows out or adds some?), and per='sample' counts them. Leave rows out "
-            "with filters=, apply the function to the blend's batches, or blend per='batch'."
+            f"Source {self.index} of the blend gave {present} rows where {planned} were planned (does its "
+            "transform or collate_fn leave rows out or add some?), and per='sample' counts them. Leave rows out with "
+            "filters=, apply the function to the blend's batches, or blend per='batch'."
         )
 
     def encode(self, mark: Mark) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import sys
 def main() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: a name may have what its encoding has not
+        # As stderr does by itself: a name may hold characters that the encoding of stdout lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from torch_dataloader_utils.cli.app import app
     except ModuleNotFoundError as error:

@@ -101,13 +101,13 @@ def measure(
 ) -> "tuple[list[Rate], dict[Setting, list[Rate]]]":
     """(runs of the limit, runs of each setting): one round that does not count, then `rounds` that do, in turn."""
     from torch_dataloader_utils._runtime.cpus import available_cpus
-    from torch_dataloader_utils.cli.measure import build_loader, time_loader, time_pyarrow
+    from torch_dataloader_utils.cli.measure import build_loader, time_bare_reader, time_loader
 
     loaders = {setting: build_loader(source, inventory, setting, **options) for setting in settings}
     limits: list[Rate] = []
     rates: dict[Setting, list[Rate]] = {setting: [] for setting in settings}
     for number in range(rounds + 1):
-        limit = time_pyarrow(inventory, source, available_cpus(), most_seconds)
+        limit = time_bare_reader(inventory, source, available_cpus(), most_seconds)
         runs = {setting: time_loader(loader, number, most_seconds) for setting, loader in loaders.items()}
         if number:
             limits.append(limit)

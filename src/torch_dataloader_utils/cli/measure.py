@@ -1,4 +1,4 @@
-"""What `tdu bench` times: passes of a loader, and the bare reading of the same row groups by pyarrow."""
+"""What `tdu bench` times: passes of a loader, and a bare reader of the same row groups, which is the limit."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -62,8 +62,8 @@ def time_loader(loader: "TableDataLoader", epoch: int, most_seconds: float) -> R
     return Rate(rows=did.rows, seconds=seconds)
 
 
-def time_pyarrow(inventory: Inventory, source: DataSource, threads: int, most_seconds: float) -> Rate:
-    """The bare limit: row groups decoded by pyarrow, one thread a core, nothing else done with them."""
+def time_bare_reader(inventory: Inventory, source: DataSource, threads: int, most_seconds: float) -> Rate:
+    """The limit: row groups decoded in `threads` threads, nothing else done with them; see `describe_limit`."""
     begin = perf_counter()
     rows = 0
     for count in _bare(inventory, source, threads):
@@ -74,7 +74,7 @@ def time_pyarrow(inventory: Inventory, source: DataSource, threads: int, most_se
 
 
 def describe_limit(inventory: Inventory) -> str:
-    """What the limit is, in words."""
+    """What the limit is, in words: pyarrow where it can read these rows by itself, else our own reader."""
     if _is_plain_parquet(inventory):
         return "pyarrow row groups"
     return "row groups read, no batches"

@@ -13,25 +13,26 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Wider than any table, for where no terminal says how wide it is: programs and pagers want a line to be a line.
+# In a pipe no table is folded: programs and pagers want one line a row.
 _PIPE_COLUMNS = 1 << 20
-# A column is folded to no less than this for a terminal, which wraps the lines of tables that are wider still; with
-# the space between columns.
-_LEAST_COLUMNS, _GAP_COLUMNS = 8, 3
+# On a terminal columns are folded to this width, never below it: rich would leave columns out. A table that is wider
+# even so is wrapped by the terminal.
+_LEAST_COLUMNS = 8
+_GAP_COLUMNS = 3  # between two columns of SIMPLE_HEAD
 
 
 def emit_json(value: Any) -> None:
     """One JSON document; what JSON has no form for, such as dates and NaN, is text."""
-    click.echo(json.dumps(_finite(value), indent=2, default=_plain, allow_nan=False))
+    click.echo(json.dumps(_non_finite_as_text(value), indent=2, default=_plain, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
-    """The value with NaN and the infinities as text: Python would write them as they are, and others not read that."""
+def _non_finite_as_text(value: Any) -> Any:
+    """The value with NaN and the infinities as text: json would write them bare, which no other parser reads."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _non_finite_as_text(each) for key, each in value.items()}
+    return [_non_finite_as_text(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:

@@ -128,7 +128,7 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
         ),
         ("steps", _steps(summary)),
         ("levelling", f"{summary['moved_rows']:,} rows moved between ranks, in {summary['cuts']} ranges"),
-        ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes{timeline.of_ranks}"),
+        ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes{timeline.shown_ranks_note}"),
         *(("note", note) for note in summary["notes"]),
     ]
     if summary["dropped_rows"]:

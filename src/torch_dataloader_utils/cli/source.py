@@ -50,7 +50,7 @@ class DataSource:
         self._check_ignored()
 
     def _check_ignored(self) -> None:
-        """Refuse what would say nothing about this data."""
+        """Refuse options that would have no effect on this data."""
         if self.snapshot_id is not None and not self.is_table:
             raise ConfigError(f"--snapshot {self.snapshot_id} is for Iceberg tables; these are files. Leave it out.")
         if self.partitioning is not None and (self.is_table or self.inventory_path is not None):

@@ -1,7 +1,7 @@
 """`tdu state`: a saved state in words."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ The file holds what loader.state_dict() gave, by itself or somewhere inside a la
 class Remains:
     """Rows of the epoch received and to come, over all ranks, and the steps to come on the state's topology.
 
-    remaining_steps: None where the state says of no topology, at the start of an epoch of one rank.
+    remaining_steps: None where the state names no topology, as at the start of an epoch of one rank.
     """
 
     total_rows: int
@@ -71,8 +71,12 @@ def find_states(document: Any, place: str = "") -> Iterator[tuple[str, Mapping[s
     if isinstance(document, dict) and {"fingerprint", "log", "epoch", "version"} <= set(document):
         yield place, document
         return
-    within = dict(enumerate(document)) if isinstance(document, list) else document
-    for key, value in within.items() if isinstance(within, dict) else ():
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(document, dict):
+        entries = document.items()
+    elif isinstance(document, list):
+        entries = enumerate(document)
+    for key, value in entries:
         yield from find_states(value, f"{place}.{key}" if place else str(key))
 
 
@@ -124,8 +128,8 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     if options.max_tokens_per_batch is not None or options.strategy:
         return None
     planner = Planner(inventory=inventory, options=options)
-    seen = position.segments or position.before
-    here = planner.counted(position).under(seen[-1].topology if seen else position.topology)
+    known = position.segments or position.before
+    here = planner.counted(position).under(known[-1].topology if known else position.topology)
     plan = planner.plan(here)
     if plan.steps is None:
         return None
@@ -138,7 +142,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
         total_rows=total,
         done_rows=total - remaining - plan.dropped_rows,
         remaining_rows=remaining,
-        remaining_steps=plan.steps - here.done if seen else None,
+        remaining_steps=plan.steps - here.done if known else None,
         dropped_rows=plan.dropped_rows,
     )
 

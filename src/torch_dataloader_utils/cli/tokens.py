@@ -164,7 +164,7 @@ def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overw
 def _corpora(prefix: str, output_prefix: str) -> list[str]:
     """The corpora that an argument of `merge` stands for.
 
-    The output of an earlier run is not one of its directory's: what it holds would be merged with what it was made of.
+    The output of an earlier run is left out of its directory: its documents would come twice.
     """
     from torch_dataloader_utils.tokens import IndexedDataset, find_corpora
 
@@ -187,7 +187,7 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], 
     write_sequences(prefixes, output, storage_options=parse_pairs(storage, "--option"))
     count = len(set(prefixes))
     if as_json:
-        emit_json({"wrote": output, "num_corpora": count})
+        emit_json({"path": output, "num_corpora": count})
     else:
         print_facts([("wrote", output), ("corpora", f"{count:,}")])
 

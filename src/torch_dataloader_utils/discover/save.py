@@ -45,7 +45,9 @@ def save_inventory(
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
 ) -> None:
-    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it. A link stays one.
+    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
+
+    A symbolic link is followed, not replaced.
 
     storage_options, credentials and remote say how its store is reached, as for `scan_files`.
 
@@ -157,7 +159,7 @@ def _fitting(path: str) -> Iterator[None]:
 
 def _write_local(target: Path, data: Buffer) -> None:
     try:
-        # A file is renamed into place, and it is what a link leads to that users mean, not the link.
+        # Renaming a new file into place would replace the link itself; users mean what it leads to.
         with write_atomically(target.resolve(), mode=0o600) as file:
             file.write(data)
     except OSError as error:

@@ -198,7 +198,7 @@ class PlannedPackedLoader:
         found = [self._source[index] for index in listed] if get_many is None else list(get_many(listed))
         if len(found) != len(listed):
             raise DataError(
-                f"the source gave {len(found)} of {len(listed)} sequences. Its __getitems__ gives one for each index."
+                f"the source gave {len(found)} of {len(listed)} sequences. Its __getitems__ must give one per index."
             )
         sequences = []
         for index, sequence in zip(listed, found, strict=True):

@@ -35,7 +35,7 @@ class Samples:
     Attributes:
         fields: per sequence its `TOKEN_FIELDS`, each a tensor of shape [padded length].
         lengths: of each sequence, tokens without and with padding, int64 [n, 2].
-        num_items: items that they came in; 0 when the iterator had ended.
+        num_items: items read, with or without a sequence; 0 if the iterator had ended.
     """
 
     fields: list[dict[str, torch.Tensor]]
@@ -146,7 +146,10 @@ def _check_bounds(bounds: list[int], num_sequences: int, fields: dict[str, torch
     """Every token of a packed row is in one sequence; what stands behind the last one may only be padding."""
     sizes = {key: field.numel() for key, field in fields.items()}
     if len(set(sizes.values())) > 1:
-        raise ConfigError(f"{where} has {sizes} values; all fields of a packed row are equally long.")
+        raise ConfigError(
+            f"{where} has {sizes} values; all fields of a packed row are equally long. Cut or pad them "
+            "where the row is made."
+        )
     loss_mask = fields["loss_mask"]
     is_rising = bounds[:1] == [0] and bounds == sorted(bounds) and bounds[-1] <= len(loss_mask)
     if not is_rising or len(bounds) != num_sequences + 1 or loss_mask[bounds[-1] :].any():

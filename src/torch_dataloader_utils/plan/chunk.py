@@ -19,7 +19,8 @@ def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
     measure, target = space.byte_start, options.split_bytes
     if options.split_rows is not None:
         measure, target = space.group_start, options.split_rows
-    target = min(target, int(measure[-1]) + 1)  # all of a file; sums with more may be no int64
+    # No chunk needs more than everything, and places plus a larger target may pass int64.
+    target = min(target, int(measure[-1]) + 1)
     first = _first_groups(measure, space, target)
     bounds = np.append(first, len(space.file))
     start, stop = space.group_start[bounds[:-1]], space.group_start[bounds[1:]]

@@ -133,7 +133,7 @@ def _keys_of(
 
 
 def _reading(wanted: Sequence[Any], extra: IcebergFile) -> tuple[Any, ...]:
-    """What decides, beside the files, which keys are read of them."""
+    """The rest of a cache key beside the files: the same files give other keys under other names or types."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 

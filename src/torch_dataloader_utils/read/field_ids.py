@@ -29,8 +29,8 @@ _Names = Mapping[tuple[str, ...], tuple[int, ...]]
 class FileColumn:
     """A column of a file, or a field inside one: its name there, its index in the struct around it, its own fields.
 
-    children: of a struct by field id; of a list and a map by "element", "key" and "value". is_doubtful: whether the
-    name, by which it was found, meant other fields of the table too.
+    children: of a struct by field id; of a list and a map by "element", "key" and "value".
+    is_doubtful: whether it was found by a name that meant several fields of the table over time.
     """
 
     name: str
@@ -189,6 +189,7 @@ def _struct_children(fields: Any, names: _Names | None, above: tuple[str, ...]) 
             is_doubtful=len(ids) > 1,
         )
         for own in ids:
+            # A field's own name beats one that it shares with others.
             if own not in children or not column.is_doubtful:
                 children[own] = column
     return children
@@ -234,7 +235,7 @@ def _names_of(table: TableFields) -> _Names:
 
 @lru_cache(maxsize=64)
 def names_key(table: TableFields) -> int:
-    """What of a table, beside a file, decides how the file is read: files without ids go by names, which may change."""
+    """What to add to a cache key of a file's columns: those without ids go by the table's names, which may change."""
     return hash(table.names)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of one number, as padding is, which their dtype holds."""
+"""Tensors filled with one number, such as padding, that their dtype must hold."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ def filled(like: torch.Tensor, shape: Sequence[int], value: float, *, name: str)
     name: what the user calls the value.
 
     Raises:
-        ConfigTypeError: no number. ConfigError: one that the dtype does not hold, or a shape that has no memory.
+        ConfigTypeError: the value is no number.
+        ConfigError: the dtype does not hold the value, or there is no memory for the shape.
     """
     try:
         _check_kept(value, like.dtype, name)

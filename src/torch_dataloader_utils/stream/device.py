@@ -79,8 +79,9 @@ class DevicePrefetcher:
         self.loader = loader
         self.device = _find_device(device)
         self._depth = check_integer("depth", depth, least=1)
-        # Where the batch given last, and the one taken last, ended; nothing where the loader itself says it.
+        # The loader's position after the batch that was given out last; None where the loader's own is the state.
         self._given: Any = None
+        # Its position after the batch that was taken from it last: if it stands elsewhere now, somebody moved it.
         self._taken: Any = None
         self._copies: CudaCopies | None = None
 
@@ -98,8 +99,8 @@ class DevicePrefetcher:
         If the loader or its data set was moved since (`set_epoch`, a state, a pass of its own), that is the loader's.
         """
         was_moved = self._taken is not None and self._taken != self.loader.progress.position
-        is_loaders = self._given is None or was_moved
-        return self.loader.state_dict() if is_loaders else self.loader.progress.encode(self._given)
+        has_own = self._given is not None and not was_moved
+        return self.loader.progress.encode(self._given) if has_own else self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See TableDataset.load_state_dict."""
@@ -116,7 +117,8 @@ class DevicePrefetcher:
             waiting.append((batch if transfer is None else None, transfer, self._taken))
             if copies is None or len(waiting) > self._depth:
                 yield self._give(*waiting.popleft())
-        self._taken = self.loader.progress.position  # where row counts are not known, its end is known only now
+        # Where row counts are not known, the loader learns only now that this was the end.
+        self._taken = self.loader.progress.position
         while waiting:
             yield self._give(*waiting.popleft())
         self._given = None

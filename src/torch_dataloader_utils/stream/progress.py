@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
-from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, of_one_worker
+from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, partial_state
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
@@ -158,7 +158,7 @@ class Progress:
         return self._pass
 
     def _check_own_topology(self, topology: Topology) -> None:
-        """What is left of an epoch is planned anew from the places of all workers, and a worker knows its own alone."""
+        """Refuse another topology: what is left is planned from all workers' places, and a worker knows its own."""
         loaded = self._loaded
         if self._loaded_worker is None or loaded is None or topology.num_workers == 1:
             return
@@ -252,7 +252,7 @@ class Progress:
         """Let the next pass continue where `state` stood.
 
         counted: gives a position with the plan's numbers of steps where its log says that ranks took all of them.
-        in_worker: whether a worker of a foreign DataLoader loads it, which may be its own.
+        in_worker: whether a worker of a foreign DataLoader loads it; there it may be that worker's own state.
 
         Raises:
             CheckpointMismatchError: the state is of other data or other options, or was changed; or it is another
@@ -260,7 +260,7 @@ class Progress:
         """
         loaded, worker = decode_state(state, self._identity, self._topology)
         if worker is not None and not in_worker:
-            raise of_one_worker(worker)
+            raise partial_state(worker)
         stopped = loaded.segment
         if stopped.cursors and stopped.topology == self._topology:
             stopped.cursors_of([self._rank])  # raises if they are not there

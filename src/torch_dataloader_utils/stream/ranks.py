@@ -67,8 +67,8 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
     With a mesh: see `mesh_ranks`. "auto" asks torch.distributed if it is up, else a Ray Train worker's context, else
     RANK and WORLD_SIZE, else gives (1, 0).
 
-    Warns when a loader for one rank is built while torch.distributed runs several: each would read everything. And when
-    one of as many ranks is for another rank than this process is: some would read the same.
+    Warns while torch.distributed runs several ranks: of num_ranks=1, since each would read everything, and of as many
+    ranks with a `rank` that this process is not, since some rows would be read twice and others never.
 
     Raises:
         ConfigTypeError: num_ranks is neither "auto" nor a whole number.
@@ -85,7 +85,7 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
         raise ConfigTypeError(f'num_ranks={num_ranks!r}: pass the number of training processes, or "auto".')
     num_ranks = check_integer("num_ranks", num_ranks, least=1)
     warn_if_unshared(num_ranks, running_ranks())
-    _warn_if_another(num_ranks, rank)
+    _warn_if_not_ours(num_ranks, rank)
     return num_ranks, rank
 
 
@@ -130,8 +130,8 @@ def warn_if_unshared(num_ranks: int, running: int) -> None:
         )
 
 
-def _warn_if_another(num_ranks: int, rank: int) -> None:
-    """Warn of a rank that this process is not: one that was forgotten, so that it is 0 everywhere, or the local one."""
+def _warn_if_not_ours(num_ranks: int, rank: int) -> None:
+    """Warn of a rank that this process is not: it was left out, and so is 0 everywhere, or is the local one."""
     if num_ranks == running_ranks() and rank != dist.get_rank():
         warn_user(
             f"rank={rank} of num_ranks={num_ranks}, but this process is rank {dist.get_rank()} of torch.distributed: "
@@ -140,7 +140,7 @@ def _warn_if_another(num_ranks: int, rank: int) -> None:
 
 
 def _checked_rank(rank: int, num_ranks: int, found: int) -> tuple[int, int]:
-    """(num_ranks, found), where `rank` was left out, which is 0, or says the same."""
+    """(num_ranks, found); a `rank` beside "auto" is left out (0) or says the same."""
     if rank not in (0, found):
         raise ConfigError(
             f'num_ranks="auto" found rank {found} of {num_ranks}, and rank={rank!r} was passed. Leave rank out, or '

@@ -153,7 +153,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
             raise
         torch_workers.end(loading)
         raise named from error
-    except Exception as error:  # what is unpickled here runs code of the user: any error
+    except Exception as error:  # unpickling runs the user's code, which may raise anything
         if loading is None or _was_raised_in_worker(error):
             raise
         torch_workers.end(loading)
@@ -181,7 +181,7 @@ def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | No
 
 
 def _was_raised_in_worker(error: Exception) -> bool:
-    """Whether torch says that a worker raised this, which lives and sent it here."""
+    """Whether torch says that a worker, which lives, raised this and sent it here."""
     return " in DataLoader worker process " in str(error)
 
 

@@ -248,6 +248,8 @@ _ELSEWHERE = {
     "map_fn": "transform",
 }
 _SAMPLERS = ("sampler", "batch_sampler")
+# What only `scan_files` takes, since no other format needs it.
+_TEXT_OPTIONS = ("schema", "text")
 
 
 def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequence[str] = ()) -> None:
@@ -255,9 +257,9 @@ def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequen
 
     Others are options too, which the caller has taken out already. Where none is near, all are listed.
 
-    known timeout, others batch_size and shuffle_seed, options batchsize      did you mean 'batch_size'?
-    the same, options seed                                                    did you mean 'shuffle_seed'?
-    the same, options xyzzy                                                   the three names
+        known timeout, others batch_size and shuffle_seed, options batchsize      did you mean 'batch_size'?
+        the same, options seed                                                    did you mean 'shuffle_seed'?
+        the same, options xyzzy                                                   the three names
     """
     names = [*others, *known]
     for name in options:
@@ -266,6 +268,11 @@ def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequen
                 raise ConfigError(
                     f"{name}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and "
                     "shuffle_rows. For a sampler of your own, use RowDataset in a DataLoader."
+                )
+            if name in _TEXT_OPTIONS:
+                raise ConfigError(
+                    f"{name}= is an option of scan_files, for CSV and JSON lines: pass "
+                    f"inventory=scan_files(path, format, {name}=...)."
                 )
             close = [each for each in (_ELSEWHERE.get(name),) if each in names] or get_close_matches(name, names, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f". Known are {names}."

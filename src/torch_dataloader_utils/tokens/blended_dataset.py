@@ -126,7 +126,12 @@ def _check_datasets(datasets: Sequence[MegatronDataset], weights: Sequence[float
     given = as_weights(weights).tolist()
     if not datasets or len(datasets) != len(given):
         raise ConfigError(f"A blend needs one weight per data set: {len(datasets)} data sets, {len(given)} weights.")
-    if len({type(dataset) for dataset in datasets}) > 1 or len({dataset.index_split for dataset in datasets}) > 1:
-        raise ConfigError("All data sets of a blend are of one class and of one split.")
+    kinds = {(type(dataset), dataset.index_split) for dataset in datasets}
+    if len(kinds) > 1:
+        shown = sorted(f"{kind.__name__} of {split.name}" for kind, split in kinds)
+        raise ConfigError(f"A blend is of one class and one split, and here are {shown}. Blend each by itself.")
     if size is None and not all(weight.is_integer() for weight in given):
-        raise ConfigError(f"Without a size the weights are numbers of samples; {list(weights)} are not whole.")
+        raise ConfigError(
+            f"Without a size the weights are numbers of samples; {list(weights)} are not whole. "
+            "Pass whole numbers, or a size."
+        )

@@ -120,7 +120,7 @@ class IndexedDatasetBuilder:
         """Append a whole corpus of the same dtype; its documents keep their boundaries.
 
         Raises:
-            ConfigError: it is not on a local disk. SchemaError: another dtype, or modes that only one of both has.
+            ConfigError: it is not on a local disk. SchemaError: another dtype, or modes that only one of the two has.
         """
         source_path = local_path("path_prefix", bin_path(check_path("path_prefix", path_prefix)))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)

@@ -182,7 +182,7 @@ def _check_blend(blend: Any) -> None:
     if weights is None:
         return
     if len(weights) != len(prefixes):
-        raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights. Give one a corpus.")
+        raise ConfigError(f"A blend of {len(prefixes)} corpora has {len(weights)} weights. Give one weight per corpus.")
     shares = normalize_weights(weights)
     if 0 in shares:
         raise ConfigError(f"{redact(os.fspath(prefixes[shares.index(0)]))} has a weight of 0 in a blend. Leave it out.")

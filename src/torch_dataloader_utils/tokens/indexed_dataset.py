@@ -187,7 +187,7 @@ class IndexedDataset(Dataset[Any]):
 
     @property
     def has_modes(self) -> bool:
-        """Whether the .idx file holds a mode of each sequence, given or not."""
+        """Whether the .idx file holds sequence modes, also where this was opened without `multimodal`."""
         opened = self._open()
         return opened.has_modes and opened.header.sequence_count > 0
 

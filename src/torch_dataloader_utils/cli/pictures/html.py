@@ -66,7 +66,7 @@ def _facts(summary: dict[str, Any], timeline: Timeline) -> str:
         (f"{summary['cuts']:,}", f"row ranges moved to level ranks, {summary['moved_rows']:,} rows", False),
         (
             f"{timeline.imbalance:.2f} ×",
-            f"heaviest worker by the mean, bytes{timeline.of_ranks}",
+            f"heaviest worker by the mean, bytes{timeline.shown_ranks_note}",
             timeline.imbalance > 1.25,
         ),
         (_order(summary), f"order, seed {summary['seed']}", False),

@@ -71,8 +71,8 @@ class Timeline:
         return self.longest_bytes / self.mean_bytes if self.mean_bytes else 1.0
 
     @property
-    def of_ranks(self) -> str:
-        """What to say behind figures of the workers: of which ranks they are, where some are not shown."""
+    def shown_ranks_note(self) -> str:
+        """The end of a line with a figure over all workers: ", first 32 ranks", or nothing where all are shown."""
         return f", first {self.shown_ranks:,} ranks" if self.shown_ranks < self.num_ranks else ""
 
     @property

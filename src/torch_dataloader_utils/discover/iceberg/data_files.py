@@ -101,8 +101,8 @@ def scan_data_files(
 def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
     """Identities from listings of remote directories that hold many of the files: one request a thousand of them.
 
-    Files of directories that cannot be listed are left out, to be looked up: reading a table takes no right to list,
-    and some stores have no listings (S3 Tables, most web servers). So are those of names that are patterns.
+    Left out, to be looked up one by one, are files of directories that cannot be listed: reading a table takes no right
+    to list, some stores have no listings (S3 Tables, most web servers), and a name may be a pattern ("t[1]").
     """
     counts = Counter(file.path.rpartition("/")[0] for file in data if not files.store(file.path).is_local)
     directories = [directory for directory, count in counts.items() if count >= _LIST_FROM_FILES]

@@ -114,7 +114,7 @@ class PathIndex:
         """The file's number, None if there is no such file.
 
         Raises:
-            CorruptFileError: several files differ from the path in no more than that.
+            CorruptFileError: several files are spelled so nearly alike.
         """
         number = self.exact.get(_canonical(path))
         if number is not None:

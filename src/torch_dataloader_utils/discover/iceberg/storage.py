@@ -83,7 +83,10 @@ def _s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _azure_options(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Signatures may come by the account that they are for: "adls.sas-token.<account>.dfs.core.windows.net"."""
+    """Options of adlfs; a signature may be under the name of its account, "adls.sas-token.<account>.dfs...".
+
+    Without an account name, the first account that has a signature is taken.
+    """
     options = _chosen(properties, _AZURE)
     by_account = {
         name.removeprefix(_AZURE_SIGNATURE).partition(".")[0]: token

@@ -46,7 +46,7 @@ class CostModel:
         Raises:
             ConfigError: the sum of all costs would pass 2^62.
         """
-        # In floats, which do not wrap; rounded sums are far from what int64 cannot hold.
+        # In floats, which do not wrap around. They round, but 2^62 is far enough below the limit of int64.
         tokens = lengths.astype(np.float64)
         if ((self.quadratic * tokens + self.linear) * tokens).sum() >= 1 << 62:
             raise ConfigError(
