@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 from examples.trips import FEATURES, audit, find_trips
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -80,5 +80,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     try:
         main()
+        dist.barrier()  # else gloo may still hold tensors when the interpreter ends: docs/how-to/ddp.md
     finally:
         dist.destroy_process_group()

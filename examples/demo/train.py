@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
