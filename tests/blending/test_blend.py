@@ -278,7 +278,11 @@ def test_whole_batches_in_different_passes_of_a_source_stay_on_their_topology(ta
         if state["steps"] == 5:
             break
     elsewhere = make(tables[:2], num_ranks=1, batch_sizes=(4, 4), weights=(1, 1), **options)
-    with pytest.raises(CheckpointMismatchError, match="Source 1 of the blend has begun another pass on some ranks"):
+    says = (
+        "Source 1 of the blend has begun another pass on some ranks only, and its topology was 2 ranks × 1 workers, "
+        "batch 4, here it is 1 ranks × 1 workers, batch 4"
+    )
+    with pytest.raises(CheckpointMismatchError, match=says):
         elsewhere.load_state_dict(state)
 
 
