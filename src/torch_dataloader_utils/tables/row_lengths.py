@@ -8,6 +8,7 @@ from io import BytesIO
 import numpy as np
 
 from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
@@ -41,7 +42,8 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
     groups = share.of(inventory.num_groups)
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
     kept = kept_lengths() if is_known else None
-    key = (inventory.fingerprint(), f"{reader.spec.columns} of rows {share.index, share.count}")
+    rows = f"{reader.spec.columns} of rows {share.index, share.count}{_read_by(inventory)}"
+    key = (inventory.fingerprint(), rows)
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found
@@ -103,6 +105,12 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
         + (f"{widths[row]:,} tokens of {column!r}, padding included. " if is_finite else f"no finite {column!r}. ")
         + "Raise the limit, or leave such rows out with filters=."
     )
+
+
+def _read_by(inventory: Inventory) -> str:
+    """By which names files without field ids are read: a table may change them while its snapshot stays."""
+    files = inventory.files.extras
+    return f" by {files[0].table.names}" if files and isinstance(files[0], IcebergFile) else ""
 
 
 def _whole(lengths: Lengths) -> Int64s:
