@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.shape.lengths import measure_rows
 
-# Stands for what is no number of tokens (NaN, infinity); exact as a float and far from overflow when rounded up.
+# Stands for what is no number of tokens (negative, NaN, infinity); exact as a float, far from overflow when rounded up.
 _ENDLESS = 1 << 60
 # A quarter of the directory: 67 million rows.
 _MOST_KEPT_BYTES = 256 << 20
@@ -86,7 +86,7 @@ def read_token_counts(
 
 
 def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, column: str) -> None:
-    """Raises ConfigError if a row alone exceeds the budget; the message names the first one.
+    """Raises ConfigError if a row alone exceeds the budget, or has no length; the message names the first one.
 
     tokens: of every plan row.
     """
@@ -98,11 +98,12 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
     space = RowSpace.of(inventory.groups)
     group = int(space.group_of(too_long[:1])[0])
     task = inventory.task(group)
-    is_finite = widths[row] < _ENDLESS
+    is_number = widths[row] < _ENDLESS
+    no_number = f"whose {column!r} is negative, not finite or beyond 2^60. "
     raise ConfigError(
-        f"{len(too_long):,} rows alone take more than max_tokens_per_batch={budget.max_tokens:,}. The first is live "
-        f"row {row - int(space.group_start[group])} of {task.where}, with "
-        + (f"{widths[row]:,} tokens of {column!r}, padding included. " if is_finite else f"no finite {column!r}. ")
+        f"{len(too_long):,} rows do not fit into max_tokens_per_batch={budget.max_tokens:,}. The first is live row "
+        f"{row - int(space.group_start[group])} of {task.where}, "
+        + (f"with {widths[row]:,} tokens of {column!r}, padding included. " if is_number else no_number)
         + "Raise the limit, or leave such rows out with filters=."
     )
 
@@ -119,7 +120,9 @@ def _whole(lengths: Lengths) -> Int64s:
         whole = np.minimum(lengths, np.asarray(_ENDLESS, f"{kind}8"))
     else:
         whole = np.ceil(np.clip(np.where(np.isfinite(lengths), lengths, _ENDLESS), 0, _ENDLESS))
-    return np.asarray(whole, dtype=np.int64)
+    whole = np.asarray(whole, dtype=np.int64)
+    whole[lengths < 0] = _ENDLESS
+    return whole
 
 
 def _narrow(lengths: Lengths) -> Lengths:
