@@ -68,7 +68,7 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
     RANK and WORLD_SIZE, else gives (1, 0).
 
     Warns when a loader for one rank is built while torch.distributed runs several: each would read everything. And when
-    one of as many ranks is for another rank than this process is: some would read the same.
+    one of as many ranks as "auto" finds is for another rank than this process is: some would read the same.
 
     Raises:
         ConfigTypeError: num_ranks is neither "auto" nor a whole number.
@@ -132,10 +132,14 @@ def warn_if_unshared(num_ranks: int, running: int) -> None:
 
 def _warn_if_another(num_ranks: int, rank: int) -> None:
     """Warn of a rank that this process is not: one that was forgotten, so that it is 0 everywhere, or the local one."""
-    if num_ranks == running_ranks() and rank != dist.get_rank():
+    try:
+        surrounding, found = _surrounding_ranks()
+    except ConfigError:  # a launcher that does not say which rank this is
+        return
+    if num_ranks > 1 and num_ranks == surrounding and rank != found:
         warn_user(
-            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {dist.get_rank()} of torch.distributed: "
-            'some rows would be read twice and others never. Pass num_ranks="auto", or rank=dist.get_rank().'
+            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {found}, as torch.distributed or its "
+            'launcher says: some rows would be read twice and others never. Pass num_ranks="auto", which finds both.'
         )
 
 
