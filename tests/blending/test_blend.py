@@ -1,6 +1,7 @@
 """Blends of real loaders: every row once, equal steps, exact resume on the same topology and on others."""
 
 import json
+import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, scan_files
 from torch_dataloader_utils.blending import blend
+from torch_dataloader_utils.blending.schedule import count_steps
 from torch_dataloader_utils.blending.source import Mark, Place
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.device import DevicePrefetcher
@@ -69,6 +71,21 @@ def test_batches_come_in_turn_by_the_rule(tables, stop, num_ranks):
         batches = rows_of(loader)
         assert [source_of(batch[0]) for batch in batches] == expected
         assert len(loader) == len(expected)
+
+
+def test_batches_are_counted_once_for_each_place_where_a_pass_would_begin(tables):
+    loader, other = make(tables, per="sample"), make(tables, per="sample")
+    calls = []
+    earlier = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code) if event == "call" else None)
+    try:
+        lengths = {len(loader) for _ in range(5)}
+        loader.set_epoch(1)
+        lengths |= {len(loader) for _ in range(5)}
+    finally:
+        sys.setprofile(earlier)
+    assert calls.count(count_steps.__code__) == 2
+    assert lengths == {len(rows_of(other))}
 
 
 @pytest.mark.parametrize("per", ["batch", "sample"])
@@ -278,7 +295,11 @@ def test_whole_batches_in_different_passes_of_a_source_stay_on_their_topology(ta
         if state["steps"] == 5:
             break
     elsewhere = make(tables[:2], num_ranks=1, batch_sizes=(4, 4), weights=(1, 1), **options)
-    with pytest.raises(CheckpointMismatchError, match="Source 1 of the blend has begun another pass on some ranks"):
+    says = (
+        "Source 1 of the blend has begun another pass on some ranks only, and its topology was 2 ranks × 1 workers, "
+        "batch 4, here it is 1 ranks × 1 workers, batch 4"
+    )
+    with pytest.raises(CheckpointMismatchError, match=says):
         elsewhere.load_state_dict(state)
 
 

@@ -1,5 +1,7 @@
 """Filter texts mean what Python means by them, and nothing is executed."""
 
+from datetime import date
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -46,6 +48,25 @@ def test_nulls_and_odd_names():
 
 
 @pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("day >= date('2024-01-03')", [3, 4]),
+        ("zoned >= date('2024-01-03')", [3, 4]),
+        ("time > timestamp('2024-01-03')", [4]),
+        ("zoned <= timestamp('2024-01-02T01:00:00+01:00')", [1, 2]),
+        ("day in [date('2024-01-02'), date('2023-01-01')] or time == timestamp('2024-01-04T00:00')", [2, 4]),
+    ],
+)
+def test_days_and_times(text, kept):
+    days = [date(2024, 1, day) for day in (1, 2, 3, 4)]
+    columns = {"day": pa.array(days)} | {
+        name: pa.array(days).cast(pa.timestamp("us", zone)) for name, zone in (("time", None), ("zoned", "UTC"))
+    }
+    table = pa.table(columns | {"n": [1, 2, 3, 4]})
+    assert table.filter(parse_filter(text))["n"].to_pylist() == kept
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -66,6 +87,9 @@ def test_nulls_and_odd_names():
         "x == " + "-" * 3000 + "1",
         "x == {[1]: 2}",
         f"x == {2**70}",
+        "x == date('5.1.2024')",
+        "x in [date('5.1.2024')]",
+        "x == date(2024)",
     ],
 )
 def test_anything_else_is_refused(text):

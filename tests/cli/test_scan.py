@@ -48,6 +48,14 @@ def test_a_saved_inventory_stands_for_the_files(table, tmp_path):
     assert tdu_json("plan", "--inventory", saved, "--ranks", 3)["num_rows"] == 1500
 
 
+@pytest.mark.parametrize("command", ["scan", "plan"])
+def test_a_column_that_a_saved_inventory_has_not_is_refused(table, tmp_path, command):
+    saved = tmp_path / "inventory.parquet"
+    tdu("scan", table, "--save", saved)
+    assert "did you mean 'score'?" in one_line(tdu(command, "--inventory", saved, "--columns", "id,scor", code=2))
+    tdu(command, "--inventory", saved, "--columns", "id,score")
+
+
 def test_hive_partitions_are_columns(tmp_path):
     for year in (2023, 2024):
         folder = tmp_path / f"year={year}"

@@ -193,6 +193,17 @@ def test_an_empty_text_file_has_no_rows(tmp_path, format_name, text):
         assert scan_files(path, format=format_name).num_rows == 1
 
 
+def test_text_files_that_are_named_and_empty_are_said_to_be_empty(tmp_path):
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "b.csv").touch()
+    with pytest.raises(NoDataError, match=r"a\.csv: empty \(0 bytes\), so there are no rows here\. Check the path"):
+        scan_files(tmp_path / "a.csv", format="csv")
+    with pytest.raises(NoDataError, match=r"a\.csv and 1 more: empty \(0 bytes\)"):
+        scan_files([tmp_path / "a.csv", tmp_path / "b.csv"], format="csv")
+    with pytest.raises(NoDataError, match="2 hidden or empty files were left out"):
+        scan_files(tmp_path, format="csv")
+
+
 def test_storage_options_reach_the_client_and_no_text_of_the_inventory(root):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/opts/a.parquet", (root / "c.parquet").read_bytes())

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-_MARK = re.compile(r"^(\s*```python) (no-run|notest)$", re.MULTILINE)
+_MARK = re.compile(r"^(\s*```python) no-run$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:

@@ -12,7 +12,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedFiel
 
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils import IcebergDataset, RowDataset, scan_iceberg
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, UnsupportedFeatureError
 
 
@@ -148,6 +148,23 @@ def test_files_without_ids_by_name_mapping_or_by_names_that_never_changed_meanin
     table.properties["schema.name-mapping.default"] = json.dumps([{"field-id": 1, "names": ["a", "other"]}])
     table.write_metadata()
     assert read_rows(table.metadata) == [{"c": None, "a": 1}]
+
+
+def test_lengths_that_were_kept_are_those_of_the_present_name_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "cache"))
+    table = TableWriter(tmp_path / "table")
+    table.evolve(field_of(1, "a", "long"), field_of(2, "b", "long"))
+    table.append([{"a": 1, "b": 7}, {"a": 2, "b": 8}], without_ids=True)
+    fingerprints = set()
+    for name, lengths in (("a", [1, 2]), ("b", [7, 8])):
+        table.properties["schema.name-mapping.default"] = json.dumps([{"field-id": 1, "names": [name]}])
+        table.write_metadata()
+        inventory = scan_iceberg(table.metadata)
+        fingerprints.add(inventory.fingerprint())
+        assert RowDataset((), inventory=inventory, length_column="a").lengths.tolist() == lengths
+    assert len(fingerprints) == 1  # the snapshot is the same
 
 
 def test_a_name_that_meant_two_fields_is_refused_in_files_without_ids_and_only_there(tmp_path: Path) -> None:

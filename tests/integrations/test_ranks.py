@@ -124,6 +124,21 @@ def test_a_loader_for_another_rank_than_this_process_warns(group: tuple[int, int
     StructuredDataset.create_dataloader(table, num_ranks=4, rank=0)  # not the ranks that run: nothing is known
 
 
+def test_a_loader_for_another_rank_warns_before_the_group_is_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = write_rows(tmp_path / "table")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    StructuredDataset.create_dataloader(table, num_ranks=2)  # Lightning's launcher does not say which rank this is
+    monkeypatch.setenv("RANK", "1")
+    with pytest.warns(UserWarning, match=r"rank=0 of num_ranks=2, but this process is rank 1"):
+        StructuredDataset.create_dataloader(table, num_ranks=2)
+    StructuredDataset.create_dataloader(table, num_ranks=2, rank=1)
+    StructuredDataset.create_dataloader(table, num_ranks=4, rank=0)
+    monkeypatch.delenv("WORLD_SIZE")
+    StructuredDataset.create_dataloader(table)
+
+
 def test_a_rank_beside_auto_has_to_be_the_one_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"found rank 0 of 1, and rank=3 was passed. Leave rank out"):
         resolve_ranks("auto", 3)

@@ -81,6 +81,22 @@ def test_prometheus_refuses_labels_of_other_names(table, others):
     assert registry.get_sample_value("tdu_rows_total", others or {}) == 0
 
 
+@pytest.mark.parametrize("labels", [{"loader": "train", "rank": "0"}, None])
+def test_prometheus_refuses_the_labels_of_a_loader_that_lives(table, labels):
+    registry = CollectorRegistry()
+    loader, other = loader_of(table), loader_of(table)
+    export_to_prometheus(loader.metrics, labels, registry)
+    same = dict(reversed(labels.items())) if labels else {}
+    with pytest.raises(
+        ConfigError, match=r"has a loader with the labels \{.*\} already.* Give each loader labels of its own"
+    ):
+        export_to_prometheus(other.metrics, same, registry)
+    del loader
+    gc.collect()
+    export_to_prometheus(other.metrics, same, registry)
+    assert registry.get_sample_value("tdu_rows_total", labels or {}) == 0
+
+
 class Name(str):
     """A text that one can see being forgotten."""
 

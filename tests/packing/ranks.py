@@ -66,6 +66,7 @@ def run_rank(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[tuple[tuple[int, int, int, int], str], Result] = {}
     failures: dict[str, str] = {}
+    microbatch_failures: list[str] = []
     for world_size, shapes in SHAPES.items():
         if rank >= world_size:
             continue
@@ -82,8 +83,11 @@ def run_rank(rank: int, folder: Path) -> None:
                 results[(dp, cp, tp, pp), name] = one_global_batch(groups, name)
             if (dp, cp, tp, pp) == (2, 2, 1, 2):
                 failures = {fault.__name__: outcome_of(fault, groups) for fault in FAULTS}
+            if (dp, cp, tp, pp) == (2, 1, 2, 1):
+                microbatch_failures = [microbatch_outcome_of(given, groups) for given in (iter([]), None, iter([{}]))]
         dist.destroy_process_group()
-    torch.save({"results": results, "failures": failures}, folder / f"rank{rank}.pt")
+    saved = {"results": results, "failures": failures, "microbatch_failures": microbatch_failures}
+    torch.save(saved, folder / f"rank{rank}.pt")
 
 
 def one_global_batch(groups: PackingGroups, scheduler_name: str) -> Result:
@@ -165,6 +169,15 @@ def outcome_of(fault: Callable[[PackingGroups], Iterator[dict[str, torch.Tensor]
     except (LoaderError, StopIteration) as error:
         return f"{type(error).__name__}: {error}"
     return f"{scheduled.seqlen_sum} tokens"
+
+
+def microbatch_outcome_of(given: Iterator[dict[str, torch.Tensor]] | None, groups: PackingGroups) -> str:
+    """How the next microbatch ends on this process when tensor rank 0 has `given` for its iterator."""
+    try:
+        get_batch_on_this_rank_for_sequence_packing(given if group_rank(groups.tp) == 0 else None, groups=groups)
+    except (LoaderError, StopIteration) as error:
+        return f"{type(error).__name__}: {error}"
+    return "a microbatch"
 
 
 def one_process_cannot_read(groups: PackingGroups):

@@ -178,10 +178,12 @@ def test_a_sequence_that_would_keep_all_ranks_waiting_is_shared():
             np.array(lengths),
             cost=COST,
             tokens_per_rank=64,
+            max_span=4,
         )
         for limit in (1.0, math.inf)
     )
     assert shared.max_over_mean < alone.max_over_mean
+    assert shared.time_over_bound < alone.time_over_bound
 
 
 def test_a_sequence_longer_than_all_ranks_is_an_error_unless_allowed():

@@ -179,6 +179,17 @@ def test_a_fault_ends_every_process(saved, fault, own, others):
     assert all(outcome.startswith(others) for rank, outcome in enumerate(outcomes) if rank != 1)
 
 
+def test_tensor_rank_0_without_a_microbatch_ends_its_peers(saved):
+    of_first, of_peer = (saved[rank]["microbatch_failures"] for rank in (0, 1))
+    wanted = [
+        "StopIteration",
+        "ConfigError: tensor-parallel rank 0 has no data iterator",
+        "ConfigError: the microbatch of",
+    ]
+    assert all(told.startswith(start) for told, start in zip(of_first, wanted, strict=True))
+    assert of_peer == ["DataError: tensor-parallel rank 0 could not give this microbatch; its own error says why."] * 3
+
+
 def test_with_nccl_the_same_batches_are_on_the_device(saved, tmp_path):
     for here, there in zip(saved, run_ranks(run_rank_on_device, tmp_path), strict=True):
         assert there["failures"] == here["failures"]

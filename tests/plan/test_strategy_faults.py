@@ -57,6 +57,25 @@ def test_shards_and_splits_may_come_from_generators():
     assert spans(units(Generators(), num_ranks=2, num_workers=2)) == expected
 
 
+class OnlyRankZero:
+    def __init__(self, is_lazy):
+        self.is_lazy = is_lazy
+
+    def generate(self, files, num_workers, epoch=0, num_ranks=1, rank=0):
+        shards = (Shard({0: 0}[rank], [Split(file)]) for file in files)
+        return shards if self.is_lazy else list(shards)
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_an_error_of_a_strategy_keeps_its_type_and_says_what_was_asked_for(is_lazy):
+    with pytest.raises(KeyError) as caught:
+        units(OnlyRankZero(is_lazy), num_ranks=2)
+    assert caught.value.__notes__ == ["Split strategy OnlyRankZero was asked for epoch 0, rank 1 of 2."]
+    with pytest.raises(ZeroDivisionError) as caught:
+        units(ByHand(lambda files: 1 / 0))
+    assert caught.value.__notes__ == ["Split strategy ByHand was asked for epoch 0."]
+
+
 @pytest.mark.parametrize("worker", [True, np.int32(1)])
 def test_a_worker_may_be_any_whole_number(worker):
     strategy = ByHand(lambda files: [Shard(worker, [Split(file) for file in files])])

@@ -50,6 +50,12 @@ def test_filters_that_cannot_work_are_refused(row_filter: Any, message: str) -> 
         filter_columns(row_filter, WIDE)
 
 
+@pytest.mark.parametrize("time_type", [pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.date32()])
+def test_a_text_for_a_time_names_what_to_write(time_type: pa.DataType) -> None:
+    with pytest.raises(ConfigError, match=r"does not fit the data.* in a shell write date\('2024-01-05'\)"):
+        filter_columns(pc.field("t") >= "2024-01-05", pa.schema([("t", time_type)]))
+
+
 def test_a_filter_that_is_no_expression_is_a_type_error() -> None:
     with pytest.raises(ConfigTypeError, match="pass a pyarrow expression"):
         filter_columns([("c1", ">", 3)], WIDE)

@@ -106,6 +106,11 @@ def test_batches_of_batches_are_refused_with_the_recipe(trips, is_stateful, num_
     assert len(next(iter(loader_class(dataset, batch_size=None, num_workers=num_workers)))["row"]) == 4
 
 
+def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):
+    with pytest.raises(ConfigTypeError, match=r"StructuredDataset\[0\]: .* no numbers\. Iterate it, or use RowDataset"):
+        StructuredDataset(trips)[0]
+
+
 def test_what_callers_call_their_own_variables_does_not_matter(trips):
     auto_collation, collate_fn = True, default_collate
     batches = iter(StructuredDataset(trips, batch_size=4))

@@ -1,6 +1,7 @@
 """`max_tokens_per_batch` on loaders over real files: budgets, masks, workers, filters, deletes, resume, refusals."""
 
 import json
+import math
 import re
 import warnings
 from collections import Counter
@@ -260,9 +261,14 @@ def test_rows_too_long_are_named_and_a_filter_leaves_them_out(texts):
     assert sum(map(len, batches)) == sum(length_of(row) <= 64 for row in range(TOTAL))
 
 
-def test_lengths_that_are_no_numbers_are_named(tmp_path):
-    pq.write_table(pa.table({"row": [0, 1, 2], "x": [1.0, float("nan"), None]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match=r"1 rows .* live row 1 of .* no finite 'x'"):
+@pytest.mark.parametrize(
+    "lengths",
+    [[1.0, math.nan, None], [1.0, -math.inf, 0.0], [1.5, -0.5, 0.0], [3, -1, 0], np.int8([3, -1, 0]), [1, 1 << 60, 3]],
+)
+def test_lengths_that_are_no_numbers_of_tokens_are_named(tmp_path, lengths):
+    pq.write_table(pa.table({"row": [0, 1, 2], "x": lengths}), tmp_path / "x.parquet")
+    says = r"1 rows do not fit .* live row 1 of .*, whose 'x' is negative, not finite or beyond 2\^60\. Raise"
+    with pytest.raises(ConfigError, match=says):
         load(str(tmp_path), bucket_by="x")
 
 

@@ -38,6 +38,15 @@ def test_merging_a_corpus_with_itself_moves_boundaries_and_pointers(tmp_path: Pa
     assert [sequence.tolist() for sequence in merged[3:]] == [[1, 2, 3], [4, 5], [9, 8, 7, 6]]
 
 
+def test_a_corpus_is_not_merged_into_itself(tmp_path: Path, example: str) -> None:
+    output = str(tmp_path / "all")
+    merge_corpora(find_corpora(tmp_path), output)
+    for prefixes in (find_corpora(tmp_path), [str(tmp_path / ".." / tmp_path.name / "all")]):
+        with pytest.raises(ConfigError, match=r"all is both merged and written.* Leave it out of path_prefixes"):
+            merge_corpora(prefixes, output)
+    assert len(IndexedDataset(output)) == len(IndexedDataset(example))
+
+
 def test_modes_are_merged(tmp_path: Path) -> None:
     prefix = write_corpus(tmp_path / "modal", EXAMPLE, modes=[1, 0, 2])
     merge_corpora([prefix, prefix], str(tmp_path / "merged"), multimodal=True)

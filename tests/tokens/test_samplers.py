@@ -77,6 +77,7 @@ def test_random_epochs_are_equal_on_ranks_and_resume_anywhere(
 def test_ranks_take_every_sample_once_in_equal_numbers_of_full_batches(
     total: int, consumed: int, micro_batch: int, ranks: int
 ) -> None:
+    consumed %= total
     samplers = [PretrainingSampler(total, consumed, micro_batch, rank, ranks, False) for rank in range(ranks)]
     batches = [list(sampler) for sampler in samplers]
     assert {len(each) for each in batches} == {len(samplers[0])}
@@ -115,6 +116,11 @@ def test_impossible_samplers() -> None:
         FullValidationSampler(0, 0, 1)
     with pytest.raises(ConfigError, match="consumed_samples=-1: pass a whole number of at least 0"):
         PretrainingSampler(9, -1, 1, 0, 1)
+    for consumed in (10, 11):
+        with pytest.raises(ConfigError, match=rf"consumed_samples={consumed} of total_samples=10: none are left"):
+            PretrainingSampler(10, consumed, 1, 0, 1)
+        with pytest.raises(ConfigError, match=rf"consumed_samples={consumed} of total_samples=10: none are left"):
+            GlobalBatchSampler(10, consumed, 1, 2, 0, 1)
     with pytest.raises(ConfigError, match=r"whole number of steps of 4\. Resume with"):
         PretrainingRandomSampler(10, 3, 2, 0, 2)
     with pytest.raises(ConfigError, match=r"global_batch_size=7 is no whole number of steps of 4 samples\. Pass a"):

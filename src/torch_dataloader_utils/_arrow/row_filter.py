@@ -18,6 +18,11 @@ _NO_TEXT = "condition(binary values)"
 # Types of literals that are what their text looks like, as fractions are; other types have texts like these.
 _TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
+_OF_TIMES = (
+    " Compare days and times with datetime.date and datetime.datetime values; in a shell write "
+    "date('2024-01-05') or timestamp('2024-01-05T12:30')."
+)
+
 
 def check_filters(filters: Any) -> None:
     """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
@@ -120,8 +125,9 @@ def _check_condition(row_filter: Any, schema: Any, hint: str) -> None:
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]  # what follows is the whole schema
         names = ", ".join(map(repr, schema.names))
+        times = _OF_TIMES if "string" in reason and ("timestamp[" in reason or "date32[" in reason) else ""
         raise ConfigError(
-            f"filters {shown_filter(row_filter)} does not fit the data: {reason}. Columns are {names}.{hint}"
+            f"filters {shown_filter(row_filter)} does not fit the data: {reason}. Columns are {names}.{times}{hint}"
         ) from error
     if not pa.types.is_boolean(data_type):
         raise ConfigError(

@@ -136,6 +136,11 @@ class Topology:
         hold_integers(self, "num_ranks", "num_workers", "batch_size", least=1)
         hold_flags(self, "drop_last")
 
+    def __str__(self) -> str:
+        """In words, for messages: 2 ranks × 4 workers, batch 1,024."""
+        last = ", drop_last" if self.drop_last else ""
+        return f"{self.num_ranks:,} ranks × {self.num_workers} workers, batch {self.batch_size:,}{last}"
+
     def check_rank(self, rank: int) -> None:
         """Raise ConfigError unless rank is in [0, num_ranks)."""
         if not 0 <= rank < self.num_ranks:

@@ -25,13 +25,14 @@ def export_to_prometheus(
 
     Args:
         metrics: `loader.metrics`. The loader is not kept alive; when it is gone, so are its figures.
-        labels: they tell ranks and loaders apart. All loaders of a registry have the same names, in any order.
+        labels: they tell ranks and loaders apart; those of a loader that is gone may be used again. All loaders of a
+            registry have the same names, in any order.
         registry: None for the client's default one.
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.
         ConfigTypeError: metrics that cannot be called, or labels that are no dict of texts.
-        ConfigError: labels of other names than those of a loader that lives.
+        ConfigError: labels of other names than those of a loader that lives, or the very labels of one.
     """
     try:
         from prometheus_client import REGISTRY
@@ -57,13 +58,18 @@ class _Collector:
         self._loaders = ExportedLoaders()
 
     def add(self, metrics: MetricsSource, labels: Labels) -> None:
-        """ConfigError for names that others do not have: the samples of a family have one list of names."""
+        """ConfigError for names that others do not have (a family has one list of names), or labels that one has."""
         for _, others in self._loaders.read():
             if set(labels) != set(others):
                 raise ConfigError(
                     f"The labels have the names {sorted(labels)}, those of a loader that this registry has "
                     f"{sorted(others)}. Give all loaders of a registry the same names, or this one a registry of its "
                     "own."
+                )
+            if labels == others:
+                raise ConfigError(
+                    f"This registry has a loader with the labels {labels} already, and of a name and its labels "
+                    'Prometheus takes one sample. Give each loader labels of its own, such as {"loader": "valid"}.'
                 )
         self._loaders.add(metrics, labels)
 

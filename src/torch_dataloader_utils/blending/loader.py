@@ -87,6 +87,8 @@ class BlendedLoader:
                 "for this rank."
             )
         self.progress = BlendProgress(options, self.sources)
+        # Where a pass would begin, and the batches of its epoch: with per="sample" counting them makes a pick a row.
+        self._counted: tuple[BlendPosition, int] | None = None
 
     @property
     def epoch(self) -> int:
@@ -129,7 +131,9 @@ class BlendedLoader:
     def __len__(self) -> int:
         """Batches of an epoch of the blend, those already received included."""
         position = self.next_position
-        return position.steps + count_steps(self.options, self._start(position))
+        if self._counted is None or self._counted[0] != position:
+            self._counted = position, position.steps + count_steps(self.options, self._start(position))
+        return self._counted[1]
 
     def __iter__(self) -> Iterator[Any]:
         return closed_at_exit(self._batches())

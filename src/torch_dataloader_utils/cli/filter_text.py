@@ -1,11 +1,13 @@
 """Row filters as text: a small part of Python's expressions, parsed and never executed.
 
 x > 3 and not (label == "a" or label in ["b", "c"]) and y is not None and col("odd name") <= 2.5
+day >= date("2024-01-05") and time < timestamp("2024-01-05T12:30:00+00:00")
 """
 
 import ast
 import operator
 from collections.abc import Callable
+from datetime import date, datetime
 from typing import Any
 
 from torch_dataloader_utils.errors import ConfigError
@@ -18,6 +20,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_TIMES: dict[str, Callable[[str], date]] = {"date": date.fromisoformat, "timestamp": datetime.fromisoformat}
 
 
 def parse_filter(text: str) -> Any:
@@ -84,19 +87,30 @@ def _side(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Constant) and node.value is None:
         raise _refused(text, "a comparison with None is true of no row; `is None` and `is not None` ask for it")
     try:
-        return pc.scalar(ast.literal_eval(node))
+        return pc.scalar(_value(node))
     except ValueError:
         return _column(node, text)
 
 
 def _values(node: ast.expr, text: str) -> list[Any]:
     try:
-        values = ast.literal_eval(node)
+        match node:
+            case ast.List(elts=listed) | ast.Tuple(elts=listed) | ast.Set(elts=listed):
+                return [_value(each) for each in listed]
     except ValueError as error:
         raise _refused(text, "after `in` there must be a list of values") from error
-    if not isinstance(values, (list, tuple, set)):
-        raise _refused(text, "after `in` there must be a list of values")
-    return list(values)
+    raise _refused(text, "after `in` there must be a list of values")
+
+
+def _value(node: ast.expr) -> Any:
+    """The value that is written there; ValueError where there is none."""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="date" | "timestamp" as kind), args=[ast.Constant(value=str(time))], keywords=[]
+        ):
+            return _TIMES[kind](time)
+        case _:
+            return ast.literal_eval(node)
 
 
 def _column(node: ast.expr, text: str) -> Any:
@@ -108,10 +122,11 @@ def _column(node: ast.expr, text: str) -> Any:
         case ast.Call(func=ast.Name(id="col"), args=[ast.Constant(value=str(name))], keywords=[]):
             return pc.field(name)
         case _:
-            raise _refused(text, f"{ast.unparse(node)!r} is no column")
+            raise _refused(text, f"{ast.unparse(node)!r} is no column and no value")
 
 
 def _refused(text: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"--filter {text!r}: {reason}. Write comparisons such as: x > 3 and label in ['a', 'b'] and y is not None."
+        f"--filter {text!r}: {reason}. Write comparisons such as: x > 3 and label in ['a', 'b'] and y is not None and "
+        "day >= date('2024-01-05')."
     )

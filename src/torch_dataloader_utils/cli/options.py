@@ -24,7 +24,10 @@ _DATA = (
     ),
     click.option("--columns", multiple=True, metavar="A,B", help="Only these columns."),
     click.option(
-        "--filter", "filter_text", metavar="TEXT", help="Only rows for which it is true: \"x > 3 and y == 'a'\"."
+        "--filter",
+        "filter_text",
+        metavar="TEXT",
+        help="Only rows for which it is true: \"x > 3 and day >= date('2024-01-05')\".",
     ),
     click.option("--partitioning", type=click.Choice(["hive"]), help="Columns from directory names (year=2024)."),
     click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable."),

@@ -76,12 +76,8 @@ class DataSource:
         Raises:
             ConfigError, DataError, StoreError: see scan_files and scan_iceberg.
         """
-        from torch_dataloader_utils.tables.counting import under_filter
-
         if self.inventory_path is not None:
-            from torch_dataloader_utils.discover import load_inventory
-
-            found = under_filter(load_inventory(self.inventory_path, self.storage), self.filters)
+            found = self._saved_inventory(self.inventory_path)
         elif self.is_table:
             from torch_dataloader_utils.iceberg import scan_iceberg
 
@@ -127,6 +123,16 @@ class DataSource:
         """A reader of the chosen columns."""
         reader: Reader = self.dataset(inventory, output_format="arrow").pipeline.reader  # type: ignore[assignment]
         return reader
+
+    def _saved_inventory(self, path: str) -> "Inventory":
+        from torch_dataloader_utils._arrow.schema import decode_schema
+        from torch_dataloader_utils.discover import load_inventory
+        from torch_dataloader_utils.discover.schemas import check_columns
+        from torch_dataloader_utils.tables.counting import under_filter
+
+        found = load_inventory(path, self.storage)
+        check_columns(self.columns or (), decode_schema(found.schema), "columns")
+        return under_filter(found, self.filters)
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
         from torch_dataloader_utils._store import Secret

@@ -84,6 +84,8 @@ def find_files(
             elif _is_data(entry, listing, empty_has_no_rows):
                 found[entry.path] = entry
     if not found:
+        if not any(each.directory for each in listings):
+            raise NoDataError(f"{source}: empty (0 bytes), so there are no rows here. Check the path.")
         left_out = sum(len(each.entries) + len(each.dead_links) for each in listings)
         raise NoDataError(
             f"{source}: no data file here; {left_out} hidden or empty files were left out. Check the path; the debug "

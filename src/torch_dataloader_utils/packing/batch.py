@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.packing.collectives import broadcast_tensor, first_rank
+from torch_dataloader_utils.errors import ConfigError, DataError
+from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor, first_rank
 from torch_dataloader_utils.packing.groups import (
     Group,
     PackingGroups,
@@ -20,6 +20,9 @@ from torch_dataloader_utils.packing.groups import (
 from torch_dataloader_utils.packing.microbatches import Microbatch
 from torch_dataloader_utils.packing.partition import get_thd_partitioned_indices
 from torch_dataloader_utils.packing.samples import TOKEN_FIELDS
+
+# Instead of the sizes of a microbatch: tensor rank 0 has none to give.
+_FAILED = [-1, -1, -1, -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,19 +90,30 @@ def get_batch_on_this_rank_for_sequence_packing(
         StopIteration: no microbatch is left (on tensor rank 0; call it `num_microbatches` times).
         ConfigError: an iterator on another tensor rank, none on rank 0, or a microbatch without the fields that
             this stage needs.
+        DataError: tensor rank 0 has raised one of these, or what its iterator raised.
     """
     groups = known_groups(groups)
     keys = _needed_fields(groups, vpp_size=vpp_size, mtp_on_this_rank=mtp_on_this_rank, vp_stage=vp_stage)
-    is_source = group_rank(groups.tp) == 0
-    if is_source != (data_iterator is not None):
+    try:
+        part = _next_part(data_iterator, keys, groups)
+    except Exception:
+        # Whatever it is, the other tensor ranks are about to wait for rank 0.
+        if group_rank(groups.tp) == 0:
+            _broadcast_sizes(_FAILED, groups)
+        raise
+    shared = _share(part, keys, groups)
+    rows = {key: shared[key].unsqueeze(0) if key in keys else None for key in TOKEN_FIELDS}
+    return PackedBatch(attention_mask=None, packed_seq_params=_packed_seq_params(shared, groups), **rows)
+
+
+def _next_part(data_iterator: Iterator[Microbatch] | None, keys: list[str], groups: PackingGroups) -> Microbatch | None:
+    """`_own_part` of the next microbatch on tensor rank 0, None on the others."""
+    if (group_rank(groups.tp) == 0) != (data_iterator is not None):
         raise ConfigError(
             f"tensor-parallel rank {group_rank(groups.tp)} has {'no' if data_iterator is None else 'a'} data iterator; "
             "rank 0 has one and the others None. Pass what wrap_data_iterator gave on this rank."
         )
-    part = None if data_iterator is None else _own_part(next(data_iterator), keys, groups)
-    shared = _share(part, keys, groups)
-    rows = {key: shared[key].unsqueeze(0) if key in keys else None for key in TOKEN_FIELDS}
-    return PackedBatch(attention_mask=None, packed_seq_params=_packed_seq_params(shared, groups), **rows)
+    return None if data_iterator is None else _own_part(next(data_iterator), keys, groups)
 
 
 def _needed_fields(
@@ -153,18 +167,23 @@ def _share(part: Microbatch | None, keys: list[str], groups: PackingGroups) -> M
     """`part` of tensor rank 0 on every tensor rank: sizes first, then the tensors."""
     if group_size(groups.tp) == 1 and part is not None:
         return part
-    device = communication_device(groups)
-    source = first_rank(groups.tp)
-    header = torch.zeros(4, dtype=torch.int64, device=device)
+    sizes = [0, 0, 0, 0]
     if part is not None:
         num_tokens = part[keys[0]].numel() if keys else 0
         sizes = [part["cu_seqlens"].numel(), num_tokens, int(part["max_seqlen"]), int(part["local_cp_size"])]
-        header.copy_(torch.tensor(sizes))
-    broadcast_tensor(header, source, groups.tp)
-    num_offsets, num_tokens, max_seqlen, local_cp_size = header.tolist()
+    sizes = _broadcast_sizes(sizes, groups)
+    if sizes == _FAILED:
+        raise DataError("tensor-parallel rank 0 could not give this microbatch; its own error says why.")
+    num_offsets, num_tokens, max_seqlen, local_cp_size = sizes
+    device, source = communication_device(groups), first_rank(groups.tp)
     shared = {"max_seqlen": torch.tensor(max_seqlen), "local_cp_size": torch.tensor(local_cp_size)}
     layout = {"cu_seqlens": (num_offsets, torch.int32), "cu_seqlens_padded": (num_offsets, torch.int32)}
     for key, (size, dtype) in (layout | {key: (num_tokens, TOKEN_FIELDS[key]) for key in keys}).items():
         shared[key] = torch.empty(size, dtype=dtype, device=device) if part is None else part[key].contiguous()
         broadcast_tensor(shared[key], source, groups.tp)
     return shared
+
+
+def _broadcast_sizes(sizes: list[int], groups: PackingGroups) -> list[int]:
+    """Those of tensor rank 0, on every tensor rank; those of other ranks are ignored."""
+    return [int(size) for size in broadcast_scalars(sizes, groups.tp, communication_device(groups))]

@@ -1,7 +1,8 @@
 """What a split strategy gave back, as units; and whether every row is there once."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -93,17 +94,28 @@ class StrategyCall:
             ConfigTypeError: `generate` does not take these arguments, or gave no list of shards of splits.
         """
         if not takes_ranks(self.strategy):
-            mine = self._workers(self._generate(list(self.files), num_workers, epoch), num_workers)
+            with self._noted(f"epoch {epoch}"):
+                mine = self._workers(self._generate(list(self.files), num_workers, epoch), num_workers)
             self._check([mine])
             return (mine,) * num_ranks
         ranks = []
         for rank in range(num_ranks):
-            given = self._generate(
-                files=list(self.files), num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
-            )
-            ranks.append(self._workers(given, num_workers))
+            with self._noted(f"epoch {epoch}, rank {rank} of {num_ranks}"):
+                given = self._generate(
+                    files=list(self.files), num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
+                )
+                ranks.append(self._workers(given, num_workers))
         self._check(ranks)
         return tuple(ranks)
+
+    @contextmanager
+    def _noted(self, asked_for: str) -> Iterator[None]:
+        """Adds to an error, which may be one of the strategy's own code, what was asked of which strategy."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"Split strategy {self._name} was asked for {asked_for}.")
+            raise
 
     def _generate(self, *given: Any, **named: Any) -> object:
         """What `generate` gives, once it is known to take these arguments: a TypeError from within is its own."""

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.callers import collates_anew, is_asked_by_torchdata
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
@@ -181,6 +181,17 @@ class TableDataset(IterableDataset[Any]):
             TypeError: row counts are not known, so only reading can tell.
         """
         return count_batches(self.planner, self.progress.next_position(self.topology), self.rank)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuses what torch answers with a bare NotImplementedError.
+
+        Raises:
+            ConfigTypeError: always.
+        """
+        raise ConfigTypeError(
+            f"{type(self).__name__}[{index!r}]: its batches come in the order of the plan and have no numbers. Iterate "
+            "it, or use RowDataset, whose rows are taken by number."
+        )
 
     def __repr__(self) -> str:
         place = f"rank {self.rank} of {self.topology.num_ranks}, epoch {self.epoch}"

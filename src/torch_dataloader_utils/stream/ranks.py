@@ -67,8 +67,8 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
     With a mesh: see `mesh_ranks`. "auto" asks torch.distributed if it is up, else a Ray Train worker's context, else
     RANK and WORLD_SIZE, else gives (1, 0).
 
-    Warns while torch.distributed runs several ranks: of num_ranks=1, since each would read everything, and of as many
-    ranks with a `rank` that this process is not, since some rows would be read twice and others never.
+    Warns of num_ranks=1 while torch.distributed runs several ranks, since each would read everything; and of as many
+    ranks as "auto" finds with a `rank` that this process is not, since some rows would be read twice and others never.
 
     Raises:
         ConfigTypeError: num_ranks is neither "auto" nor a whole number.
@@ -132,10 +132,14 @@ def warn_if_unshared(num_ranks: int, running: int) -> None:
 
 def _warn_if_not_ours(num_ranks: int, rank: int) -> None:
     """Warn of a rank that this process is not: it was left out, and so is 0 everywhere, or is the local one."""
-    if num_ranks == running_ranks() and rank != dist.get_rank():
+    try:
+        surrounding, found = _surrounding_ranks()
+    except ConfigError:  # a launcher that does not say which rank this is
+        return
+    if num_ranks > 1 and num_ranks == surrounding and rank != found:
         warn_user(
-            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {dist.get_rank()} of torch.distributed: "
-            'some rows would be read twice and others never. Pass num_ranks="auto", or rank=dist.get_rank().'
+            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {found}, as torch.distributed or its "
+            'launcher says: some rows would be read twice and others never. Pass num_ranks="auto", which finds both.'
         )
 
 

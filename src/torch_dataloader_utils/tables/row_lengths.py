@@ -8,6 +8,7 @@ from io import BytesIO
 import numpy as np
 
 from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.share import Share
@@ -19,7 +20,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.shape.lengths import measure_rows
 
-# Stands for what is no number of tokens (NaN, infinity); exact as a float and far from overflow when rounded up.
+# Stands for what is no number of tokens (negative, NaN, infinity); exact as a float, far from overflow when rounded up.
 _ENDLESS = 1 << 60
 # A quarter of the directory: 67 million rows.
 _MOST_KEPT_BYTES = 256 << 20
@@ -41,7 +42,8 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
     groups = share.of(inventory.num_groups)
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
     kept = kept_lengths() if is_known else None
-    key = (inventory.fingerprint(), f"{reader.spec.columns} of rows {share.index, share.count}")
+    rows = f"{reader.spec.columns} of rows {share.index, share.count}{_read_by(inventory)}"
+    key = (inventory.fingerprint(), rows)
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found
@@ -84,7 +86,7 @@ def read_token_counts(
 
 
 def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, column: str) -> None:
-    """Raises ConfigError if a row alone exceeds the budget; the message names the first one.
+    """Raises ConfigError if a row alone exceeds the budget, or has no length; the message names the first one.
 
     tokens: of every plan row.
     """
@@ -96,13 +98,20 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
     space = RowSpace.of(inventory.groups)
     group = int(space.group_of(too_long[:1])[0])
     task = inventory.task(group)
-    is_finite = widths[row] < _ENDLESS
+    is_number = widths[row] < _ENDLESS
+    no_number = f"whose {column!r} is negative, not finite or beyond 2^60. "
     raise ConfigError(
-        f"{len(too_long):,} rows alone take more than max_tokens_per_batch={budget.max_tokens:,}. The first is live "
-        f"row {row - int(space.group_start[group])} of {task.where}, with "
-        + (f"{widths[row]:,} tokens of {column!r}, padding included. " if is_finite else f"no finite {column!r}. ")
+        f"{len(too_long):,} rows do not fit into max_tokens_per_batch={budget.max_tokens:,}. The first is live row "
+        f"{row - int(space.group_start[group])} of {task.where}, "
+        + (f"with {widths[row]:,} tokens of {column!r}, padding included. " if is_number else no_number)
         + "Raise the limit, or leave such rows out with filters=."
     )
+
+
+def _read_by(inventory: Inventory) -> str:
+    """By which names files without field ids are read: a table may change them while its snapshot stays."""
+    files = inventory.files.extras
+    return f" by {files[0].table.names}" if files and isinstance(files[0], IcebergFile) else ""
 
 
 def _whole(lengths: Lengths) -> Int64s:
@@ -111,7 +120,9 @@ def _whole(lengths: Lengths) -> Int64s:
         whole = np.minimum(lengths, np.asarray(_ENDLESS, f"{kind}8"))
     else:
         whole = np.ceil(np.clip(np.where(np.isfinite(lengths), lengths, _ENDLESS), 0, _ENDLESS))
-    return np.asarray(whole, dtype=np.int64)
+    whole = np.asarray(whole, dtype=np.int64)
+    whole[lengths < 0] = _ENDLESS
+    return whole
 
 
 def _narrow(lengths: Lengths) -> Lengths:

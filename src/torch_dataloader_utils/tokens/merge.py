@@ -35,15 +35,20 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
     """Append the corpora in the given order into one; it takes the dtype of the first.
 
     Raises:
-        ConfigError: nothing to merge, or a corpus that is not on a local disk.
+        ConfigError: nothing to merge, a corpus that is not on a local disk, or the output among what is merged.
         SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
     """
     if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
         raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
     if not path_prefixes:
         raise ConfigError("There is no corpus to merge: path_prefixes is empty. Pass one prefix or more.")
-    for path_prefix in (*path_prefixes, output_prefix):
-        local_path("path_prefix", path_prefix)  # before any is opened
+    # Before any is opened.
+    merged = [local_path("path_prefix", path_prefix).resolve() for path_prefix in path_prefixes]
+    if local_path("output_prefix", output_prefix).resolve() in merged:
+        raise ConfigError(
+            f"{output_prefix} is both merged and written, as when a merge of its directory is repeated: its documents "
+            "would come again each time. Leave it out of path_prefixes, or write another one."
+        )
     dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
     with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:
         for path_prefix in path_prefixes:

@@ -74,6 +74,8 @@ class PretrainingSampler(_StepSampler):
 
         10 samples, micro-batch 2, 2 ranks    rank 0: 0 1 | 4 5         rank 1: 2 3 | 6 7
         with drop_last=False                  rank 0: 0 1 | 4 5 | 8 9   rank 1: 2 3 | 6 7 | None None
+
+    As in Megatron, at least one sample must be left to consume.
     """
 
     drop_last: bool = True
@@ -81,9 +83,14 @@ class PretrainingSampler(_StepSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         hold_flags(self, "drop_last")
+        if self.consumed_samples >= self.total_samples:
+            raise ConfigError(
+                f"consumed_samples={self.consumed_samples} of total_samples={self.total_samples}: none are left to "
+                "train on. Build the data set for more samples, or begin another pass with consumed_samples=0."
+            )
 
     def __len__(self) -> int:
-        remaining = max(0, self.total_samples - self.consumed_samples)
+        remaining = self.total_samples - self.consumed_samples
         step = self._share.step_samples
         return remaining // step if self.drop_last else -(-remaining // step)
 
@@ -193,7 +200,7 @@ class GlobalBatchSampler(Sampler[Batch]):
         self.drop_last = check_flag("drop_last", drop_last)
 
     def __len__(self) -> int:
-        remaining = max(0, self._steps.total_samples - self._steps.consumed_samples)
+        remaining = self._steps.total_samples - self._steps.consumed_samples
         return remaining // self.global_batch_size if self.drop_last else -(-remaining // self.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:

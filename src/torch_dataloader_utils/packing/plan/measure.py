@@ -31,14 +31,27 @@ class ScheduleQuality:
     time_over_bound: float
 
 
-def measure_schedule(schedule: Schedule, lengths: Ints, *, cost: CostModel, tokens_per_rank: int) -> ScheduleQuality:
-    """The quality of `schedule` for a global batch of `lengths`; dropped sequences count nowhere."""
+def measure_schedule(
+    schedule: Schedule, lengths: Ints, *, cost: CostModel, tokens_per_rank: int, max_span: int | None = None
+) -> ScheduleQuality:
+    """The quality of `schedule` for a global batch of `lengths`; dropped sequences count nowhere.
+
+    Args:
+        schedule: what is measured.
+        lengths: tokens of the sequences.
+        cost: what they cost.
+        tokens_per_rank: most tokens of one microbatch on one rank.
+        max_span: most ranks that may share one sequence, for `lower_bound`; None for the most that do. Of a hybrid
+            schedule pass `schedule.num_ranks`: one that shares too little looks good beside what sharing as little
+            must cost.
+    """
     slowest = slowest_per_microbatch(schedule, lengths, cost=cost)
     pack_costs = schedule.sum_of_packs(cost.of(lengths)).astype(np.float64)
     means = np.bincount(schedule.microbatch, weights=pack_costs) / schedule.num_ranks
     busy = means > 0
     scheduled = lengths[schedule.samples]
-    bound = lower_bound(scheduled, cost=cost, num_ranks=schedule.num_ranks, max_span=int(schedule.span.max()))
+    widest = int(schedule.span.max()) if max_span is None else max_span
+    bound = lower_bound(scheduled, cost=cost, num_ranks=schedule.num_ranks, max_span=widest)
     return ScheduleQuality(
         num_microbatches=schedule.num_microbatches,
         padding_waste=1 - int(scheduled.sum()) / (schedule.num_microbatches * schedule.num_ranks * tokens_per_rank),
