@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar
@@ -166,6 +168,57 @@ def test_a_broken_pass_of_persistent_workers_leaves_nothing_behind(table):
         assert check_batch(batch) == first[0]
         break
     assert [check_batch(batch) for batch in loader] == first
+
+
+class PreemptedError(Exception):
+    """What a trainer raises where it is told to make room."""
+
+
+def poke_until(told):
+    while not told.wait(0.0005):
+        os.kill(os.getppid(), signal.SIGUSR1)
+
+
+class Poking:
+    """A transform in whose worker a thread sends the trainer signals, until the trainer says that it was told."""
+
+    def __init__(self, told):
+        self.told = told
+        self.has_begun = False
+
+    def __call__(self, batch):
+        if not self.has_begun:
+            self.has_begun = True
+            threading.Thread(target=poke_until, args=(self.told,), daemon=True).start()
+        return batch
+
+
+def read_for_ever(loader):
+    while True:
+        list(loader)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, PreemptedError])
+@pytest.mark.parametrize("place", ["_reset", "_recv"])  # as workers are told of the next pass, and inside a message
+def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_path, place, error):
+    total, told = write_table(tmp_path, [[3000] * 4]), multiprocessing.get_context("fork").Event()
+    options = {"batch_size": 500, "output_format": "dict", "transform": Poking(told), "shuffle": False}
+    loader, _ = load(tmp_path, **options, split_rows=3000, persistent_workers=True)
+
+    def interrupt(_, frame):
+        if not told.is_set() and any(each.f_code.co_name == place for each, _ in traceback.walk_stack(frame)):
+            told.set()
+            raise error
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(error):
+            read_for_ever(loader)
+        for _ in range(2):
+            assert sorted(row for batch in loader for row in batch["row"]) == list(range(total))
+    finally:
+        told.set()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("in_order", [True, False])

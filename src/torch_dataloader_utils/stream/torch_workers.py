@@ -26,7 +26,10 @@ _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
 
 def start(loader: DataLoader[Any]) -> Any:
-    """An iterator over the loader; persistent workers of an earlier pass go on, unless one of them died since."""
+    """An iterator over the loader; persistent workers of an earlier pass go on, unless one of them died since.
+
+    Interrupted while they are told of the new pass, they end: their answers would come in the middle of the next one.
+    """
     earlier: Any = loader._iterator
     if earlier is not None:
         if dead(earlier):
@@ -35,7 +38,12 @@ def start(loader: DataLoader[Any]) -> Any:
             loader._iterator = None
         else:
             _watch(earlier)
-    loading: Any = iter(loader)
+    try:
+        loading: Any = iter(loader)
+    except BaseException:
+        if earlier is not None:
+            end(earlier)
+        raise
     if not isinstance(loading._workers_done_event, _DoneEvent):
         loading._workers_done_event = _DoneEvent(loading._workers_done_event, loading._workers)
     _forget(loading)

@@ -5,7 +5,9 @@ A dead worker cannot say. So each notes what it reads in shared memory, where th
 
 import os
 import shutil
+import signal
 import threading
+import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -126,63 +128,71 @@ class NotingReader:
 def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
     """One pass over a loader; a dead or silent worker is an error that says which one it is and what it was doing.
 
-    After a death the other workers are ended too, and the next pass has new ones. Once this is closed, workers that are
-    not persistent have ended.
+    After a death the other workers are ended too, and the next pass has new ones; likewise after what a signal handler
+    of the trainer raised meanwhile (KeyboardInterrupt, say). Once this is closed, workers that are not persistent have
+    ended.
 
     Raises:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
         TransformError: what a worker sent cannot be unpickled.
     """
-    loading = None
+    loading = torch_workers.start(loader)
     try:
-        loading = torch_workers.start(loader)
         while True:
             if gone := torch_workers.dead(loading):
                 torch_workers.end(loading)
                 raise _death(gone, f"it ended with exit code {gone[0].exitcode}", notes)
-            with torch_workers.watched(loading):
-                answer = next(loading, _END)
+            answer = _next_answer(loading, notes)
             if answer is _END:
                 return
             yield answer
-    except WorkerDiedError:
-        raise
-    except (RuntimeError, EOFError, OSError) as error:
+    finally:
+        torch_workers.leave(loading)
+
+
+def _next_answer(loading: Any, notes: Notes) -> Any:
+    try:
+        with torch_workers.watched(loading):
+            return next(loading, _END)
+    except BaseException as error:
+        if _was_raised_in_worker(error):
+            raise
         named = _named(error, loading, notes)
+        # A message may have been read in part, or been lost.
+        torch_workers.end(loading)
         if named is None:
             raise
-        torch_workers.end(loading)
         raise named from error
-    except Exception as error:  # unpickling runs the user's code, which may raise anything
-        if loading is None or _was_raised_in_worker(error):
-            raise
-        torch_workers.end(loading)
-        raise TransformError(
-            f"A worker process sent a batch that cannot be unpickled here: {type(error).__name__}: {error}. A "
-            "transform or collate_fn returned an object whose class does not restore it (__setstate__, __reduce__): "
-            "correct that, or read with num_workers=0."
-        ) from error
-    finally:
-        if loading is not None:
-            torch_workers.leave(loading)
 
 
-def _named(error: Exception, loading: Any, notes: Notes) -> WorkerDiedError | None:
+def _named(error: BaseException, loading: Any, notes: Notes) -> WorkerDiedError | TransformError | None:
     text = str(error).strip().rstrip(". ")
-    if loading is None or _was_raised_in_worker(error):
-        return None
     if "DataLoader timed out" in text:
         return WorkerDiedError(
             f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what it waits on."
         )
-    # A batch that breaks off says so before the kernel says who is gone.
-    gone = torch_workers.dead(loading, wait_sec=_DEATH_SEC)
-    return _death(gone, text, notes) if gone else None
+    if isinstance(error, RuntimeError | EOFError | OSError):
+        # A batch that breaks off says so before the kernel says who is gone.
+        gone = torch_workers.dead(loading, wait_sec=_DEATH_SEC)
+        return _death(gone, text, notes) if gone else None
+    if not isinstance(error, Exception) or _was_raised_by_signal(error):
+        return None
+    return TransformError(  # what is unpickled here runs code of the user: any error
+        f"A worker process sent a batch that cannot be unpickled here: {type(error).__name__}: {error}. A "
+        "transform or collate_fn returned an object whose class does not restore it (__setstate__, __reduce__): "
+        "correct that, or read with num_workers=0."
+    )
 
 
-def _was_raised_in_worker(error: Exception) -> bool:
+def _was_raised_in_worker(error: BaseException) -> bool:
     """Whether torch says that a worker, which lives, raised this and sent it here."""
     return " in DataLoader worker process " in str(error)
+
+
+def _was_raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler of this process raised this, in whatever was being done."""
+    handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDiedError:
