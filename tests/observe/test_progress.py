@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import pty
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,19 @@ def test_the_board_is_gone_with_the_rank_that_draws():
     board.close()
     assert not Path(board.path).exists()
     assert RankBoard.open(run_of(num_ranks=1)) is None
+
+
+def test_on_a_full_disk_the_bars_stand_still():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        board = RankBoard.open(run_of(rank=1, num_ranks=2))
+        assert board is not None
+        board.write(5, 10, 100)
+        assert board.lines().tolist() == [[0, 0, 0, 0], [0, 0, 0, 0]]
+        board.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_board_that_cannot_be_opened_is_done_without(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
-from torch_dataloader_utils._store import PendingFile, publish, write_atomically
+from torch_dataloader_utils._store import PendingFile, kept_tails, publish, write_atomically
 from torch_dataloader_utils._store.kept_tails import KeptTails
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
@@ -71,6 +71,16 @@ def test_a_directory_that_cannot_be_written_keeps_nothing_and_says_nothing(tmp_p
     (tmp_path / "footers").mkdir(mode=0o500)
     KeptTails(tmp_path / "footers").put("a", "one", FOOTER)
     assert files(tmp_path) == []
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for variable in ("HOME", "XDG_CACHE_HOME", kept_tails.VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert kept_tails.kept_tails() is None
 
 
 def test_a_file_in_the_place_of_the_directory_keeps_nothing(tmp_path: Path) -> None:

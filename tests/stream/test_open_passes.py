@@ -168,3 +168,68 @@ def test_a_pass_goes_on_in_its_own_process_alone(tmp_path, table, options, leave
     )
     refused = ["ConfigError"] if child == "goes on" else []
     assert lines == [*refused, "completed", "18", "0", "completed", "18"]
+
+
+FORKED = "load(num_workers=2, multiprocessing_context='fork', persistent_workers={})"
+
+
+def test_a_forked_child_has_persistent_workers_of_its_own(tmp_path, table):
+    lines = run(
+        tmp_path,
+        table,
+        f"loader = {FORKED.format(True)}",
+        "batches = begun(loader)",
+        "child = os.fork()",
+        "if child == 0:",
+        "    print(sum(1 for batch in loader), flush=True)",
+        "    os._exit(0)",
+        "print(os.waitpid(child, 0)[1], flush=True)",
+        "print(1 + sum(1 for batch in batches))",
+    )
+    assert lines == ["completed", "18", "0", "completed", "18"]
+
+
+def test_a_forked_child_that_lets_go_of_a_loader_leaves_its_parents_workers_alone(tmp_path, table):
+    lines = run(
+        tmp_path,
+        table,
+        f"loader = {FORKED.format(True)}",
+        "pids = lambda: {child.pid for child in active_children()}",
+        "print(sum(1 for batch in loader), flush=True)",
+        "before, child = pids(), os.fork()",
+        "if child == 0:",
+        "    del loader",
+        "    os._exit(0)",
+        "print(os.waitpid(child, 0)[1], sum(1 for batch in loader), pids() == before)",
+    )
+    assert lines == ["completed", "18", "completed", "0 18 True"]
+
+
+def test_workers_that_outlive_a_killed_child_do_not_remove_its_parents_sockets(tmp_path, table):
+    lines = run(
+        tmp_path,
+        table,
+        f"loader = {FORKED.format(False)}",
+        "first, (reading, writing) = sum(1 for batch in loader), os.pipe()",
+        "child = os.fork()",
+        "if child == 0:",
+        f"    batches = begun({FORKED.format(False)})",
+        "    os.kill(os.getpid(), 9)",
+        "os.close(writing)",
+        "os.read(reading, 1)",  # until the child and its workers have ended
+        "print(os.waitpid(child, 0)[1], len(os.listdir(os.environ['TMPDIR'])), sum(1 for batch in loader))",
+    )
+    assert lines == ["completed", "completed", "9 1 18"]
+
+
+def test_a_pass_has_a_directory_for_sockets_even_if_the_last_one_was_cleaned_away(tmp_path, table):
+    lines = run(
+        tmp_path,
+        table,
+        "import shutil",
+        "clean = lambda: [shutil.rmtree(entry.path) for entry in os.scandir(os.environ['TMPDIR'])]",
+        f"loader = {FORKED.format(False)}",
+        "print(sum(1 for batch in loader), len(clean()), sum(1 for batch in loader), len(clean()), flush=True)",
+        "os._exit(0)",  # multiprocessing would look for what it has made
+    )
+    assert lines == ["completed", "completed", "18 1 18 1"]

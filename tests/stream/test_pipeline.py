@@ -1,5 +1,7 @@
 """The whole pipeline on real files, in one process: every row once, equal steps, whatever the table and topology."""
 
+import gc
+import itertools
 import json
 import threading
 import warnings
@@ -20,7 +22,7 @@ from tests.effort import EFFORT
 from tests.stream.tables import check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
-from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 TABLE = [[13, 40, 7], [22], [1, 30, 30]]
@@ -34,6 +36,21 @@ def table(tmp_path_factory):
 
 def load(folder, **options):
     return StructuredDataset.create_dataloader(str(folder), **{"batch_size": 8, "num_workers": 0, **options})
+
+
+@pytest.mark.parametrize("batches", [1, 100], ids=["broken off", "finished"])
+def test_nothing_of_a_pass_waits_for_the_garbage_collector(table, batches):
+    """What decodes refers to the plan of a worker: of a million row groups, hundreds of megabytes."""
+    loader, _ = load(table[0])
+    gc.collect()
+    gc.disable()
+    try:
+        passed = iter(loader)
+        assert list(itertools.islice(passed, batches))
+        del passed
+        assert [each for each in gc.get_objects() if type(each) is Decoder] == []
+    finally:
+        gc.enable()
 
 
 @given(

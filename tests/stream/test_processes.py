@@ -1,6 +1,8 @@
 """Real worker processes: every start method, persistent workers, epochs, resume, and what leaves with them."""
 
+import contextlib
 import copy
+import gc
 import json
 import multiprocessing
 import os
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar
@@ -20,7 +23,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
+from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError
+from torch_dataloader_utils.stream.receiver import Receiver
+from torch_dataloader_utils.stream.slabs import SlabReader
+from torch_dataloader_utils.stream.tickets import Answer
 from torch_dataloader_utils.stream.worker_death import Notes
 
 pytestmark = [
@@ -362,6 +369,21 @@ def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, i
             list(batches)
     assert kept_frames
     assert list(filter(is_worker, psutil.Process().children())) == []
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_error_of_a_worker_does_not_keep_what_received_it(in_order):
+    receiver = Receiver({0: SlabReader(None)}, LoaderMeter())
+    answers = (Answer(worker=0, error=TransformError(text)) for text in ["row 60"])
+    seen = weakref.ref(receiver)
+    gc.disable()
+    try:
+        with contextlib.suppress(TransformError):
+            list(receiver.in_turn(answers, [0], 1) if in_order else receiver.as_they_come(answers))
+        del receiver, answers
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_killed_worker_is_an_error_and_the_rest_can_be_resumed(table):

@@ -57,7 +57,7 @@ class TerminalBars:
         run = self._run
         if self._board is None:
             return [(run.rank, metrics.rows, -1 if run.num_rows is None else run.num_rows, metrics.decoded_bytes)]
-        lines = self._board.lines.tolist()
+        lines = self._board.lines().tolist()
         return [(rank, *line[:3]) for rank, line in enumerate(lines) if line[3]]
 
 

@@ -1,7 +1,8 @@
 """The progress of several ranks on one machine, in one small shared file, so that one of them can draw all bars.
 
 Each rank owns one line of the file and writes nothing else; the rank that holds the file's lock reads all lines. Ranks
-find each other by their common parent process (a launcher such as torchrun) and by what they read.
+find each other by their common parent process (a launcher such as torchrun) and by what they read. The file is not
+mapped: on a full disk, to write to a map ends the process.
 """
 
 import os
@@ -18,17 +19,17 @@ from torch_dataloader_utils._observe.callbacks import EpochRun
 Lines = npt.NDArray[np.int64]
 
 # rows received, rows of the pass (-1: not known), bytes decoded, 1 while it is shown
-_FIELDS = 4
+_LINE_BYTES = 4 * 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankBoard:
-    """One pass of all ranks of this machine. lines: int64 [num_ranks, 4]. draws: whether this rank draws."""
+    """One pass of all ranks of this machine. draws: whether this rank draws."""
 
     path: Path
     descriptor: int
-    lines: Lines
     rank: int
+    num_ranks: int
     draws: bool
 
     @classmethod
@@ -42,14 +43,18 @@ class RankBoard:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:
             return None
-        os.ftruncate(descriptor, run.num_ranks * _FIELDS * 8)
-        with os.fdopen(os.dup(descriptor), "r+b") as file:
-            lines = np.memmap(file, dtype=np.int64, mode="r+", shape=(run.num_ranks, _FIELDS))
-        return cls(path=path, descriptor=descriptor, lines=lines, rank=run.rank, draws=_lock(descriptor))
+        return cls(path=path, descriptor=descriptor, rank=run.rank, num_ranks=run.num_ranks, draws=_lock(descriptor))
+
+    def lines(self) -> Lines:
+        """The lines of all ranks, int64 [num_ranks, 4]; zeros of those that have written none."""
+        written = os.pread(self.descriptor, self.num_ranks * _LINE_BYTES, 0)
+        return np.frombuffer(written.ljust(self.num_ranks * _LINE_BYTES, b"\0"), np.int64).reshape(self.num_ranks, -1)
 
     def write(self, rows: int, num_rows: int | None, decoded_bytes: int) -> None:
-        """Write this rank's line."""
-        self.lines[self.rank] = (rows, -1 if num_rows is None else num_rows, decoded_bytes, 1)
+        """Write this rank's line; on a full disk the bar stands still."""
+        line = np.array([rows, -1 if num_rows is None else num_rows, decoded_bytes, 1], dtype=np.int64)
+        with suppress(OSError):
+            os.pwrite(self.descriptor, line.tobytes(), self.rank * _LINE_BYTES)
 
     def close(self) -> None:
         """Leave the board; its file goes with the rank that draws."""

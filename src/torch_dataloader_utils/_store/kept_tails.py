@@ -127,9 +127,13 @@ def kept_blocks() -> KeptTails | None:
 _opened: dict[tuple[str, str], KeptTails] = {}
 
 
-def _own_directory() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return str(Path(home) / "torch_dataloader_utils")
+def _own_directory() -> str | None:
+    """Where this user's caches lie; None of one without a home, as the bare numbers that containers run under."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:
+        return None
+    return str(home / "torch_dataloader_utils")
 
 
 def _kept(kind: str) -> KeptTails | None:
@@ -137,6 +141,8 @@ def _kept(kind: str) -> KeptTails | None:
     if chosen.lower() == "off":
         return None
     root = chosen or _own_directory()
+    if root is None:
+        return None
     return _opened.setdefault((root, kind), KeptTails(Path(root) / kind))
 
 

@@ -156,3 +156,4 @@ class Decoder:
         """Cancel what has not begun and let the threads end."""
         self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+        del self._small  # it refers to this: both, and the plan, would stay until Python looks for such things

@@ -18,7 +18,7 @@ from torch_dataloader_utils.stream.sendable import check_functions, check_socket
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.stream.worker_death import Notes, answers_of
+from torch_dataloader_utils.stream.worker_death import Notes, answers_of, share_temporary_directory
 
 # Bytes of batches that travel as one. A hand-over costs some 300 us however large it is, and both sides wake up for it:
 # runs of 16 MiB are 1.2 times as fast as runs of 4.
@@ -57,8 +57,9 @@ class WorkerProcesses:
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
         share = replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
+        self._worker = TicketWorker(pipeline, share, self._notes)
         self._loader: DataLoader[Answer] = DataLoader(
-            TicketWorker(pipeline, share, self._notes),
+            self._worker,
             batch_size=None,
             sampler=self._sampler,
             num_workers=num_workers,
@@ -89,6 +90,7 @@ class WorkerProcesses:
             readers=readers,
         )
         receiver = Receiver(dict(zip(workers, readers, strict=True)), meter)
+        self._worker.directory = share_temporary_directory()
         try:
             if left == 0:
                 return

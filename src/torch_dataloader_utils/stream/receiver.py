@@ -1,6 +1,7 @@
 """The trainer's end of the worker processes: what they answer, one batch or many, as batches in the plan's order."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch_dataloader_utils._core.position import Cursor
@@ -23,8 +24,7 @@ class Receiver:
 
     def as_they_come(self, answers: Iterator[Answer]) -> Iterator[Delivered]:
         """The batches of all answers, one answer after the other."""
-        for answer in answers:
-            yield from self._batches_of(answer)
+        yield from chain.from_iterable(map(self._batches_of, answers))
 
     def in_turn(self, answers: Iterator[Answer], turns: Sequence[int], left: int) -> Iterator[Delivered]:
         """`left` batches, one of each worker in the order of `turns`; an answer may have many of one worker.
@@ -74,4 +74,7 @@ class Receiver:
                 self._meter.received(worker, tally)
                 yield worker, cursor, reader.view(batches.popleft())
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, and so to all that the trainer has

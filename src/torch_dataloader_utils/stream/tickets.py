@@ -29,7 +29,6 @@ from torch_dataloader_utils.stream.worker_death import (
     Notes,
     NotingReader,
     end_with_trainer,
-    share_temporary_directory,
     sweep_if_orphaned,
 )
 
@@ -77,12 +76,16 @@ class Answer(NamedTuple):
 
 
 class TicketWorker(Dataset[Answer]):
-    """The data set that a worker process holds: empty until its first ticket comes."""
+    """The data set that a worker process holds: empty until its first ticket comes.
+
+    directory: see share_temporary_directory; to be set before workers start.
+    """
+
+    directory: str
 
     def __init__(self, pipeline: Pipeline, options: DecodeOptions, notes: Notes) -> None:
         self._pipeline = pipeline
         self._notes = notes
-        self._directory = share_temporary_directory()
         self._options = options
         self._memory: SlabMemory | None = None
         self._slabs: SlabWriter | None = None
@@ -131,8 +134,8 @@ class TicketWorker(Dataset[Answer]):
         if close is not None:
             close()
         if self._start is None:
-            sweep_if_orphaned(self._directory)
-            end_with_trainer(self._directory)
+            sweep_if_orphaned(self.directory)
+            end_with_trainer(self.directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = with_sendable_results(self._pipeline.functions)

@@ -2,6 +2,7 @@
 
 Private parts of torch's loader are touched here and nowhere else; what its frames tell is for `callers`. The workers of
 its iterator end when that dies itself, which is when nobody refers to it any more: `leave` ends them with their pass.
+An iterator that a fork copied would give them work and end them, as if they were the child's: there it counts as ended.
 And its way with a worker that dies has two faults:
 
 - its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
@@ -11,18 +12,22 @@ And its way with a worker that dies has two faults:
   the dead one held it.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
+
+_started: WeakSet[Any] = WeakSet()
 
 
 def start(loader: DataLoader[Any]) -> Any:
@@ -47,6 +52,7 @@ def start(loader: DataLoader[Any]) -> Any:
     if not isinstance(loading._workers_done_event, _DoneEvent):
         loading._workers_done_event = _DoneEvent(loading._workers_done_event, loading._workers)
     _forget(loading)
+    _started.add(loading)
     return loading
 
 
@@ -121,3 +127,12 @@ def _forget(loading: Any) -> None:
     if loading._worker_pids_set:
         _remove_worker_pids(id(loading))
         loading._worker_pids_set = False
+
+
+def _leave_to_parent() -> None:
+    for loading in _started:
+        loading._shutdown = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -12,8 +12,9 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing import util
-from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from multiprocessing.process import BaseProcess, current_process
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ _READING, _BATCH = 0, 1
 _END: Any = object()
 # Held by one thread of a worker while it notes. Not in the notes themselves, since those are pickled.
 _noted = threading.Lock()
+# Process id and multiprocessing's directory for sockets, of the process that made it.
+_own_directory: tuple[int, str] | None = None
 # So long after a broken connection a worker is found dead, if that is why.
 _DEATH_SEC = 2.0
 
@@ -218,10 +221,17 @@ def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDie
 def share_temporary_directory() -> str:
     """Makes multiprocessing's directory for sockets here, in the trainer, so that a killed worker leaves none.
 
-    Each worker would make its own otherwise, when it first shares a tensor, and remove it at its own exit.
+    Each worker would make its own otherwise, when it first shares a tensor, and remove it at its own exit. It is this
+    process's alone: what a child inherits is its parent's, and must not go with the child. Another one is made if it is
+    not there any more, as where /tmp is cleaned from time to time.
     """
-    directory: str = util.get_temp_dir()
-    return directory
+    global _own_directory
+    config = cast("Any", current_process())._config
+    present = config.get("tempdir")
+    if _own_directory != (os.getpid(), present) or not Path(present).is_dir():
+        config["tempdir"] = None
+        _own_directory = os.getpid(), util.get_temp_dir()
+    return _own_directory[1]
 
 
 def end_with_trainer(directory: str) -> None:
