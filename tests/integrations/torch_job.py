@@ -1,5 +1,6 @@
 """One rank: FSDP2 and meshes, a distributed checkpoint, and Accelerate in all the ways it meets a loader."""
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tests.integrations.jobs import BATCH_ROWS
 from torch_dataloader_utils import StructuredDataset
@@ -132,5 +135,7 @@ if __name__ == "__main__":
         "gather": accelerate_gather(given_table),
     }
     (given_folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(whole_report))
-    dist.barrier()  # else gloo may still hold tensors when the interpreter ends: docs/how-to/ddp.md
+    # Else gloo's threads outlive the group: docs/how-to/ddp.md, "When a job ends".
+    _clear_sharding_prop_cache()
+    gc.collect()
     dist.destroy_process_group()
