@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import debug
 
 from torch_dataloader_utils import StructuredDataset
 
@@ -78,12 +78,18 @@ def main() -> None:
             audit(epoch, row_ids)
 
 
+def let_go_of_mesh() -> None:
+    """With gloo alone: else its threads outlive the group; see "When a job ends" in docs/how-to/ddp.md."""
+    clear_cache = getattr(debug, "_clear_sharding_prop_cache", None)  # torch 2.6 has none
+    if clear_cache is not None:
+        clear_cache()
+    gc.collect()
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     try:
         main()
-        # With gloo alone: else its threads outlive the group. See "When a job ends" in docs/how-to/ddp.md.
-        _clear_sharding_prop_cache()
-        gc.collect()
+        let_go_of_mesh()
     finally:
         dist.destroy_process_group()
