@@ -11,8 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from tests.lines_run import lines_run
 from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.program import touched_groups
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.deal import SequenceDeal
@@ -143,6 +145,40 @@ def test_one_more_rank_of_a_resumed_epoch_costs_that_rank_alone():
     assert [share.sizes.rows for share in shares] == [10_000] * 3
     # A number for each unit would be 800,000 bytes; a rank has 1,000 of them.
     assert peak_bytes < 200_000
+
+
+def plan_of_lanes(num_lanes):
+    """As many files as lanes, of unequal sizes, so that about every lane gives rows or receives some."""
+    return make_plan(
+        space=make_space([[16 + 8 * (file % 3)] for file in range(num_lanes)]),
+        options=PlanOptions(num_lanes=num_lanes, lane_rows=8),
+        topology=Topology(num_ranks=4, batch_size=8),
+    )
+
+
+def test_eight_times_the_lanes_take_about_eight_times_the_work():
+    few, many = plan_of_lanes(128), plan_of_lanes(1024)
+    assert lines_run(lambda: many.programs(1)) < 12 * lines_run(lambda: few.programs(1))
+
+
+def test_a_batch_costs_no_look_at_lanes_it_does_not_draw_from():
+    few, many = (plan_of_lanes(lanes).programs(1)[0].schedule for lanes in (128, 1024))
+    assert lines_run(lambda: many.draws(1)) == lines_run(lambda: few.draws(1))
+
+
+def test_the_row_groups_of_a_few_rows_are_found_without_a_number_for_each_of_all():
+    space = make_space([[10] * 1000] * 100)
+    rows = Units.plain(np.array([500_005, 15]), np.array([500_025, 20]))
+    touched_groups(rows, space)
+    tracemalloc.start()
+    try:
+        touched = touched_groups(rows, space)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert touched.tolist() == [1, 50_000, 50_001, 50_002]
+    # A number for each of the 100,000 row groups would be 800,000 bytes.
+    assert peak_bytes < 100_000
 
 
 @given(

@@ -167,3 +167,13 @@ def test_shuffled_run_ends_inside_of_a_struct_are_refused_with_the_name_of_the_c
     )
     with pytest.raises(UnsupportedFeatureError, match=r"column 'nested'.*another order"):
         list(loader)
+
+
+def test_thousands_of_columns_are_found_by_name(tmp_path: Path) -> None:
+    # Each looked for in the list of all names, they took over a minute.
+    table = pa.table({"row": range(10)} | {f"column {i}": pa.nulls(10, pa.int8()) for i in range(20_000)})
+    write(tmp_path / "a.arrow", table)
+    names = table.schema.names
+    inventory = scan_files(tmp_path / "a.arrow", "arrow", columns=names)
+    rows = read(tmp_path / "a.arrow", columns=names, inventory=inventory, output_format="arrow")
+    assert [row["row"] for row in rows] == list(range(10))

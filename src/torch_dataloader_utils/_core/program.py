@@ -1,5 +1,6 @@
 """What one worker does in one epoch: its lanes, and which rows of which lane make each batch."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -8,7 +9,7 @@ import numpy as np
 from torch_dataloader_utils._core.buckets import WindowOrder
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import Units, ranges
 
 Draws = tuple[tuple[int, int], ...]
 
@@ -114,8 +115,7 @@ class RotatingLanes:
         step = self.first_step + batch * self.num_workers
         begin = self.first_number + step * self.numbers_per_step
         numbers = numbers_of_rank(begin, begin + self.numbers_per_step, self.rank, self.num_ranks)
-        position = {lane: index for index, lane in enumerate(self.lane_ids)}
-        return tuple((position[number % self.num_lanes], self.micro_rows) for number in numbers)
+        return tuple((bisect_left(self.lane_ids, number % self.num_lanes), self.micro_rows) for number in numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,10 +187,7 @@ def touched_groups(units: Units, space: RowSpace) -> Int64s:
     start, stop = np.concatenate(starts), np.concatenate(stops)
     start, stop = start[stop > start], stop[stop > start]
     first, last = space.group_of(start), space.group_of(stop - 1)
-    marks = np.zeros(len(space.group_start), dtype=np.int64)
-    np.add.at(marks, first, 1)
-    np.add.at(marks, last + 1, -1)
-    touched = np.flatnonzero(np.cumsum(marks)[:-1] > 0)
+    touched = np.unique(ranges(first, last - first + 1))
     has_rows = space.group_start[touched + 1] > space.group_start[touched]
     return touched[has_rows].astype(np.int64)
 

@@ -64,8 +64,10 @@ def check_columns(
 
     hint: gives, for a name that is no column, more about what to do.
     """
+    # Asked for once: pyarrow makes the list anew each time, and thousands of columns would take seconds.
+    known = set(schema.names)
     for name in names:
-        if name not in schema.names:
+        if name not in known:
             near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
             which = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
             raise ConfigError(

@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.assign import assign_units
-from torch_dataloader_utils.plan.level import Transfer, even_targets, level_list, plan_transfers
+from torch_dataloader_utils.plan.level import Transfers, even_targets, level_list, plan_transfers
 from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
 from torch_dataloader_utils.plan.steps import StepSizes, count_steps, step_sizes
 from torch_dataloader_utils.plan.window import shuffle_windows
@@ -46,7 +46,7 @@ class Deal(Protocol):
         ...
 
     @property
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> Transfers:
         """The row ranges that move between ranks."""
         ...
 
@@ -86,7 +86,7 @@ class FreshDeal:
         return even_targets(self._sliced_rows) if self._is_levelled else self._sliced_rows
 
     @cached_property
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> Transfers:
         """See Deal."""
         return plan_transfers(self._sliced_rows, self.rank_rows)
 
@@ -137,9 +137,9 @@ class SequenceDeal:
     topology: Topology
 
     @property
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> Transfers:
         """None: the sequence is cut where ranks are even."""
-        return []
+        return Transfers.of([])
 
     @cached_property
     def rank_rows(self) -> Int64s:

@@ -113,7 +113,7 @@ class ExactPlan:
     @cached_property
     def moved_rows(self) -> int:
         """Rows that levelling moves between ranks."""
-        return sum(transfer.rows for transfer in self._deal.transfers)
+        return self._deal.transfers.rows
 
     @cached_property
     def cuts(self) -> int:

@@ -1,10 +1,13 @@
 """A plan as text."""
 
+import numpy as np
+
 from torch_dataloader_utils._arguments.sizes import format_bytes
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
@@ -93,8 +96,14 @@ def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
     for lane in program.lanes:
         plain = lane.is_plain
         total += int(space.bytes_between(lane.start[plain], lane.stop[plain]).sum())
-        for window, rows in zip(lane.window[~plain].tolist(), lane.rows[~plain].tolist(), strict=True):
-            start, stop = lane.windows.pieces(window)
-            held = int((stop - start).sum())
-            total += int(space.bytes_between(start, stop).sum()) * rows / max(held, 1)
+        total += _window_bytes(lane.take(np.flatnonzero(~plain)), space)
     return round(total)
+
+
+def _window_bytes(units: Units, space: RowSpace) -> float:
+    """Projected bytes of window units: of each as large a part as it has of the rows of its window."""
+    windows = units.windows.take(units.window)
+    first_piece = windows.offsets[:-1]
+    held_rows = np.add.reduceat(windows.piece_stop - windows.piece_start, first_piece)
+    held_bytes = np.add.reduceat(space.bytes_between(windows.piece_start, windows.piece_stop), first_piece)
+    return float((held_bytes * units.rows / np.maximum(held_rows, 1)).sum())

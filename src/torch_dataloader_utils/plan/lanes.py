@@ -14,7 +14,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.level import Transfer, level_list, plan_transfers
+from torch_dataloader_utils.plan.level import Transfers, level_list, plan_transfers
 from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
 from torch_dataloader_utils.plan.window import shuffle_windows
 
@@ -65,7 +65,7 @@ class Lanes:
         return rows
 
     @cached_property
-    def _transfers(self) -> list[Transfer]:
+    def _transfers(self) -> Transfers:
         return plan_transfers(rows_per_share(self.units, self.num_lanes), self._lane_rows)
 
     @cached_property

@@ -1,6 +1,7 @@
 """Levelling: moving the fewest row ranges so that every list of units has exactly its target of rows."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,46 @@ from torch_dataloader_utils._core.units import Units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """`rows` rows that list `donor` gives to list `receiver`."""
+    """Rows [start, stop) of those that leave list `donor`, in the order in which they leave it."""
 
     donor: int
-    receiver: int
-    rows: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows move."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """The row ranges that move between lists, by list, so that levelling one of many lists looks at its own alone.
+
+    given_rows: rows that leave each list that gives any. received: what each list that receives any receives, in order.
+    """
+
+    given_rows: dict[int, int]
+    received: dict[int, list[Transfer]]
+
+    @classmethod
+    def of(cls, moves: Iterable[tuple[int, int, int]]) -> "Transfers":
+        """From (donor, receiver, rows), in the order in which rows move."""
+        given_rows: dict[int, int] = {}
+        received: dict[int, list[Transfer]] = {}
+        for donor, receiver, rows in moves:
+            start = given_rows.get(donor, 0)
+            given_rows[donor] = start + rows
+            received.setdefault(receiver, []).append(Transfer(donor=donor, start=start, stop=start + rows))
+        return cls(given_rows=given_rows, received=received)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.received.values()))
+
+    @property
+    def rows(self) -> int:
+        """Rows that move, over all lists."""
+        return sum(self.given_rows.values())
 
 
 def even_targets(rows: Int64s) -> Int64s:
@@ -31,7 +67,7 @@ def even_targets(rows: Int64s) -> Int64s:
     return targets
 
 
-def plan_transfers(rows: Int64s, targets: Int64s) -> list[Transfer]:
+def plan_transfers(rows: Int64s, targets: Int64s) -> Transfers:
     """Who gives how many rows to whom; at most one transfer fewer than there are lists.
 
     Lists that must lose what another one misses to the row are paired first; the others are matched in order of
@@ -39,22 +75,22 @@ def plan_transfers(rows: Int64s, targets: Int64s) -> list[Transfer]:
     """
     surplus = {int(i): int(rows[i] - targets[i]) for i in np.flatnonzero(rows > targets)}
     deficit = {int(i): int(targets[i] - rows[i]) for i in np.flatnonzero(rows < targets)}
-    transfers = _exact_pairs(surplus, deficit)
-    donors, receivers = list(surplus.items()), list(deficit.items())
+    moves = _exact_pairs(surplus, deficit)
+    donors, receivers = deque(surplus.items()), deque(deficit.items())
     while donors and receivers:
         (donor, spare), (receiver, missing) = donors[0], receivers[0]
         moved = min(spare, missing)
-        transfers.append(Transfer(donor=donor, receiver=receiver, rows=moved))
+        moves.append((donor, receiver, moved))
         donors[0], receivers[0] = (donor, spare - moved), (receiver, missing - moved)
         if spare == moved:
-            donors.pop(0)
+            donors.popleft()
         if missing == moved:
-            receivers.pop(0)
-    return transfers
+            receivers.popleft()
+    return Transfers.of(moves)
 
 
-def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[Transfer]:
-    """Pairs whose amounts are equal; they leave both dictionaries."""
+def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[tuple[int, int, int]]:
+    """(donor, receiver, rows) of pairs whose amounts are equal; they leave both dictionaries."""
     waiting: dict[int, list[int]] = {}
     for receiver, missing in reversed(deficit.items()):
         waiting.setdefault(missing, []).append(receiver)
@@ -62,12 +98,12 @@ def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[Trans
     for donor, spare in list(surplus.items()):
         if waiting.get(spare):
             receiver = waiting[spare].pop()
-            pairs.append(Transfer(donor=donor, receiver=receiver, rows=spare))
+            pairs.append((donor, receiver, spare))
             del surplus[donor], deficit[receiver]
     return pairs
 
 
-def level_list(index: int, units_of: Callable[[int], Units], transfers: Sequence[Transfer]) -> Units:
+def level_list(index: int, units_of: Callable[[int], Units], transfers: Transfers) -> Units:
     """List `index` after all transfers: what it keeps, then what it receives.
 
     `units_of(i)` gives list i before levelling; only `index` and its donors are asked for.
@@ -78,12 +114,11 @@ def level_list(index: int, units_of: Callable[[int], Units], transfers: Sequence
         units of 4, 5 rows; 2 and 5 leave      rows 3-4 of the first are kept; rows 1-2 of the second leave, then
                                                rows 3-5 of it and 1-2 of the first
     """
-    gone = sum(transfer.rows for transfer in transfers if transfer.donor == index)
-    parts = [_leaving(units_of(index), gone, None)]
-    for position, transfer in enumerate(transfers):
-        if transfer.receiver == index:
-            before = sum(earlier.rows for earlier in transfers[:position] if earlier.donor == transfer.donor)
-            parts.append(_leaving(units_of(transfer.donor), before, before + transfer.rows))
+    parts = [_leaving(units_of(index), transfers.given_rows.get(index, 0), None)]
+    parts += [
+        _leaving(units_of(transfer.donor), transfer.start, transfer.stop)
+        for transfer in transfers.received.get(index, ())
+    ]
     return Units.concat(parts)
 
 

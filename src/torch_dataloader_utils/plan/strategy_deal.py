@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.assign import assign_owners
 from torch_dataloader_utils.plan.deal import RankDeal, level_workers
-from torch_dataloader_utils.plan.level import Transfer, even_targets, level_list, plan_transfers
+from torch_dataloader_utils.plan.level import Transfers, even_targets, level_list, plan_transfers
 from torch_dataloader_utils.plan.steps import count_steps, step_sizes
 from torch_dataloader_utils.plan.strategy_check import RankUnits
 from torch_dataloader_utils.plan.window import shuffle_windows
@@ -42,7 +42,7 @@ class StrategyDeal:
         return even_targets(self._given_rows) if levelled else self._given_rows
 
     @cached_property
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> Transfers:
         """See Deal."""
         return plan_transfers(self._given_rows, self.rank_rows)
 
@@ -71,7 +71,7 @@ class StrategyDeal:
     def _owners(self, rank: int, units: Units) -> Int64s:
         """The worker of each unit: as the strategy said for those it gave this rank, by LPT for those received."""
         own = np.repeat(np.arange(self.topology.num_workers), [len(lane) for lane in self.given[rank]])
-        received = sum(t.rows for t in self.transfers if t.receiver == rank)
+        received = sum(transfer.rows for transfer in self.transfers.received.get(rank, ()))
         num_kept = len(units.split_at(units.num_rows - received)[0])
         own = own[:num_kept]
         weights = self.space.bytes_between(units.start, units.stop)

@@ -38,7 +38,8 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
         file.seek(max(0, task.file_size - len(_MAGIC)))
         stream = None if bytes(file.read(len(_MAGIC))) == _MAGIC else arrow_stream(source, file)
         schema = pa.ipc.open_file(file).schema if stream is None else stream.schema
-        names = [field.name for field in fields if field.name in schema.names]
+        known = set(schema.names)
+        names = [field.name for field in fields if field.name in known]
         check_unique(task, repeated_names(schema.names), names)
         # One column is enough to count rows.
         wanted = [schema.get_field_index(name) for name in names] or [0][: len(schema)]

@@ -28,7 +28,8 @@ def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
     with source.open(lambda: [source.tail_span(), (task.byte_offset, task.byte_length)]) as file:
         stripes = orc.ORCFile(file)
         schema = stripes.schema
-        names = [field.name for field in fields if field.name in schema.names]
+        known = set(schema.names)
+        names = [field.name for field in fields if field.name in known]
         check_unique(task, repeated_names(schema.names), names)
         batch = stripes.read_stripe(task.ordinal, columns=names or _cheapest(schema))
     check_all_decoded(task, names, batch)

@@ -11,6 +11,7 @@ libraries differ, the translation gives way:
 """
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -64,7 +65,8 @@ def translate(row_filter: pc.Expression, schema: pa.Schema) -> "BooleanExpressio
 
 class _Translator:
     def __init__(self, schema: pa.Schema) -> None:
-        self._fields = {field.name: field for field in schema if schema.names.count(field.name) == 1}
+        counts = Counter(schema.names)
+        self._fields = {field.name: field for field in schema if counts[field.name] == 1}
 
     def walk(self, node: Node, *, negated: bool) -> Any:
         iceberg = _expressions()
