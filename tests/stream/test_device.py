@@ -96,8 +96,7 @@ def test_a_batch_that_cannot_be_placed_is_not_counted_as_received(table, num_wor
     loader.place("cpu")
     rows = []
     with pytest.raises(MemoryError):
-        for batch in loader:
-            rows += batch["row"].tolist()
+        rows.extend(row for batch in loader for row in batch["row"].tolist())
     resumed, _ = StructuredDataset.create_dataloader(table, **options)
     resumed.load_state_dict(loader.state_dict())
     rows += [row for batch in resumed for row in batch["row"].tolist()]
