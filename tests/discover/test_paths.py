@@ -1,5 +1,6 @@
 import logging
 import os
+import re
 
 import fsspec
 import pyarrow as pa
@@ -58,6 +59,16 @@ def test_a_file_a_pattern_a_relative_path_and_a_list_name_files(root, monkeypatc
     assert names(scan_files([root / "c.parquet", f"{root}/a"]), root) == ["a/deep/3", "c.parquet"]
     monkeypatch.chdir(root)
     assert names(scan_files("b"), root) == ["b/1.parquet", "b/2.parquet"]
+
+
+@pytest.mark.parametrize("path", ["c.parquet", "*.parquet"])
+def test_a_relative_path_is_named_where_the_working_directory_is_gone(tmp_path, monkeypatch, path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(NoDataError, match=re.escape(f"{path} does not exist")):
+        scan_files(path)
 
 
 def test_a_file_named_by_itself_may_have_any_name(tmp_path):

@@ -137,6 +137,19 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     assert not left.exists()
 
 
+def test_what_others_put_into_the_directory_does_not_keep_it_from_being_swept(tmp_path: Path) -> None:
+    tails = KeptTails(tmp_path, most_bytes=20_000)
+    tails.put("first", "one", FOOTER)
+    (first,) = files(tmp_path)
+    os.utime(first, (1, 1))
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    first.with_name("folder").mkdir()
+    for number in range(2 * 4096):
+        tails.put(f"{number}", "one", b"x" * 20)
+    assert not first.exists()
+    assert (tmp_path / ".DS_Store").exists()
+
+
 def test_many_processes_that_keep_the_same_footers_see_whole_ones_only(tmp_path: Path) -> None:
     script = (
         KEEP

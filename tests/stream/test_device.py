@@ -80,6 +80,29 @@ def test_the_state_is_that_of_the_batches_given_out_where_row_counts_are_not_kno
         assert [check_batch(batch) for batch in resumed] == expected[step:]
 
 
+class Immovable:
+    def to(self, device, non_blocking=False):
+        raise MemoryError("the device is full")
+
+
+def with_row_20_immovable(batch):
+    return {"row": batch["row"], "more": [Immovable()] if 20 in batch["row"] else []}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_that_cannot_be_placed_is_not_counted_as_received(table, num_workers):
+    options = {"batch_size": 8, "num_workers": num_workers}
+    loader, _ = StructuredDataset.create_dataloader(table, transform=with_row_20_immovable, **options)
+    loader.place("cpu")
+    rows = []
+    with pytest.raises(MemoryError):
+        rows.extend(row for batch in loader for row in batch["row"].tolist())
+    resumed, _ = StructuredDataset.create_dataloader(table, **options)
+    resumed.load_state_dict(loader.state_dict())
+    rows += [row for batch in resumed for row in batch["row"].tolist()]
+    assert sorted(rows) == list(range(82))
+
+
 def test_a_depth_of_nothing_is_an_error(table):
     with pytest.raises(ConfigError, match="depth"):
         DevicePrefetcher(load(table), "cpu", depth=0)

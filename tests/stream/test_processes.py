@@ -20,11 +20,12 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as worker_loop
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
 from torch_dataloader_utils._observe.meter import LoaderMeter
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.receiver import Receiver
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer
@@ -174,6 +175,28 @@ def test_a_broken_pass_of_persistent_workers_leaves_nothing_behind(table):
     for batch in loader:
         assert check_batch(batch) == first[0]
         break
+    assert [check_batch(batch) for batch in loader] == first
+
+
+class Deadly:
+    """What a worker cannot unpickle and live."""
+
+    def __new__(cls):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def let_worker_1_die_of_a_second_pass(worker):
+    if worker == 1:
+        worker_loop._ResumeIteration = Deadly
+
+
+def test_a_persistent_worker_that_dies_as_it_is_told_of_the_next_pass_is_named(table):
+    loader, _ = load(table[0], persistent_workers=True, worker_init_fn=let_worker_1_die_of_a_second_pass)
+    first = [check_batch(batch) for batch in loader]
+    loader.set_epoch(0)
+    with pytest.raises(WorkerDiedError, match="Worker process 1"):
+        next(iter(loader))
+    loader.set_epoch(0)
     assert [check_batch(batch) for batch in loader] == first
 
 

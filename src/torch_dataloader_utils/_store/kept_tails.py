@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -104,9 +105,10 @@ class KeptTails:
                 left -= size
 
     def _entries(self) -> Iterator[tuple[os.stat_result, str]]:
+        """What is kept. What is no folder of ours, or goes meanwhile, does not keep the rest from being seen."""
         for folder in self._root.iterdir():
-            with os.scandir(folder) as entries:
-                yield from ((entry.stat(), entry.path) for entry in entries)
+            with suppress(OSError), os.scandir(folder) as entries:
+                yield from ((entry.stat(), entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
 
 
 def kept_tails() -> KeptTails | None:

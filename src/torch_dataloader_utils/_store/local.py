@@ -94,7 +94,8 @@ class LocalStore:
         What is neither a file nor a directory (pipes, sockets, devices) counts as an empty file.
         """
         local = self.local_path(path)
-        root = os.path.abspath(local)  # noqa: PTH100 - resolve() would replace links by their targets
+        with translated(path, "list"):  # the directory that a relative path begins at may be gone
+            root = os.path.abspath(local)  # noqa: PTH100 - resolve() would replace links by their targets
         is_pattern = has_magic(root) and not os.path.lexists(root)
         if is_pattern:
             check_pattern(root)

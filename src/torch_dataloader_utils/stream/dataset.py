@@ -245,12 +245,17 @@ class TableDataset(IterableDataset[Any]):
             self.progress.set_epoch(epoch)
 
 
-def counted(stream: WorkerStream, run: Pass, progress: Progress, worker: int) -> Iterator[Any]:
-    """The batches of one worker, counted in `run` as they are given out; the last one finishes the epoch."""
+def counted(
+    stream: WorkerStream, run: Pass, progress: Progress, worker: int, ready: Callable[[Any], Any] | None = None
+) -> Iterator[Any]:
+    """The batches of one worker, counted in `run` as they are given out; the last one finishes the epoch.
+
+    ready: makes each what is given out, before it is counted: one that this fails for was not received.
+    """
     left = stream.num_batches
     if left == 0:
         progress.finish(run)
-    for batch in stream:
+    for batch in stream if ready is None else map(ready, stream):
         if left is None:
             run.received_from(worker, stream.cursor)
         else:

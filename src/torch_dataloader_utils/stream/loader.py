@@ -1,6 +1,7 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,10 +166,12 @@ class TableDataLoader(DataLoader[Any]):
         works = plan.worker_inputs(dataset.rank)
         done = run.position.segment.steps_of(dataset.rank)
         left = None if plan.rank_steps is None else plan.rank_steps[dataset.rank] - done
+        placement = self._placement
+        ready = partial(self._ready, placement)
         if self._processes is None:
-            batches = self._from_threads(works[0], run)
+            batches = self._from_threads(works[0], run, ready)
         else:
-            batches = self._from_processes(self._processes, works, done, left, run)
+            batches = self._from_processes(self._processes, works, done, left, run, ready)
         watched = EpochRun(
             epoch=run.position.epoch,
             rank=dataset.rank,
@@ -180,21 +183,27 @@ class TableDataLoader(DataLoader[Any]):
             fingerprint=dataset.planner.fingerprint,
         )
         given = self._meter.watch(batches, watched)
-        if self._placement is not None:
-            given = self._placement.follow(given, left, repeats_at_end=plan.padding_rows(dataset.rank) > 0)
+        if placement is not None:
+            given = placement.follow(given, left, repeats_at_end=plan.padding_rows(dataset.rank) > 0)
         yield from given
 
-    def _from_threads(self, work: WorkerInput, run: Pass) -> Generator[Any]:
+    def _from_threads(self, work: WorkerInput, run: Pass, ready: Callable[[Any], Any]) -> Generator[Any]:
         dataset = self.dataset
         stream = WorkerStream(work, dataset.pipeline, dataset.stages.decode, self._meter.worker())
-        for batch in counted(stream, run, dataset.progress, 0):
-            yield self._pinned(batch)
+        yield from counted(stream, run, dataset.progress, 0, ready)
 
     def _from_processes(
-        self, processes: WorkerProcesses, works: Sequence[WorkerInput], done: int, left: int | None, run: Pass
+        self,
+        processes: WorkerProcesses,
+        works: Sequence[WorkerInput],
+        done: int,
+        left: int | None,
+        run: Pass,
+        ready: Callable[[Any], Any],
     ) -> Generator[Any]:
         first_worker = 0 if left is None else done % len(works)
-        for worker, cursor, batch in processes.deliver(works, first_worker, left, self._meter):
+        for worker, cursor, arrived in processes.deliver(works, first_worker, left, self._meter):
+            batch = ready(arrived)
             if left is None:
                 run.received_from(worker, cursor)
             else:
@@ -202,11 +211,14 @@ class TableDataLoader(DataLoader[Any]):
                 left -= 1
                 if left == 0:
                     self.progress.finish(run)
-            yield self._pinned(batch)
+            yield batch
         self.progress.finish(run)
 
-    def _pinned(self, batch: Any) -> Any:
-        return torch_workers.pinned(batch) if self.pin_memory and torch.cuda.is_available() else batch
+    def _ready(self, placement: Placement | None, batch: Any) -> Any:
+        """The batch where the trainer wants it; for `counted`, since either step may run out of memory."""
+        if self.pin_memory and torch.cuda.is_available():
+            batch = torch_workers.pinned(batch)
+        return batch if placement is None else placement.place(batch)
 
 
 def _check_workers(dataset: Any, num_workers: int | None) -> int:

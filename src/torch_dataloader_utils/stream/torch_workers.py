@@ -30,25 +30,26 @@ _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 _started: WeakSet[Any] = WeakSet()
 
 
-def start(loader: DataLoader[Any]) -> Any:
-    """An iterator over the loader; persistent workers of an earlier pass go on, unless one of them died since.
+def persistent(loader: DataLoader[Any]) -> Any:
+    """The iterator of an earlier pass, whose workers go on in the next one; None if there is none, or one of them died.
 
-    Interrupted while they are told of the new pass, they end: their answers would come in the middle of the next one.
+    The next thing to do is `start`: from here on the death of a worker is raised.
     """
     earlier: Any = loader._iterator
-    if earlier is not None:
-        if dead(earlier):
-            end(earlier)
-        if earlier._shutdown:
-            loader._iterator = None
-        else:
-            _watch(earlier)
-    try:
-        loading: Any = iter(loader)
-    except BaseException:
-        if earlier is not None:
-            end(earlier)
-        raise
+    if earlier is None:
+        return None
+    if dead(earlier):
+        end(earlier)
+    if earlier._shutdown:
+        loader._iterator = None
+        return None
+    _watch(earlier)
+    return earlier
+
+
+def start(loader: DataLoader[Any]) -> Any:
+    """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
+    loading: Any = iter(loader)
     if not isinstance(loading._workers_done_event, _DoneEvent):
         loading._workers_done_event = _DoneEvent(loading._workers_done_event, loading._workers)
     _forget(loading)

@@ -60,14 +60,19 @@ class Placement:
 
         return cls(device=PartialState().device, non_blocking=non_blocking)
 
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+        from accelerate.utils import send_to_device  # type: ignore[import-untyped]
+
+        return batch if self.device is None else send_to_device(batch, self.device, self.non_blocking)
+
     def follow(self, batches: Iterator[Any], num_batches: int | None, repeats_at_end: bool) -> Generator[Any]:
-        """`batches` on the device, with Accelerate told where the pass stands.
+        """`batches`, with Accelerate told where the pass stands.
 
         Which batch is the last one is known without looking ahead, because plans count batches; so states stay those
         of batches received. Without row counts (num_batches=None) no batch is called the last one.
         """
         from accelerate.state import GradientState
-        from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 
         gradient_state = GradientState()
         record = LoaderRecord(repeats_at_end=repeats_at_end)
@@ -75,6 +80,6 @@ class Placement:
         try:
             for number, batch in enumerate(batches, start=1):
                 record.end_of_dataloader = number == num_batches
-                yield batch if self.device is None else send_to_device(batch, self.device, self.non_blocking)
+                yield batch
         finally:
             gradient_state._remove_dataloader(record)

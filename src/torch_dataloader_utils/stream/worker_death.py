@@ -139,7 +139,7 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
         WorkerDiedError: from torch's own RuntimeError, or from what breaks when a worker ends in the middle of a batch.
         TransformError: what a worker sent cannot be unpickled.
     """
-    loading = torch_workers.start(loader)
+    loading = _started(loader, notes)
     try:
         while True:
             if gone := torch_workers.dead(loading):
@@ -153,10 +153,25 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
         torch_workers.leave(loading)
 
 
+def _started(loader: DataLoader[T], notes: Notes) -> Any:
+    earlier = torch_workers.persistent(loader)
+    if earlier is None:
+        return torch_workers.start(loader)
+    # Interrupted while they are told of the new pass, they end: their answers would come in the middle of the next.
+    with _failures_named(earlier, notes):
+        return torch_workers.start(loader)
+
+
 def _next_answer(loading: Any, notes: Notes) -> Any:
+    with _failures_named(loading, notes), torch_workers.watched(loading):
+        return next(loading, _END)
+
+
+@contextmanager
+def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
+    """Inside, what a worker did not raise itself ends all of them, and is told as `answers_of` says."""
     try:
-        with torch_workers.watched(loading):
-            return next(loading, _END)
+        yield
     except BaseException as error:
         if _was_raised_in_worker(error):
             raise

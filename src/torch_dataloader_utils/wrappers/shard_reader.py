@@ -31,6 +31,7 @@ class ShardReader(Generic[ItemT]):
         worker: (id, number) of the worker that reads.
         position: items taken from the stream so far.
         yielded: items given so far; counted before they are given, so a suspended reader counts the last one.
+        has_ended: whether the stream gave fewer items than were asked for; what is still given then is padding.
         held: what `hold` gave at the start of the run that is being given (`Tail.DROP` on a strided layout only).
     """
 
@@ -61,7 +62,7 @@ class ShardReader(Generic[ItemT]):
         self.worker = worker
         self._head = head
         self._hold = hold
-        self._has_ended = False
+        self.has_ended = False
         self._is_holding = layout.tail is Tail.DROP and isinstance(layout, StridedLayout)
 
     @property
@@ -97,7 +98,7 @@ class ShardReader(Generic[ItemT]):
             if total is not None and start + offset >= total:
                 break
             yield from self._give_held(items, run, offset) if self._is_holding else self._give(items, run, offset)
-            if self._has_ended:
+            if self.has_ended:
                 break
         yield from self._give_padding(items)
 
@@ -125,21 +126,21 @@ class ShardReader(Generic[ItemT]):
                 self.position += 1
                 self.yielded += 1
                 yield item
-        self._has_ended = self.position < stop
-        if self._has_ended:
+        self.has_ended = self.position < stop
+        if self.has_ended:
             self._check_total()
 
     def _give_held(self, items: Iterator[ItemT], run: int, offset: int) -> Iterator[ItemT]:
         start, stop = self.layout.run_bounds(run)
         if not self._skip_to(items, start):
-            self._has_ended = True
+            self.has_ended = True
             return
         self.held = self._hold()
         kept = list(islice(items, stop - start))
         self.position += len(kept)
         group_items = self.layout.num_shards * self.layout.run_items
         if not self._skip_to(items, (start // group_items + 1) * group_items):
-            self._has_ended = True
+            self.has_ended = True
             return
         for item in kept[offset:]:
             self.yielded += 1

@@ -136,7 +136,8 @@ class ShardedStream(IterableDataset[ItemT]):
             epoch, yielded = self._reading_epoch, reader.yielded
             is_held = reader.is_inside_held_run
             position = reader.run_start if is_held else reader.position
-            source = reader.held if is_held else self._source.state_dict()
+            if not reader.has_ended:  # a source that has may name its next epoch: it is walked again
+                source = reader.held if is_held else self._source.state_dict()
         elif self._is_finished and epoch == self._reading_epoch:
             is_finished = get_worker_info() is not None
             epoch += not is_finished
