@@ -126,8 +126,8 @@ def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
 def _place(path: str) -> str:
     if is_local(path):
         return "local files"
-    scheme, separator, _ = path.rpartition("::")[2].partition("://")
-    return scheme if separator and scheme not in ("file", "local") else "local files behind chained URLs"
+    target = path.rpartition("::")[2]
+    return "local files behind chained URLs" if is_local(target) else target.partition("://")[0]
 
 
 def _is_data(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
