@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat, takewhile
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._runtime.executor import Executor
+from torch_dataloader_utils._runtime.thread_pool import ThreadPool
 from torch_dataloader_utils._runtime.turns import Pace
 
 T = TypeVar("T")
@@ -27,13 +27,13 @@ def threads_for(count: int, name: str) -> Iterator[Executor]:
 
     What is under way then ends in its own time, unheard: a request to a store that fails may be tried for minutes.
     """
-    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    pool = ThreadPool(count, name)
     is_done = False
     try:
         yield pool
         is_done = True
     finally:
-        # All done, the threads are gone before the caller forks.
+        # All done, no thread works on when the caller goes on.
         pool.shutdown(wait=is_done, cancel_futures=True)
 
 

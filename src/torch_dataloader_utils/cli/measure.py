@@ -1,12 +1,12 @@
 """What `tdu bench` times: passes of a loader, and a bare reader of the same row groups, which is the limit."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._core.inventory import FileFormat, Inventory
+from torch_dataloader_utils._runtime.thread_pool import ThreadPool
 from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def describe_limit(inventory: Inventory) -> str:
 
 def _bare(inventory: Inventory, source: DataSource, threads: int) -> Iterator[int]:
     read = _parquet_reader(inventory, source) if _is_plain_parquet(inventory) else _any_reader(inventory, source)
-    with ThreadPoolExecutor(threads, thread_name_prefix="tdu-bench") as pool:
+    with ThreadPool(threads, "tdu-bench") as pool:
         futures = [pool.submit(read, group) for group in range(inventory.num_groups)]
         try:
             for future in futures:

@@ -1,7 +1,7 @@
 """Decoding: row groups to blocks in a pool of threads, under a byte budget that all lanes of a worker share."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from torch_dataloader_utils._core.block import (
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
+from torch_dataloader_utils._runtime.thread_pool import ThreadPool
 from torch_dataloader_utils.stream.afterwards import FollowUp, Pending
 from torch_dataloader_utils.stream.together import (
     MOST_BYTES_TOGETHER,
@@ -79,7 +80,7 @@ class Decoder:
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         is_short = self._rows <= _MOST_SMALL_ROWS
         self._is_small = (self._bytes <= options.small_bytes) & is_short & ~is_text
-        self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="tdu-decode")
+        self._pool = ThreadPool(options.threads, "tdu-decode")
         self._small = SmallGroups(self._pool, self._decode, self._decode_joined)
         self._is_closed = False
 

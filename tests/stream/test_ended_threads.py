@@ -1,0 +1,63 @@
+"""Forks do not meet the threads of ended passes: pyarrow's allocator has a lock while a thread ends."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.stream.tables import write_table
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._runtime.thread_pool import ThreadPool
+
+TASKS = Path("/proc/self/task")
+
+pytestmark = [
+    pytest.mark.skipif(not TASKS.exists(), reason="says which threads there are"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+def fork():
+    """The ids of the threads that there were."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    left = {int(task.name) for task in TASKS.iterdir()}
+    assert os.waitpid(child, 0)[1] == 0
+    return left
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole pass", "broken off"])
+def test_the_threads_of_a_pass_that_ended_are_gone(tmp_path, is_whole):
+    write_table(tmp_path, [[40] * 8])
+    loader, _ = StructuredDataset.create_dataloader(
+        str(tmp_path), batch_size=8, num_workers=0, shuffle=False, decode_threads=8
+    )
+    for _ in range(10):
+        batches = iter(loader)
+        next(batches)
+        ended = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("tdu-decode")}
+        if is_whole:
+            list(batches)
+        del batches
+        assert ended
+        assert ended.isdisjoint(fork())
+
+
+def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
+    pool, may_end = ThreadPool(1, "test"), threading.Event()
+    job = pool.submit(may_end.wait)
+    pool.shutdown(wait=False)
+    fork()
+    assert not job.done()
+    may_end.set()
+    assert job.result()
+
+
+def test_a_job_of_an_ended_pool_may_fork():
+    pool, is_shut_down = ThreadPool(1, "test"), threading.Event()
+    job = pool.submit(lambda: is_shut_down.wait() and threading.get_native_id() in fork())
+    pool.shutdown(wait=False)
+    is_shut_down.set()
+    assert job.result()
