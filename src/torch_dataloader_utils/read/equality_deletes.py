@@ -9,6 +9,7 @@ equals NaN. Source: Iceberg spec, "Equality Delete Files".
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._parquet.trailer import check_unsigned, checked_footer_length
+from torch_dataloader_utils._parquet.trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
@@ -167,12 +168,10 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
 def _read_table(file: EqualityDeleteFile, data: Buffer) -> Any:
     if file.file_format is FileFormat.ORC:
         return pa_orc.ORCFile(pa.BufferReader(data)).read()
-    where = redact(file.path)
-    checked_footer_length(data, len(data), where)
     # Units as of data files.
-    stored = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-    check_unsigned(data, stored.metadata, where)
-    return stored.read(use_threads=False)
+    options = {"page_checksum_verification": True, "coerce_int96_timestamp_unit": "us"}
+    open_file = partial(pq.ParquetFile, pa.BufferReader(data), **options)
+    return open_checked(data, redact(file.path), open_file).read(use_threads=False)
 
 
 def _no_rows(schema: Any) -> Any:
