@@ -15,8 +15,8 @@ from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, scan_files
 from torch_dataloader_utils.blending import blend
+from torch_dataloader_utils.blending.passes import Mark, Place
 from torch_dataloader_utils.blending.schedule import count_steps
-from torch_dataloader_utils.blending.source import Mark, Place
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.device import DevicePrefetcher
 
@@ -195,7 +195,7 @@ def test_samples_resume_elsewhere_only_between_batches_of_the_sources(tables):
 def place_by_walking(source, mark, rank):
     """Pass by pass, as the definition says."""
     epoch, start, number, units = mark.start.epoch % 2**32, mark.start, mark.passes, mark.taken
-    while units >= (length := int(source.lengths(start)[rank])):
+    while units >= (length := int(source.passes.lengths(start)[rank])):
         number, units = number + 1, units - length
         start = replace(source.begin(epoch).start, epoch=epoch + number * 2**32)
     return Place(start=start, number=number, units=units)
@@ -233,14 +233,14 @@ def test_a_number_of_units_leads_where_walking_its_passes_leads(
     except ConfigError:  # lanes that do not fit, a rank that has nothing
         assume(False)
     mark = Mark(start=source.begin(5).start, taken=taken)
-    places = source.places(mark, range(num_ranks))
+    places = source.passes.places(mark, range(num_ranks))
     assert places == [place_by_walking(source, mark, rank) for rank in range(num_ranks)]
-    assert [source.places(mark, [rank]) for rank in range(num_ranks)] == [[place] for place in places]
+    assert [source.passes.places(mark, [rank]) for rank in range(num_ranks)] == [[place] for place in places]
     try:
-        rest = replace(other.under_present_topology(mark), taken=rest_taken)
+        rest = replace(other.passes.under_present_topology(mark), taken=rest_taken)
     except CheckpointMismatchError:  # inside a batch
         return
-    assert other.places(rest, range(4)) == [place_by_walking(other, rest, rank) for rank in range(4)]
+    assert other.passes.places(rest, range(4)) == [place_by_walking(other, rest, rank) for rank in range(4)]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of uneven ranks
@@ -250,10 +250,10 @@ def test_passes_that_are_even_by_chance_are_walked(tmp_path):
     options = {"source_options": {"rank_sharding": "chunks", "split_rows": 1}, "weights": (1,)}
     source = make([scan_files(str(tmp_path))], batch_sizes=(1,), num_ranks=2, **options).sources[0]
     starts = [source.begin(epoch).start for epoch in range(8)]
-    assert {len(set(source.lengths(start).tolist())) for start in starts} == {1, 2}
+    assert {len(set(source.passes.lengths(start).tolist())) for start in starts} == {1, 2}
     for start in starts:
         mark = Mark(start=start, taken=500)
-        assert source.places(mark, [0, 1]) == [place_by_walking(source, mark, rank) for rank in (0, 1)]
+        assert source.passes.places(mark, [0, 1]) == [place_by_walking(source, mark, rank) for rank in (0, 1)]
 
 
 @dataclass
@@ -273,7 +273,7 @@ def test_passes_that_may_differ_are_planned_once_for_all_ranks(tables):
     source = make(tables[2:], batch_sizes=(1,), num_ranks=3, **options).sources[0]
     other = make(tables[2:], batch_sizes=(1,), num_ranks=2, **options).sources[0]
     strategy.epochs.clear()
-    assert other.under_present_topology(Mark(start=source.begin(0).start, taken=20 * 2 + 1)).passes == 20
+    assert other.passes.under_present_topology(Mark(start=source.begin(0).start, taken=20 * 2 + 1)).passes == 20
     # generate() is asked for each of the three ranks.
     assert Counter(strategy.epochs) == {number * 2**32: 3 for number in range(21)}
 
@@ -282,7 +282,7 @@ def test_a_place_a_billion_passes_on_is_found_without_walking_there(tables):
     source = make(tables[2:], weights=(1,), batch_sizes=(1,), num_ranks=3).sources[0]
     mark = Mark(start=source.begin(7).start, taken=10**9 * 2 + 1)
     wanted = replace(source.begin(7).start, epoch=7 + 10**9 * 2**32)
-    assert source.places(mark, range(3)) == [Place(start=wanted, number=10**9, units=1)] * 3
+    assert source.passes.places(mark, range(3)) == [Place(start=wanted, number=10**9, units=1)] * 3
 
 
 @pytest.mark.filterwarnings("ignore:Ranks take different numbers of steps")

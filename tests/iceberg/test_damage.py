@@ -135,6 +135,17 @@ def test_deletes_with_encrypted_columns_are_refused_as_such(tmp_path: Path, by_p
         read_rows(table.metadata)
 
 
+@pytest.mark.parametrize("by_position", [False, True])
+def test_deletes_that_were_cut_are_refused_as_such(tmp_path: Path, by_position: bool) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    path = table.append([{"a": i} for i in range(3)])
+    deletes = Path(table.delete_positions([(path, 0)]) if by_position else table.delete_equal([1], [{"a": 0}]))
+    deletes.write_bytes(deletes.read_bytes()[:-10])
+    with pytest.raises(CorruptFileError, match=rf"{deletes.name}.*no Parquet file, or it was cut"):
+        read_rows(table.metadata)
+
+
 def test_a_data_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "id", "long"))

@@ -3,6 +3,7 @@
 Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext footer mode".
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_dataloader_utils._parquet.limits import check_footer_size
@@ -62,6 +63,20 @@ def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
         raise UnsupportedFeatureError(
             f"{where}: columns are encrypted, which is not supported. Write the file again unencrypted."
         )
+
+
+def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], Any]) -> Any:
+    """The pyarrow.parquet.ParquetFile that `open_file` makes of a whole file's bytes, checked before and after.
+
+    Before, so that messages tell what is no Parquet file; after, so that nothing can be asked of encrypted columns.
+
+    Raises:
+        CorruptFileError, UnsupportedFeatureError: as `checked_footer_length` and `check_unsigned`.
+    """
+    checked_footer_length(data, len(data), where)
+    file = open_file()
+    check_unsigned(data, file.metadata, where)
+    return file
 
 
 def _corrupt(where: str, what: str) -> CorruptFileError:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils.blending.endless import endless_batches
 from torch_dataloader_utils.blending.options import BlendOptions, Stop, Unit
 from torch_dataloader_utils.blending.progress import BlendPosition, BlendProgress
 from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, count_steps
@@ -144,7 +145,7 @@ class BlendedLoader:
         give = whole_batches if self.options.per == "batch" else mixed_batches
         with ExitStack() as stack:
             streams = [
-                RowStream(stack.enter_context(closing(source.batches(mark))))
+                RowStream(stack.enter_context(closing(endless_batches(source, mark))))
                 for source, mark in zip(self.sources, position.marks, strict=True)
             ]
             for step, batch in give(streams, steps_with_last(schedule)):
@@ -155,7 +156,7 @@ class BlendedLoader:
             self.progress.reach(begin, position, is_last=True)
 
     def _start(self, position: BlendPosition) -> BlendStart:
-        left = [source.left(mark) for source, mark in zip(self.sources, position.marks, strict=True)]
+        left = [source.passes.left(mark) for source, mark in zip(self.sources, position.marks, strict=True)]
         least, most = np.array(left, dtype=np.int64).T
         counts = np.array(position.counts, dtype=np.int64)
         return BlendStart(counts=counts, least_left=least, most_left=most, steps=position.steps)

@@ -14,7 +14,8 @@ from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
 from torch_dataloader_utils.blending.options import BlendOptions
-from torch_dataloader_utils.blending.source import Mark, Source
+from torch_dataloader_utils.blending.passes import Mark
+from torch_dataloader_utils.blending.source import Source
 from torch_dataloader_utils.errors import CheckpointMismatchError
 
 _VERSION = 1
@@ -112,7 +113,7 @@ class BlendProgress:
             epoch=state["epoch"],
             steps=state["steps"],
             counts=tuple(state["counts"]),
-            marks=tuple(s.under_present_topology(mark) for s, mark in zip(self._sources, marks, strict=True)),
+            marks=tuple(s.passes.under_present_topology(mark) for s, mark in zip(self._sources, marks, strict=True)),
         )
         self._epoch, self._present, self._begun = self._loaded.epoch, None, None
 

@@ -9,10 +9,7 @@ _MOST_GROUP_ROWS = (1 << 31) - 1
 
 
 def checked(path: str, scan: FileScan) -> FileScan:
-    """The scan of a file; CorruptFileError if it says what cannot be.
-
-    names: of its columns, which must be UTF-8 text. groups: see `check_places`.
-    """
+    """The scan of a file; CorruptFileError if names of columns are no UTF-8 text, or as of `check_places`."""
     with decoding(path, "schema"):
         _ = scan.schema.names
     check_places(path, scan.size, scan.groups)

@@ -7,10 +7,10 @@ equals NaN. Source: Iceberg spec, "Equality Delete Files".
     rows of a group    the same codes (or none: not deleted), combined, searched
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._parquet.trailer import check_unsigned, checked_footer_length
+from torch_dataloader_utils._parquet.trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import identify, innermost, names_key, project_columns
+from torch_dataloader_utils.read.field_ids import FileColumn, identify, innermost, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
@@ -36,7 +36,7 @@ _CAPACITY_BYTES = 512 << 20
 _FILE_KEYS_BYTES = 128 << 20
 
 _key_sets: FileCache["KeySet"] = FileCache(_CAPACITY_BYTES)
-_file_keys: FileCache[list[Any]] = FileCache(_FILE_KEYS_BYTES)
+_file_keys: FileCache[list[pa.Array]] = FileCache(_FILE_KEYS_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,11 +49,11 @@ class KeySet:
         keys (a, 1) (b, 1) (b, 2)      values [a, b] and [1, 2], prefixes [0, 1] and [0, 2, 3]
     """
 
-    values: tuple[Any, ...]
+    values: tuple[pa.Array, ...]
     prefixes: tuple[Int64s, ...]
 
     @classmethod
-    def of(cls, columns: Sequence[Any]) -> "KeySet":
+    def of(cls, columns: Sequence[pa.Array]) -> "KeySet":
         """The set of the rows of these columns."""
         values = tuple(column.unique() for column in columns)
         prefixes: list[Int64s] = []
@@ -69,7 +69,7 @@ class KeySet:
         """Memory held, about."""
         return sum(each.nbytes for each in (*self.values, *self.prefixes))
 
-    def contains(self, columns: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    def contains(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
         """For each row of these columns, whether it is in the set."""
         found = np.full(len(columns[0]), bool(len(self.prefixes[-1])))
         keys = np.zeros(len(columns[0]), dtype=np.int64)
@@ -83,7 +83,11 @@ class KeySet:
 
 
 def deleted_by_keys(
-    task: RowGroupTask, batch: Any, columns: Any, extra: IcebergFile, open_store: Callable[[str], Store]
+    task: RowGroupTask,
+    batch: pa.RecordBatch,
+    columns: Mapping[int, FileColumn],
+    extra: IcebergFile,
+    open_store: Callable[[str], Store],
 ) -> Int64s:
     """The rows of the batch that equality deletes delete, ascending.
 
@@ -103,13 +107,16 @@ def deleted_by_keys(
     return np.flatnonzero(deleted)
 
 
-def key_fields(extra: IcebergFile) -> Any:
+def key_fields(extra: IcebergFile) -> pa.Schema:
     """The schema of all key columns; see `TableFields.keys`."""
     return decode_schema(extra.table.keys)
 
 
 def _key_set(
-    files: tuple[EqualityDeleteFile, ...], wanted: Sequence[Any], extra: IcebergFile, open_store: Callable[[str], Store]
+    files: tuple[EqualityDeleteFile, ...],
+    wanted: Sequence[pa.Field],
+    extra: IcebergFile,
+    open_store: Callable[[str], Store],
 ) -> KeySet:
     def load() -> tuple[KeySet, int]:
         parts = [_keys_of(file, wanted, extra, open_store) for file in files]
@@ -121,23 +128,25 @@ def _key_set(
 
 
 def _keys_of(
-    file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFile, open_store: Callable[[str], Store]
-) -> list[Any]:
+    file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: IcebergFile, open_store: Callable[[str], Store]
+) -> list[pa.Array]:
     """The key columns of one delete file, which other data files will ask for too."""
 
-    def load() -> tuple[list[Any], int]:
+    def load() -> tuple[list[pa.Array], int]:
         columns = _read_keys(file, wanted, extra, open_store(file.path))
         return columns, sum(each.nbytes for each in columns)
 
     return _file_keys.get((file.path, file.identity), load, _reading(wanted, extra))
 
 
-def _reading(wanted: Sequence[Any], extra: IcebergFile) -> tuple[Any, ...]:
+def _reading(wanted: Sequence[pa.Field], extra: IcebergFile) -> tuple[int | str, ...]:
     """The rest of a cache key beside the files: the same files give other keys under other names or types."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 
-def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFile, store: Store) -> list[Any]:
+def _read_keys(
+    file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: IcebergFile, store: Store
+) -> list[pa.Array]:
     task = RowGroupTask(
         path=file.path,
         file_size=file.file_size,
@@ -164,22 +173,20 @@ def _read_keys(file: EqualityDeleteFile, wanted: Sequence[Any], extra: IcebergFi
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
 
 
-def _read_table(file: EqualityDeleteFile, data: Buffer) -> Any:
+def _read_table(file: EqualityDeleteFile, data: Buffer) -> pa.Table:
     if file.file_format is FileFormat.ORC:
         return pa_orc.ORCFile(pa.BufferReader(data)).read()
-    where = redact(file.path)
-    checked_footer_length(data, len(data), where)
     # Units as of data files.
-    stored = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-    check_unsigned(data, stored.metadata, where)
-    return stored.read(use_threads=False)
+    options = {"page_checksum_verification": True, "coerce_int96_timestamp_unit": "us"}
+    open_file = partial(pq.ParquetFile, pa.BufferReader(data), **options)
+    return open_checked(data, redact(file.path), open_file).read(use_threads=False)
 
 
-def _no_rows(schema: Any) -> Any:
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
 
 
-def _places(column: Any, distinct: Any) -> Int64s:
+def _places(column: pa.Array, distinct: pa.Array) -> Int64s:
     """Where each value is among the distinct ones, -1 for not."""
     found = pc.index_in(column, value_set=distinct)
     places: Int64s = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -7,7 +7,7 @@ default, null. A struct that is missing is null as a whole. Source: Iceberg spec
 values", "Schema Evolution".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,8 @@ from torch_dataloader_utils.read.conform import constant, is_harmless, is_list
 
 _ELEMENT, _KEY, _VALUE = "element", "key", "value"
 
+# A field id, or one of the three names.
+_Key = int | str
 _Names = Mapping[tuple[str, ...], tuple[int, ...]]
 
 
@@ -35,12 +37,12 @@ class FileColumn:
 
     name: str
     index: int
-    type: Any
-    children: "Mapping[Any, FileColumn]" = field(default_factory=dict)
+    type: pa.DataType
+    children: "Mapping[_Key, FileColumn]" = field(default_factory=dict)
     is_doubtful: bool = False
 
 
-def identify(schema: Any, table: TableFields) -> dict[int, FileColumn]:
+def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     """The file's top-level columns by field id; columns that the table never had are left out.
 
     Ids come with the file's fields or, where no column has any, from the table's names.
@@ -50,9 +52,13 @@ def identify(schema: Any, table: TableFields) -> dict[int, FileColumn]:
 
 
 def project_columns(
-    task: RowGroupTask, batch: Any, wanted: Any, columns: Mapping[int, FileColumn], extra: IcebergFile
-) -> list[Any]:
-    """One array a field of `wanted` (an Arrow schema with ids), in its type.
+    task: RowGroupTask,
+    batch: pa.RecordBatch,
+    wanted: Iterable[pa.Field],
+    columns: Mapping[int, FileColumn],
+    extra: IcebergFile,
+) -> list[pa.Array]:
+    """One array a field of `wanted` (fields with ids), in its type.
 
     Raises:
         SchemaError: a type that does not become the table's, or a name that meant several fields.
@@ -62,8 +68,8 @@ def project_columns(
 
 
 def _project(
-    task: RowGroupTask, batch: Any, wanted: Any, columns: Mapping[int, FileColumn], known: "_Constants"
-) -> Any:
+    task: RowGroupTask, batch: pa.RecordBatch, wanted: pa.Field, columns: Mapping[int, FileColumn], known: "_Constants"
+) -> pa.Array:
     column = columns.get(field_id(wanted))
     if column is None:
         return known.column(wanted, batch.num_rows, top=True)
@@ -77,7 +83,7 @@ class _Constants:
         self._partition = dict(extra.partition_values)
         self._defaults = _defaults_of(extra.table)
 
-    def column(self, wanted: Any, num_rows: int, *, top: bool) -> Any:
+    def column(self, wanted: pa.Field, num_rows: int, *, top: bool) -> pa.Array:
         wanted_id = field_id(wanted)
         value = self._defaults.get(wanted_id)
         if top and wanted_id in self._partition:
@@ -93,7 +99,7 @@ class _Converter:
     task: RowGroupTask
     known: _Constants
 
-    def convert(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+    def convert(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
         """The array of a file's field as the table's field."""
         if column.is_doubtful:
             raise SchemaError(
@@ -110,7 +116,7 @@ class _Converter:
             return self._map(array, column, wanted)
         return self._leaf(array, wanted)
 
-    def _struct(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+    def _struct(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
         children = []
         for child in wanted.type:
             found = column.children.get(field_id(child))
@@ -124,7 +130,7 @@ class _Converter:
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 
-    def _list(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+    def _list(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
         if not pa.types.is_list(array.type):
             array = array.cast(pa.list_(array.type.value_field))
         element = wanted.type.value_field
@@ -132,7 +138,7 @@ class _Converter:
         list_type = pa.list_(element.with_type(values.type))
         return _with_children(list_type, array, [values])
 
-    def _map(self, array: Any, column: FileColumn, wanted: Any) -> Any:
+    def _map(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
         key_field, item_field = wanted.type.key_field, wanted.type.item_field
         keys = self.convert(array.keys, column.children[_KEY], key_field)
         items = self.convert(array.items, column.children[_VALUE], item_field)
@@ -140,7 +146,7 @@ class _Converter:
         entries = pa.StructArray.from_arrays([keys, items], fields=fields)
         return _with_children(pa.map_(fields[0], fields[1]), array, [entries])
 
-    def _leaf(self, array: Any, wanted: Any) -> Any:
+    def _leaf(self, array: pa.Array, wanted: pa.Field) -> pa.Array:
         seen, kind, types = array.type, wanted.type, pa.types
         if seen == kind:
             return array
@@ -162,22 +168,24 @@ class _Converter:
         except pa.ArrowException as error:
             raise SchemaError(self._misfit(wanted, seen)) from error
 
-    def _misfit(self, wanted: Any, seen: Any) -> str:
+    def _misfit(self, wanted: pa.Field, seen: pa.DataType) -> str:
         return (
             f"{self.task.where}: field {wanted.name} (id {field_id(wanted)}) is {seen} in the file and {wanted.type} "
             "in the table, which is no promotion that Iceberg allows. Leave the column out, or rewrite the file."
         )
 
 
-def _with_children(data_type: Any, array: Any, children: list[Any]) -> Any:
+def _with_children(data_type: pa.DataType, array: pa.Array, children: list[pa.Array]) -> pa.Array:
     # Offsets and validity stay as they are, so that slices and nulls need no care.
     return pa.Array.from_buffers(
         data_type, len(array), array.buffers()[:2], null_count=array.null_count, offset=array.offset, children=children
     )
 
 
-def _struct_children(fields: Any, names: _Names | None, above: tuple[str, ...]) -> dict[Any, Any]:
-    children: dict[Any, FileColumn] = {}
+def _struct_children(
+    fields: Iterable[pa.Field], names: _Names | None, above: tuple[str, ...]
+) -> dict[_Key, FileColumn]:
+    children: dict[_Key, FileColumn] = {}
     for index, each in enumerate(fields):
         path = (*above, each.name)
         ids = _stored_ids(each) if names is None else names.get(path, ())
@@ -195,12 +203,12 @@ def _struct_children(fields: Any, names: _Names | None, above: tuple[str, ...]) 
     return children
 
 
-def _stored_ids(each: Any) -> tuple[int, ...]:
+def _stored_ids(each: pa.Field) -> tuple[int, ...]:
     own = stored_field_id(each)
     return () if own is None else (own,)
 
 
-def _children(data_type: Any, names: _Names | None, path: tuple[str, ...]) -> dict[Any, Any]:
+def _children(data_type: pa.DataType, names: _Names | None, path: tuple[str, ...]) -> dict[_Key, FileColumn]:
     types = pa.types
     if types.is_struct(data_type):
         return _struct_children(data_type, names, path)
@@ -214,11 +222,11 @@ def _children(data_type: Any, names: _Names | None, path: tuple[str, ...]) -> di
     return {}
 
 
-def _part(each: Any, name: str, names: _Names | None, path: tuple[str, ...]) -> FileColumn:
+def _part(each: pa.Field, name: str, names: _Names | None, path: tuple[str, ...]) -> FileColumn:
     return FileColumn(name=each.name, index=0, type=each.type, children=_children(each.type, names, (*path, name)))
 
 
-def _walk(fields: Any) -> Iterator[Any]:
+def _walk(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
     for each in fields:
         yield each
         if pa.types.is_struct(each.type):
@@ -244,7 +252,7 @@ def _defaults_of(table: TableFields) -> Mapping[int, Any]:
     return dict(table.defaults)
 
 
-def innermost(array: Any) -> Any:
+def innermost(array: pa.Array) -> pa.Array:
     """The values of a key column: what is left when the structs around it, of one field each, are taken off.
 
     UUIDs are given as their bytes: Arrow's functions for sets know no extension types.

@@ -5,7 +5,6 @@ file's schema → columns by id → decode → columns of the table, rows that e
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,24 +21,24 @@ from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
 
-Decode = Callable[[TaskSource, Any, int | None], Any]
+Decode = Callable[[TaskSource, pa.Schema, int | None], pa.RecordBatch]
 
 # A tree of columns is small; the capacity counts the bytes of the schemas they come from.
-_columns: FileCache[tuple[Any, dict[int, FileColumn]]] = FileCache(4 << 20)
+_columns: FileCache[tuple[pa.Schema, dict[int, FileColumn]]] = FileCache(4 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergRows:
     """stored: the row group's rows as columns of the table. deleted: those that equality deletes delete, ascending."""
 
-    stored: Any
+    stored: pa.RecordBatch
     deleted: Int64s
 
 
 def decode_table_rows(
     source: TaskSource,
     extra: IcebergFile,
-    fields: Any,
+    fields: pa.Schema,
     stop_row: int | None,
     decode: Decode,
     open_store: Callable[[str], Store],
@@ -69,19 +68,19 @@ def decode_table_rows(
     return IcebergRows(stored=stored, deleted=deleted)
 
 
-def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[Any, dict[int, FileColumn]], int]:
+def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[pa.Schema, dict[int, FileColumn]], int]:
     schema = orc_schema(source) if source.task.file_format is FileFormat.ORC else parquet_schema(source)
     return (schema, identify(schema, extra.table)), 200 * len(schema)
 
 
-def _keys_of(extra: IcebergFile) -> Sequence[Any]:
+def _keys_of(extra: IcebergFile) -> Sequence[pa.Field]:
     if not extra.equality_deletes:
         return ()
     used = {str(key_id) for file in extra.equality_deletes for key_id in file.key_ids}
     return [each for each in key_fields(extra) if each.name in used]
 
 
-def _check_known(source: TaskSource, schema: Any, columns: Mapping[int, FileColumn], extra: IcebergFile) -> None:
+def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, FileColumn], extra: IcebergFile) -> None:
     if columns or len(schema) == 0 or extra.table.names:
         return
     raise SchemaError(
@@ -90,7 +89,7 @@ def _check_known(source: TaskSource, schema: Any, columns: Mapping[int, FileColu
     )
 
 
-def _named(arrays: Sequence[Any], fields: Any, num_rows: int) -> Any:
+def _named(arrays: Sequence[pa.Array], fields: pa.Schema, num_rows: int) -> pa.RecordBatch:
     if not arrays:
         return rows_only(num_rows)
     # The type of an array differs from its field's only where conforming is still to come.

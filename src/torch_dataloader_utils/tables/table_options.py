@@ -261,22 +261,25 @@ def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequen
         the same, options seed                                                    did you mean 'shuffle_seed'?
         the same, options xyzzy                                                   the three names
     """
-    names = [*others, *known]
     for name in options:
         if name not in known:
-            if name in _SAMPLERS:
-                raise ConfigError(
-                    f"{name}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and "
-                    "shuffle_rows. For a sampler of your own, use RowDataset in a DataLoader."
-                )
-            if name in _TEXT_OPTIONS:
-                raise ConfigError(
-                    f"{name}= is an option of scan_files, for CSV and JSON lines: pass "
-                    f"inventory=scan_files(path, format, {name}=...)."
-                )
-            close = [each for each in (_ELSEWHERE.get(name),) if each in names] or get_close_matches(name, names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f". Known are {names}."
-            raise ConfigError(f"Unknown option {name!r}{hint}")
+            raise ConfigError(_unknown(name, [*others, *known]))
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    if name in _SAMPLERS:
+        return (
+            f"{name}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and "
+            "shuffle_rows. For a sampler of your own, use RowDataset in a DataLoader."
+        )
+    if name in _TEXT_OPTIONS:
+        return (
+            f"{name}= is an option of scan_files, for CSV and JSON lines: pass "
+            f"inventory=scan_files(path, format, {name}=...)."
+        )
+    close = [each for each in (_ELSEWHERE.get(name),) if each in names] or get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f". Known are {names}."
+    return f"Unknown option {name!r}{hint}"
 
 
 def separate_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

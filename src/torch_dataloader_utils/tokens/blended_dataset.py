@@ -11,10 +11,10 @@ from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
-from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, select_cache
+from torch_dataloader_utils.tokens.kept_index import KeptIndex, select_cache
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample
 from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
 
-_INDEX_NAMES = ("dataset_index", "dataset_sample_index")
 _INDEX_VERSION = 1
 
 
@@ -72,24 +72,22 @@ class BlendedDataset(Dataset[Sample]):
     def load_indices(self) -> BlendIndex:
         """The blend: from memory, from `path_to_cache`, or built."""
         if self._index is None:
-            cache = select_cache(self.config, None)
-            if cache is None:
-                arrays = self._build_arrays()
-            else:
-                arrays = cache.load_or_build(self._cache_name, self.describe(), self._build_arrays)
-            self._index = BlendIndex(**{name: arrays[name] for name in _INDEX_NAMES})
+            self._index = self._kept_index.load_or_build(self._build_index)
         return self._index
 
     @property
-    def _cache_name(self) -> str:
-        return f"{type(self).__name__}-{self.split.name}"
+    def _kept_index(self) -> KeptIndex[BlendIndex]:
+        return KeptIndex(
+            kind=BlendIndex,
+            cache=select_cache(self.config, None),
+            name=f"{type(self).__name__}-{self.split.name}",
+            describe=self.describe,
+        )
 
-    def _build_arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def _build_index(self) -> BlendIndex:
         if self.size is None:
-            built = blend_exhaustively([int(weight) for weight in self.weights])
-        else:
-            built = blend_by_weight(self.weights, self.size, normalizes=False)
-        return {name: getattr(built, name) for name in _INDEX_NAMES}
+            return blend_exhaustively([int(weight) for weight in self.weights])
+        return blend_by_weight(self.weights, self.size, normalizes=False)
 
     def _check_counts(self, index: BlendIndex) -> None:
         taken = np.bincount(index.dataset_index, minlength=len(self.datasets))
@@ -114,10 +112,8 @@ class BlendedDataset(Dataset[Sample]):
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(blend.dataset_sample_index[index])]}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker maps the cache again, as that of a `GPTDataset` does.
         state = self.__dict__.copy()
-        cache = select_cache(self.config, None)
-        if cache is not None and cache.path_of(self._cache_name, self.describe()).exists():
+        if self._kept_index.is_on_disk:
             state["_index"] = None
         return state
 

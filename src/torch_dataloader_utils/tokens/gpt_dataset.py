@@ -10,22 +10,20 @@ from torch import Tensor
 
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError
-from torch_dataloader_utils.tokens.cache import IndexCache
 from torch_dataloader_utils.tokens.config import GPTDatasetConfig, read_token, select_pad_token
 from torch_dataloader_utils.tokens.epochs import CorpusEpochs, plan_epochs
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, Part
+from torch_dataloader_utils.tokens.kept_index import KeptIndex, select_cache
 from torch_dataloader_utils.tokens.masks import (
     build_attention_mask,
     build_document_borders,
     build_position_ids,
     number_documents,
 )
-from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, SequenceIds, select_cache
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, SequenceIds
 from torch_dataloader_utils.tokens.sample_index import SampleIndices, build_indices
 from torch_dataloader_utils.tokens.sequences import select_facts
 from torch_dataloader_utils.tokens.split import Split
-
-_INDEX_NAMES = ("document_index", "sample_index", "shuffle_index")
 
 # Part of the cache key: raise it when the same description gives other indices.
 _INDEX_VERSION = 1
@@ -96,23 +94,21 @@ class GPTDataset(MegatronDataset):
     def load_indices(self) -> SampleIndices:
         """The three indices: from memory, from the cache, or built."""
         if self._indices is None:
-            cache = self._select_cache()
-            if cache is None:
-                arrays = self._build_arrays()
-            else:
-                arrays = cache.load_or_build(self._cache_name, self.describe(), self._build_arrays)
-            self._indices = SampleIndices(**{name: arrays[name] for name in _INDEX_NAMES})
+            self._indices = self._kept_index.load_or_build(self._build_indices)
         return self._indices
 
     @property
-    def _cache_name(self) -> str:
-        return f"{type(self).__name__}-{self.index_split.name}"
+    def _kept_index(self) -> KeptIndex[SampleIndices]:
+        name = type(self).__name__
+        return KeptIndex(
+            kind=SampleIndices,
+            cache=select_cache(self.config, f"{self.dataset.path_prefix}/cache/{name}_indices"),
+            name=f"{name}-{self.index_split.name}",
+            describe=self.describe,
+        )
 
-    def _select_cache(self) -> IndexCache | None:
-        return select_cache(self.config, f"{self.dataset.path_prefix}/cache/{type(self).__name__}_indices")
-
-    def _build_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        built = build_indices(
+    def _build_indices(self) -> SampleIndices:
+        return build_indices(
             self.dataset.sequence_lengths,
             self.indices,
             self._plan_epochs(),
@@ -120,7 +116,6 @@ class GPTDataset(MegatronDataset):
             extra_tokens=self.config.extra_tokens,
             seed=self.config.random_seed,
         )
-        return {name: getattr(built, name) for name in _INDEX_NAMES}
 
     def _plan_epochs(self) -> CorpusEpochs:
         try:
@@ -225,10 +220,8 @@ class GPTDataset(MegatronDataset):
         return torch.from_numpy(text), part_tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker maps the cache again, rather than get gigabytes through a pipe; indices in memory have to travel.
         state = self.__dict__.copy()
         state["_shared_mask"] = None
-        cache = self._select_cache()
-        if cache is not None and cache.path_of(self._cache_name, self.describe()).exists():
+        if self._kept_index.is_on_disk:
             state["_indices"] = None
         return state

@@ -3,15 +3,12 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._store import open_store
-from torch_dataloader_utils.tokens.cache import IndexCache
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.split import Split
@@ -91,15 +88,3 @@ def describe_ids(ids: SequenceIds) -> Mapping[str, Any]:
     if array.size and (np.diff(array) == 1).all():
         return {"start": int(array[0]), "stop": int(array[-1]) + 1}
     return {"count": array.size, "blake2b": hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()}
-
-
-def select_cache(config: BlendedMegatronDatasetConfig, default: str | None) -> IndexCache | None:
-    """Where indices are kept: `path_to_cache`, else the local directory `default`, else nowhere (None)."""
-    directory = default if config.path_to_cache is None else str(config.path_to_cache)
-    if directory is None or not (store := open_store(directory)).is_local:
-        return None
-    return IndexCache(
-        directory=Path(store.local_path(directory)),
-        trusts_cache=config.fast_cache_load or config.defer_npy_index_mmap,
-        lock_timeout_seconds=config.cache_lock_timeout_seconds,
-    )

@@ -35,6 +35,7 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
     """Append the corpora in the given order into one; it takes the dtype of the first.
 
     Raises:
+        ConfigTypeError: no list of paths.
         ConfigError: nothing to merge, a corpus that is not on a local disk, or the output among what is merged.
         SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
     """

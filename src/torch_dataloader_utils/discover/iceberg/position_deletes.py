@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.iceberg import stored_field_id
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.trailer import check_unsigned, checked_footer_length
+from torch_dataloader_utils._parquet.trailer import open_checked
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.deletion_vectors import read_vector
@@ -132,9 +132,8 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
     match file_format:
         case "parquet":
             # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.
-            checked_footer_length(data, len(data), redact(path))
-            file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-            check_unsigned(data, file.metadata, redact(path))
+            open_file = partial(pq.ParquetFile, pa.BufferReader(data), page_checksum_verification=True)
+            file = open_checked(data, redact(path), open_file)
             names = _names(path, file.schema_arrow)
             table = file.read(columns=list(names), use_threads=False)
         case "orc":

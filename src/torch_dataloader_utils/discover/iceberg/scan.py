@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,13 +35,11 @@ from torch_dataloader_utils.discover.iceberg.position_deletes import (
     find_deleted_positions,
 )
 from torch_dataloader_utils.discover.iceberg.prune import FilePruner
+from torch_dataloader_utils.discover.iceberg.scan_filter import pruning_expression
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.translate import translate
 from torch_dataloader_utils.discover.schemas import check_columns
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, of_type
-
-if TYPE_CHECKING:
-    from pyiceberg.expressions import BooleanExpression
+from torch_dataloader_utils.errors import NoDataError
 
 _log = logging.getLogger(__name__)
 _NO_ROWS = np.zeros(0, dtype=np.int64)
@@ -85,7 +83,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
     schema = arrow_schema(target.schema, options.columns)
     check_columns(options.columns or (), schema, "columns")
     request = _scan_request(table, target, options, schema)
-    pruner = FilePruner(table.metadata, target.schema, _pruning_expression(options, schema))
+    pruner = FilePruner(table.metadata, target.schema, pruning_expression(options.filters, options.scan_filter, schema))
     with named_by_metadata(table.name):
         listed = list_snapshot(table, target, pruner)
     if not listed.is_read.any() and not options.allow_empty:
@@ -158,35 +156,6 @@ def _scan_files(
         scans=[scan for _, _, scan in good],
         notes=report_bad_files([(file.path, scan) for file, scan in bad], len(data), table.name, lost_rows),
     )
-
-
-def _pruning_expression(options: IcebergScanOptions, schema: pa.Schema) -> "BooleanExpression":
-    from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
-
-    scan_filter = options.scan_filter
-    if isinstance(scan_filter, str):
-        scan_filter = _parsed(scan_filter)
-    if scan_filter is not None and not isinstance(scan_filter, BooleanExpression):
-        raise ConfigTypeError(
-            f"scan_filter is {of_type(scan_filter)}: pass a pyiceberg expression, such as "
-            "pyiceberg.expressions.EqualTo('x', 3), or its text."
-        )
-    by_filters = AlwaysTrue() if options.filters is None else translate(options.filters, schema)
-    return And(by_filters, AlwaysTrue() if scan_filter is None else scan_filter)
-
-
-def _parsed(text: str) -> "BooleanExpression":
-    from pyiceberg.expressions import parser
-    from pyparsing import ParseException
-
-    try:
-        return parser.parse(text)
-    except (ParseException, ValueError) as error:
-        # Its own text, pages of grammar, is left to the traceback.
-        raise ConfigError(
-            f"scan_filter={text!r} does not parse. Write it like \"day >= '2024-01-01' and region in (3, 4)\", or pass "
-            "a pyiceberg expression."
-        ) from error
 
 
 def _judge(

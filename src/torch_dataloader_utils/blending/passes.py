@@ -1,0 +1,162 @@
+"""The passes of one source of a blend: how long they are, and where a number of units leads.
+
+Pass p of blend epoch e is the source's epoch e + p * 2^32: no two passes share an order, and which epoch a pass is does
+not depend on how often the others were repeated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils.blending.options import Unit
+from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.stream.dataset import TableDataset
+
+_PASS_STRIDE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in a source: `taken` units after `start`, where a pass or the rest of one began under one topology.
+
+    The same on every rank: what a rank has left of a pass follows from it. passes: passes finished before `start`.
+    """
+
+    start: Position
+    passes: int = 0
+    taken: int = 0
+
+    @property
+    def topology(self) -> Topology:
+        """The topology under which units are counted."""
+        return self.start.topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank stands: in pass number `number` that begins at `start`, `units` after its beginning."""
+
+    start: Position
+    number: int
+    units: int
+
+
+def pass_start(epoch: int, number: int, topology: Topology) -> Position:
+    """Where pass `number` of a blend epoch begins."""
+    return Position(epoch=epoch + number * _PASS_STRIDE, segment=Segment(topology=topology))
+
+
+def blend_epoch(start: Position) -> int:
+    """The blend epoch of the pass that begins at `start`."""
+    return start.epoch % _PASS_STRIDE
+
+
+class Passes:
+    """What the plans of a source's passes say. A unit is a batch, or a row for blends per sample.
+
+    Nothing is read, and every rank gets the same answers.
+    """
+
+    def __init__(self, dataset: TableDataset, unit: Unit, index: int) -> None:
+        """index: the number of the source, for messages."""
+        self.unit = unit
+        self.index = index
+        self._dataset = dataset
+        options = dataset.planner.options
+        self._deals_evenly = options.rank_sharding == "rows" and not options.strategy
+
+    @property
+    def topology(self) -> Topology:
+        """The source's present topology."""
+        return self._dataset.topology
+
+    def step_units(self, topology: Topology) -> int:
+        """Units of a full batch of the source under a topology."""
+        return topology.batch_size if self.unit == "sample" else 1
+
+    def lengths(self, start: Position) -> Int64s:
+        """Units of every rank from `start` to the end of that pass, int64 [num_ranks].
+
+        Raises:
+            ConfigError: row counts are not known.
+        """
+        plan = self._dataset.planner.plan(start)
+        if not isinstance(plan, EpochPlan) or plan.rank_steps is None or plan.rank_rows is None:
+            raise ConfigError(
+                f"Source {self.index} of the blend has row groups whose rows are not counted, so no rank can say where "
+                'it ends. Plan it with count_rows="auto".'
+            )
+        if self.unit == "batch":
+            return np.array(plan.rank_steps, dtype=np.int64)
+        repeats = [plan.padding_rows(rank) for rank in range(plan.topology.num_ranks)]
+        return np.array(plan.rank_rows, dtype=np.int64) + repeats
+
+    def places(self, mark: Mark, ranks: Sequence[int]) -> list[Place]:
+        """Where each of these ranks stands at a mark; at the end of a pass that is the beginning of the next.
+
+        Passes are walked, each planned once for all ranks. Those that are known to be alike are counted instead.
+        """
+        start, number = mark.start, mark.passes
+        units = np.full(len(ranks), mark.taken, dtype=np.int64)
+        places: dict[int, Place] = {}
+        while True:
+            lengths = self.lengths(start)
+            mine = lengths[ranks]
+            # Of a rank that has its place, `units` is negative from then on.
+            for index in np.flatnonzero((units >= 0) & (units < mine)).tolist():
+                places[index] = Place(start=start, number=number, units=int(units[index]))
+            if len(places) == len(ranks):
+                return [places[index] for index in range(len(ranks))]
+            passes = max(1, int(units.min() // mine[0])) if self._is_like_all(start, lengths) else 1
+            number, units = number + passes, units - passes * mine
+            start = pass_start(blend_epoch(start), number, mark.topology)
+
+    def _is_like_all(self, start: Position, lengths: Int64s) -> bool:
+        """Whether each later pass has these lengths too, those from `start` on.
+
+        The built-in deal gives the same numbers of rows in each pass, though to other ranks where the order is another
+        one. So it does not matter which rank has which if all are equal.
+        """
+        is_whole = not start.segments
+        return is_whole and self._deals_evenly and bool((lengths == lengths[0]).all())
+
+    def left(self, mark: Mark) -> tuple[int, int]:
+        """Units left of the source's first pass, on the rank with least and on that with most; (0, 0) after it."""
+        if mark.passes:
+            return 0, 0
+        left = np.maximum(self.lengths(mark.start) - mark.taken, 0)
+        return int(left.min()), int(left.max())
+
+    def under_present_topology(self, mark: Mark) -> Mark:
+        """The same mark, or the rest of its pass as a beginning under the loader's own topology.
+
+        Raises:
+            CheckpointMismatchError: the topology is another one, and the mark lies inside a batch or ranks stand in
+                different passes.
+        """
+        if mark.topology == self.topology:
+            return mark
+        places = self.places(mark, range(mark.topology.num_ranks))
+        if len({place.number for place in places}) > 1:
+            raise CheckpointMismatchError(
+                f"Source {self.index} of the blend has begun another pass on some ranks only, and its topology was "
+                f"{mark.topology}, here it is {self.topology}. Resume on the topology that the state was saved on, or "
+                "start the epoch afresh."
+            )
+        rows = self.step_units(mark.topology)
+        if any(place.units % rows for place in places):
+            raise CheckpointMismatchError(
+                f"Source {self.index} of the blend stands inside a batch of {rows} rows, and its topology was "
+                f"{mark.topology}, here it is {self.topology}. Blends per sample resume anywhere on the topology they "
+                "were saved on; for another one use per='batch', or give each source a batch size that is its share "
+                "of the blend's."
+            )
+        steps = tuple(place.units // rows for place in places)
+        segment = replace(places[0].start.segment, steps=steps[0] if len(set(steps)) == 1 else steps)
+        stopped = replace(places[0].start, segment=segment)
+        return Mark(start=stopped.under(self.topology), passes=places[0].number)
