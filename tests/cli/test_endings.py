@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.shell import one_line, tdu
+from tests.faults.web_server import web_server
 from torch_dataloader_utils import tokens
+from torch_dataloader_utils._store.kept_tails import VARIABLE
 from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
@@ -52,6 +55,35 @@ def test_workers_end_with_their_parent(tmp_path, number):
     assert output == b""
     assert command.returncode != 0
     assert errors.count(b"Traceback") == (0 if number == signal.SIGKILL else 1)
+
+
+@pytest.mark.parametrize("name", ["verify", "bench"])
+def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
+    pq.write_table(pa.table({"id": range(9)}), tmp_path / "a.parquet")
+    reads, may_go = threading.Event(), threading.Event()
+
+    def stall():
+        reads.set()
+        may_go.wait(60)
+
+    with web_server() as web:
+        web.files["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+        web.after = dict.fromkeys(range(2, 100), stall)  # the first is for the footer
+        command = subprocess.Popen(
+            [sys.executable, "-m", "torch_dataloader_utils.cli", name, web.url("a.parquet")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, VARIABLE: "off"},
+        )
+        try:
+            assert reads.wait(60)
+            command.send_signal(signal.SIGINT)
+            _, errors = command.communicate(timeout=25)
+        finally:
+            may_go.set()
+            command.kill()
+            command.communicate()
+    assert (command.returncode, errors) == (130, b"tdu: Interrupted.\n")
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--files",)])

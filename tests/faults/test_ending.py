@@ -1,9 +1,11 @@
 """Nothing waits for a storage that is down once nobody wants the answer: neither the end of a process nor an error."""
 
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 
 from tests.faults.s3_server import Action, Rule, S3Server, change, error
 from tests.faults.tables import parquet_bytes, table
+from tests.faults.web_server import listening
 from torch_dataloader_utils import RowDataset, StructuredDataset, pack_tokens
-from torch_dataloader_utils._store import RemoteOptions, StoreAccess
+from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.tokens import write_sequences
@@ -69,6 +72,78 @@ def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: 
         job.communicate()
     assert job.returncode == 0
     assert "a request to the storage was given up" in output
+
+
+LOOK_UP = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from torch_dataloader_utils._store import open_store
+from torch_dataloader_utils.errors import StoreError
+
+url, method = sys.argv[1:]
+
+def look_up():
+    try:
+        getattr(open_store(url), method)(url)
+    except StoreError as error:
+        print(error)
+
+ThreadPoolExecutor(1).submit(look_up)
+sys.stdin.read(1)
+"""
+
+
+@pytest.mark.parametrize(("method", "place"), [("stat", "f"), ("list_files", "f"), ("list_files", "d/*.parquet")])
+def test_a_process_ends_though_a_look_up_or_a_listing_is_under_way(method: str, place: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        job = subprocess.Popen(
+            [sys.executable, "-c", LOOK_UP, f"http://127.0.0.1:{silent.getsockname()[1]}/{place}", method],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        connection = None
+        try:
+            connection, _ = silent.accept()
+            assert connection.recv(1)
+            output, _ = job.communicate("\n", timeout=25)
+        finally:
+            job.kill()
+            job.communicate()
+            if connection is not None:
+                connection.close()
+    assert job.returncode == 0
+    assert "a request to the storage was given up" in output
+
+
+def test_a_look_up_that_a_web_server_does_not_answer_is_sent_again() -> None:
+    given_up = threading.Event()
+
+    class LosesHeads(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            if given_up.wait(20):  # as the test ends
+                return
+            self.answer(0)
+
+        def do_GET(self) -> None:
+            self.answer(1024)
+
+        def answer(self, size: int) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(size))
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    access = StoreAccess.of(remote=RemoteOptions(retry=RetryPolicy(progress_seconds=0.1)))
+    with listening(LosesHeads) as port:
+        url = f"http://127.0.0.1:{port}/f"
+        try:
+            assert open_store(url, access).stat(url).size == 1024
+        finally:
+            given_up.set()
 
 
 Job = Callable[[], object]

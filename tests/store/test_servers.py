@@ -176,6 +176,34 @@ def test_a_file_that_was_replaced_is_noticed(scheme: str, tmp_path: Path) -> Non
         store.ranges(url, [(0, 4)], identity)
 
 
+@pytest.mark.parametrize("name", ["blob_id", "xet_hash", "sha", "hex", "modificationTime"])
+def test_a_file_of_the_same_size_is_noticed_by_whatever_its_client_calls_a_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    class Versions(Hdfs):
+        """As hf, github, git and webhdfs tell of a file: by a digest of its content, or a time that no other has."""
+
+        def _about(self, path: str) -> dict[str, Any]:
+            about = super()._about(path)
+            return {"name": about["name"], "size": about["size"], "type": about["type"], name: about["mtime"]}
+
+    def write_plain(first: int) -> int:
+        """The bytes that it takes, whatever the rows are."""
+        pq.write_table(pa.table({"x": range(first, first + 10)}), path, compression="none", use_dictionary=False)
+        return path.stat().st_size
+
+    monkeypatch.setitem(_registry, "hdfs", Versions)
+    path = tmp_path / "one" / "f.parquet"
+    path.parent.mkdir()
+    size = write_plain(0)
+    loader, _ = StructuredDataset.create_dataloader(
+        "hdfs://one/f.parquet", storage_options={"root": str(tmp_path)}, remote=PLAIN, num_workers=0, batch_size=4
+    )
+    assert write_plain(100) == size
+    with pytest.raises(FileChangedError, match="not the file that was planned"):
+        list(loader)
+
+
 def test_a_url_without_a_server_means_the_configured_one(scheme: str, tmp_path: Path) -> None:
     write(tmp_path / "default", "d/f0.parquet", range(5))
     assert rows(f"{scheme}:///d/*.parquet", tmp_path) == [0, 1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import json
 import multiprocessing
@@ -395,6 +396,37 @@ def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, i
             list(batches)
     assert kept_frames
     assert list(filter(is_worker, psutil.Process().children())) == []
+
+
+def wait_for_ever_after_row_0(pipe, batch):
+    if 0 not in batch["row"]:
+        pipe.write_bytes(b"!")
+        threading.Event().wait()
+    return batch
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="workers tell through a pipe that they are busy")
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_that_are_busy_are_killed_and_not_waited_for_one_by_one(table, tmp_path, persistent):
+    pipe = tmp_path / "busy"
+    os.mkfifo(pipe)
+    loader, _ = load(
+        table[0],
+        transform=functools.partial(wait_for_ever_after_row_0, pipe),
+        shuffle=False,
+        batch_size=1,
+        persistent_workers=persistent,
+    )
+    batches = iter(loader)
+    next(batches)
+    workers = multiprocessing.active_children()
+    # Open for writing too: it has no end then, whichever worker comes first.
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as told:
+        assert [told.read(1) for _ in workers] == [b"!"] * 2
+    batches.close()
+    del batches, loader
+    gc.collect()  # persistent workers end with their loader
+    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -1,6 +1,8 @@
 import gc
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -193,3 +195,41 @@ def test_a_bin_that_was_cut_is_seen_without_a_mapping(tmp_path: Path) -> None:
     os.truncate(f"{prefix}.bin", 4)
     with pytest.raises(CorruptFileError, match="ends at byte 4"):
         corpus[0]
+
+
+# Another corpus of the same size takes the place of one just as its .bin is opened: to read it, then to copy it.
+REPLACED = """
+import sys
+from pathlib import Path
+from tests.tokens.corpora import write_corpus
+from torch_dataloader_utils.errors import FileChangedError
+from torch_dataloader_utils.tokens import IndexedDataset, merge_corpora
+
+folder, openings = Path(sys.argv[1]), int(sys.argv[2])
+prefix = write_corpus(folder / "corpus", [[[1, 1, 1]], [[2, 2, 2]]])
+
+def replace(event, arguments):
+    global openings
+    if event == "open" and str(arguments[0]) == f"{prefix}.bin":
+        openings -= 1
+        if openings == 0:
+            write_corpus(Path(prefix), [[[3]], [[4, 4, 4, 4, 4]]])
+
+sys.addaudithook(replace)
+try:
+    if sys.argv[3] == "read":
+        IndexedDataset(prefix)
+    else:
+        merge_corpora([prefix], f"{folder}/merged")
+except FileChangedError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("use", "openings"), [("read", 1), ("merge", 1), ("merge", 3)])
+def test_a_corpus_that_is_replaced_as_it_is_opened_is_no_mixture(tmp_path: Path, use: str, openings: int) -> None:
+    command = [sys.executable, "-c", REPLACED, str(tmp_path), str(openings), use]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100)
+    assert done.stderr == ""
+    assert "replaced while the corpus was opened" in done.stdout or "changed while it was copied" in done.stdout
+    assert not (tmp_path / "merged.idx").exists()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from threading import Lock
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch_dataloader_utils._store.faults import store_error, unknown_scheme
 from torch_dataloader_utils._store.obstore import open_obstore
 
 _S3_SCHEMES = ("s3", "s3a")
+_HTTP_SCHEMES = ("http", "https")
+# As fsspec says itself.
+_MOST_HTTP_SECONDS = 300
 
 # Clients by the package of their class, so that none has to be imported.
 _S3_CLIENT = "s3fs"
@@ -36,6 +40,8 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
         return open_obstore(scheme, options, access.remote)
     if scheme in _S3_SCHEMES:
         options = _s3_options(options, access.remote)
+    if scheme in _HTTP_SCHEMES:
+        options = _http_options(options, access.remote)
     try:
         filesystem = fsspec.core.url_to_fs(path, **options, skip_instance_cache=True)[0]
     except ImportError as error:
@@ -76,3 +82,9 @@ def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, 
     # s3fs and botocore both retry by themselves, botocore with up to a minute of waiting; one of three is enough.
     config = {"max_pool_connections": remote.connections, "retries": {"total_max_attempts": 1}}
     return {**options, "config_kwargs": config | dict(options.get("config_kwargs") or {})}
+
+
+def _http_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
+    # Left alone, a look-up that nobody answers takes five minutes, and is not sent again after that.
+    timeout = import_module("aiohttp").ClientTimeout(_MOST_HTTP_SECONDS, sock_read=4 * remote.retry.progress_seconds)
+    return {**options, "client_kwargs": {"timeout": timeout} | dict(options.get("client_kwargs") or {})}

@@ -6,6 +6,7 @@ hold the process for minutes.
 
 import asyncio
 import concurrent.futures.thread  # its own hook must be registered before ours, so that ours runs first
+import inspect
 import os
 import threading
 from collections.abc import Coroutine
@@ -45,6 +46,18 @@ def run_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
                 raise _stopped()
     finally:
         future.cancel()
+
+
+def ask(filesystem: Any, method: str, *arguments: Any, **options: Any) -> Any:
+    """What a method of a storage client gives; one that waits for a coroutine does so as `run_on_loop`.
+
+    Raises:
+        StoreError: the process began to end. Or what the client raises.
+    """
+    blocking = getattr(filesystem, method)
+    if not inspect.iscoroutinefunction(inspect.unwrap(blocking)):
+        return blocking(*arguments, **options)
+    return run_on_loop(filesystem.loop, getattr(filesystem, f"_{method}")(*arguments, **options))
 
 
 def _stopped() -> StoreError:

@@ -7,7 +7,7 @@ from typing import Any
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store import azure, gcs, http, obstore, s3
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
-from torch_dataloader_utils._store.ending import run_on_loop
+from torch_dataloader_utils._store.ending import ask, run_on_loop
 from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils._store.range_reply import RangeReply
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -85,7 +85,7 @@ async def _all(works: Any) -> list[BaseException | None]:
 def _sync(filesystem: Any, key: str, missing: Sequence[RangeReply]) -> list[BaseException | None]:
     starts = [reply.span[0] for reply in missing]
     stops = [sum(reply.span) for reply in missing]
-    data = filesystem.cat_ranges([key] * len(missing), starts, stops, on_error="return")
+    data = ask(filesystem, "cat_ranges", [key] * len(missing), starts, stops, on_error="return")
     return [_taken(reply, each) for reply, each in zip(missing, data, strict=True)]
 
 

@@ -11,9 +11,19 @@ from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store.interface import FileStat
 from torch_dataloader_utils.errors import DataError, FileChangedError
 
-# s3fs, gcsfs, adlfs and http spell it differently; listings and single look-ups of one store agree.
-_ETAG_KEYS = ("ETag", "etag", "e_tag")
-_TIME_KEYS = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
+# Clients spell them differently; listings and single look-ups of one store agree. After the etags what names a content:
+# of hf:// (repositories, then buckets), github:// and git://. The last but two of the times is webhdfs's.
+_ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "xet_hash", "sha", "hex")
+_TIME_KEYS = (
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "modificationTime",
+    "modified",
+    "created",
+)
 
 
 def unversioned(size: int) -> str:

@@ -14,7 +14,7 @@ from torch_dataloader_utils._store.client import open_client, turn_of
 from torch_dataloader_utils._store.client_table import clients
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Kind, diagnose
-from torch_dataloader_utils._store.ending import pause
+from torch_dataloader_utils._store.ending import ask, pause
 from torch_dataloader_utils._store.faults import store_error
 from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
@@ -190,7 +190,7 @@ class FsspecStore:
 def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
     filesystem.invalidate_cache()  # of the whole client: some look a file up in the listing of its directory
     thread_requests().requests += 1
-    info: Mapping[str, Any] = filesystem.info(key)
+    info: Mapping[str, Any] = ask(filesystem, "info", key)
     return info
 
 

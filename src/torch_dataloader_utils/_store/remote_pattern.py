@@ -14,6 +14,7 @@ from fsspec.utils import glob_translate
 
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store.client import has_buckets
+from torch_dataloader_utils._store.ending import ask
 from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
 from torch_dataloader_utils.errors import InternalError
@@ -56,7 +57,7 @@ def files_at(filesystem: Any, key: str) -> Infos:
     is_bucket = has_buckets(filesystem) and "/" not in key  # to obstore it is an object without a name
     if is_bucket or (is_web(key) and key.endswith("/")):
         return _tree(filesystem, key.rstrip("/"))
-    return _files_below(filesystem, key, filesystem.info(key))
+    return _files_below(filesystem, key, ask(filesystem, "info", key))
 
 
 def _files_below(filesystem: Any, key: str, info: Info) -> Infos:
@@ -120,7 +121,7 @@ def _path_below(name: str, directory: str) -> str:
 
 def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Info]]:
     try:
-        yield key, filesystem.info(key)
+        yield key, ask(filesystem, "info", key)
     except FileNotFoundError:
         return
 
@@ -128,7 +129,7 @@ def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Info]]:
 def _tree(filesystem: Any, directory: str) -> Infos:
     """All files below: by one listing where the client has one of its own, which object stores do."""
     if _lists_flat(filesystem):
-        found = filesystem.find(directory, detail=True).items()  # the file itself, if it is one
+        found = ask(filesystem, "find", directory, detail=True).items()  # the file itself, if it is one
         return {name: info for name, info in found if info["type"] == "file" and name != directory}
     files: Infos = {}
     pending, seen = [directory], {directory}
@@ -154,7 +155,7 @@ def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str
     An entry with the very name of the part ("part[1].csv") is the only one that the part matches.
     """
     try:
-        listed = filesystem.ls(directory, detail=True)
+        listed = ask(filesystem, "ls", directory, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
     own = directory.rstrip("/")
@@ -170,7 +171,7 @@ def _followed(filesystem: Any, name: str, info: Info) -> Info:
     if info["type"] in ("file", "directory"):
         return info
     try:
-        found: Info = filesystem.info(name)
+        found: Info = ask(filesystem, "info", name)
     except FileNotFoundError as error:
         raise dead_link(name) from error
     return found

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils._store.client import has_buckets, is_s3
-from torch_dataloader_utils._store.ending import run_on_loop
+from torch_dataloader_utils._store.ending import ask, run_on_loop
 from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils.errors import LoaderError, StoreError
@@ -52,7 +52,7 @@ def write_object(request: Request, size: int, read: Read) -> None:
     blocks = cut_blocks(size)
     if len(blocks) <= 1:
         data = bytes(read(0, size))
-        request(lambda filesystem, key: filesystem.pipe_file(key, data))
+        request(lambda filesystem, key: ask(filesystem, "pipe_file", key, data))
     elif request(lambda filesystem, _: is_s3(filesystem)):
         _write_parts(request, blocks, read)
     else:
@@ -71,13 +71,13 @@ def cut_blocks(size: int) -> list[Span]:
 def delete_object(filesystem: Any, key: str) -> None:
     """Delete what is there; nothing there is as good."""
     with suppress(FileNotFoundError):
-        filesystem.rm_file(key)
+        ask(filesystem, "rm_file", key)
 
 
 def make_directory(filesystem: Any, key: str) -> None:
     """Make a directory where there are any: in buckets they come with their objects, and asking would make buckets."""
     if not has_buckets(filesystem):
-        filesystem.makedirs(key, exist_ok=True)
+        ask(filesystem, "makedirs", key, exist_ok=True)
 
 
 def _stream(filesystem: Any, key: str, blocks: list[Span], read: Read) -> None:
@@ -155,7 +155,7 @@ class _Completion:
     def _is_made(self, filesystem: Any, key: str) -> bool:
         filesystem.invalidate_cache(key)
         try:
-            info = filesystem.info(key)
+            info = ask(filesystem, "info", key)
         except FileNotFoundError:
             return False
         is_ours = str(info.get("ETag") or "").strip('"').endswith(f"-{len(self.parts)}")

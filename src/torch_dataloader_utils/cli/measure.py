@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._core.inventory import FileFormat, Inventory
-from torch_dataloader_utils._runtime.thread_pool import ThreadPool
+from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
@@ -82,13 +82,11 @@ def describe_limit(inventory: Inventory) -> str:
 
 def _bare(inventory: Inventory, source: DataSource, threads: int) -> Iterator[int]:
     read = _parquet_reader(inventory, source) if _is_plain_parquet(inventory) else _any_reader(inventory, source)
-    with ThreadPool(threads, "tdu-bench") as pool:
-        futures = [pool.submit(read, group) for group in range(inventory.num_groups)]
+    with threads_for(threads, "tdu-bench") as pool:
         try:
-            for future in futures:
-                yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            yield from map_in_order(read, range(inventory.num_groups), pool, max(1, inventory.num_groups))
+        except GeneratorExit:
+            return  # the time is up: what is under way ends before the next run begins
 
 
 def _is_plain_parquet(inventory: Inventory) -> bool:

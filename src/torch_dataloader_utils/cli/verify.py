@@ -1,7 +1,6 @@
 """`tdu verify`: read everything once, and check the plan of all ranks."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +89,7 @@ def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]
 
 def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fault]:
     from torch_dataloader_utils._runtime.cpus import available_cpus
+    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
     from torch_dataloader_utils._store import redact
 
     def read(group: int) -> int | Fault:
@@ -99,8 +99,9 @@ def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fau
         except LoaderError as error:
             return Fault(path=redact(task.path), row_group=task.ordinal, error=type(error).__name__, message=str(error))
 
-    with ThreadPoolExecutor(available_cpus(), thread_name_prefix="tdu-verify") as pool:
-        yield from pool.map(read, range(inventory.num_groups))
+    threads = available_cpus()
+    with threads_for(threads, "tdu-verify") as pool:
+        yield from map_in_order(read, range(inventory.num_groups), pool, 4 * threads)
 
 
 def _print(

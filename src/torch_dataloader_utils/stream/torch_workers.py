@@ -3,6 +3,7 @@
 Private parts of torch's loader are touched here and nowhere else; what its frames tell is for `callers`. The workers of
 its iterator end when that dies itself, which is when nobody refers to it any more: `leave` ends them with their pass.
 An iterator that a fork copied would give them work and end them, as if they were the child's: there it counts as ended.
+When they end, it waits five seconds for each that is busy, perhaps with a store that does not answer: here one for all.
 And its way with a worker that dies has two faults:
 
 - its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
@@ -13,6 +14,7 @@ And its way with a worker that dies has two faults:
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -26,6 +28,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
+
+# For an idle worker to end; the result of a busy one is not wanted any more.
+_END_SEC = 1.0
 
 _started: WeakSet[Any] = WeakSet()
 
@@ -51,7 +56,7 @@ def start(loader: DataLoader[Any]) -> Any:
     """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
     loading: Any = iter(loader)
     if not isinstance(loading._workers_done_event, _DoneEvent):
-        loading._workers_done_event = _DoneEvent(loading._workers_done_event, loading._workers)
+        loading._workers_done_event = _DoneEvent(loading)
     _forget(loading)
     _started.add(loading)
     return loading
@@ -80,7 +85,7 @@ def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
 def leave(loading: Any) -> None:
     """After a pass, however it went: workers that are not persistent end, whoever else refers to the iterator."""
     if not loading._persistent_workers:
-        loading._shutdown_workers()
+        end(loading)
 
 
 def end(loading: Any) -> None:
@@ -88,6 +93,8 @@ def end(loading: Any) -> None:
     _forget(loading)
     loading._shutdown_workers()
     for worker in loading._workers:
+        if worker.exitcode == 0:
+            continue
         for path in _NAMES.glob(f"torch_{worker.pid}_*"):
             path.unlink(missing_ok=True)
 
@@ -95,20 +102,25 @@ def end(loading: Any) -> None:
 class _DoneEvent:
     """Tells workers to end. Only the trainer's process sets it, so nobody else need be asked whether it is set."""
 
-    def __init__(self, shared: Any, workers: Sequence[BaseProcess]) -> None:
-        self._shared = shared
-        self._workers = workers
+    def __init__(self, loading: Any) -> None:
+        self._shared = loading._workers_done_event
+        self._workers: Sequence[BaseProcess] = loading._workers
+        self._index_queues = loading._index_queues
         self._is_set = False
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
+        """Workers that do not end soon are killed; if one of them is dead, at once."""
         self._is_set = True
+        wait_sec = 0.0
         if not _ended(self._workers):
             self._shared.set()
-            return
-        for worker in self._workers:
+            for queue in self._index_queues:
+                queue.put(None)  # an idle worker looks at nothing else
+            wait_sec = _END_SEC
+        for worker in _living(self._workers, wait_sec):
             worker.kill()
 
 
@@ -116,6 +128,14 @@ def _ended(workers: Sequence[BaseProcess], wait_sec: float = 0) -> list[BaseProc
     # Not is_alive(), which takes a process that somebody else has waited for (os.wait, psutil) to live for ever.
     ended = wait([worker.sentinel for worker in workers], timeout=wait_sec)
     return [worker for worker in workers if worker.sentinel in ended]
+
+
+def _living(workers: Sequence[BaseProcess], wait_sec: float) -> list[BaseProcess]:
+    """Those that have not ended after so long; waits no longer than it takes all of them to end."""
+    deadline, living = time.monotonic() + wait_sec, list(workers)
+    while living and (ended := _ended(living, max(0.0, deadline - time.monotonic()))):
+        living = [worker for worker in living if worker not in ended]
+    return living
 
 
 def _watch(loading: Any) -> None:

@@ -15,8 +15,15 @@ import numpy.typing as npt
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import sync_directory
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, DataError, SchemaError
+from torch_dataloader_utils._store import file_stat, sync_directory
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    ConfigTypeError,
+    CorruptFileError,
+    DataError,
+    FileChangedError,
+    SchemaError,
+)
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
@@ -121,6 +128,7 @@ class IndexedDatasetBuilder:
 
         Raises:
             ConfigError: it is not on a local disk. SchemaError: another dtype, or modes that only one of the two has.
+            FileChangedError: it was replaced or written to meanwhile.
         """
         source_path = local_path("path_prefix", bin_path(check_path("path_prefix", path_prefix)))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)
@@ -134,8 +142,9 @@ class IndexedDatasetBuilder:
             first, start = self.sequence_count, self._bin.file.tell()
             with source_path.open("rb") as source:
                 shutil.copyfileobj(source, self._bin.file, length=1 << 22)
-            if self._bin.file.tell() != start + other.identities[1].size:
-                raise CorruptFileError(f"{bin_path(path_prefix)} changed its size while it was copied. Merge again.")
+                copied = file_stat(os.fstat(source.fileno()))
+            if copied != other.identities[1] or self._bin.file.tell() != start + copied.size:
+                raise FileChangedError(f"{bin_path(path_prefix)} changed while it was copied. Merge again.")
             self._lengths.frombytes(other.sequence_lengths.tobytes())
             self._documents.frombytes((other.document_indices[1:] + first).tobytes())
             if other.sequence_modes is not None:

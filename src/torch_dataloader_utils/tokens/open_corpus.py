@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._store import FileStat, StoreAccess, redact
-from torch_dataloader_utils.errors import NoDataError
+from torch_dataloader_utils._store import FileStat, StoreAccess, open_store, redact
+from torch_dataloader_utils.errors import FileChangedError, NoDataError
 from torch_dataloader_utils.tokens.index_format import (
     HEADER_BYTES,
     IndexHeader,
@@ -42,7 +42,8 @@ class OpenCorpus:
     if it is known; then remote ones are not looked up, and every read is held to it.
 
     Raises:
-        NoDataError: a file is missing. CorruptFileError: the index is truncated, or is none.
+        NoDataError: a file is missing. CorruptFileError: the index is truncated, or is none. FileChangedError: the
+        corpus was replaced meanwhile.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class OpenCorpus:
         try:
             self._index_file: ByteSource = open_source(index_path(path_prefix), access, stat=index_stat)
             self._bin_file: ByteSource = open_source(bin_path(path_prefix), access, maps=maps_bin, stat=bin_stat)
+            self._check_pair(access)
         except NoDataError as error:
             raise NoDataError(f"{error} A corpus is named by its prefix, without .bin or .idx.") from error
         self.identities = (self._index_file.stat, self._bin_file.stat)
@@ -72,6 +74,17 @@ class OpenCorpus:
         self._index: TokenIndex | None = None
         if not isinstance(self._index_file, StoredFile):
             self._index = self._load_index()
+
+    def _check_pair(self, access: StoreAccess) -> None:
+        """Raises FileChangedError unless the .idx is still there: who publishes a corpus takes the old one away first.
+
+        Of a remote one, all that is read is of the version that was looked up before the .bin.
+        """
+        if isinstance(self._index_file, StoredFile):
+            return
+        path = self._index_file.path
+        if open_store(path, access).stat(path) != self._index_file.stat:
+            raise FileChangedError(f"{path} was replaced while the corpus was opened. Open it again.")
 
     @property
     def index(self) -> TokenIndex:
