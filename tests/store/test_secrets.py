@@ -111,7 +111,7 @@ def test_an_access_does_not_print_what_its_credentials_function_was_made_with():
 
 
 def test_options_in_the_place_of_a_format_are_not_quoted():
-    with pytest.raises(ConfigTypeError, match="format is a dict") as caught:
+    with pytest.raises(ConfigTypeError, match="format=a dict") as caught:
         scan_files("memory://a", {"key": CANARY})
     assert CANARY not in str(caught.value)
 

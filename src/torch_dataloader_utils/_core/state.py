@@ -82,7 +82,7 @@ def check_intact(state: Mapping[str, Any]) -> None:
     if isinstance(state, Mapping):
         check_version(state, VERSION)
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
-        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
         raise CheckpointMismatchError(
             f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
         )

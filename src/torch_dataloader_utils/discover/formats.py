@@ -1,5 +1,6 @@
 """Which scan serves which format."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from torch_dataloader_utils._core.inventory import FileFormat
@@ -34,8 +35,9 @@ def file_format_of(name: str) -> FileFormat:
         ConfigTypeError: no text. ConfigError: no such format.
     """
     if not isinstance(name, str):
-        # Of its type alone: it may be storage options in the wrong place.
-        raise ConfigTypeError(f"format is {of_type(name)}: pass one of the texts {', '.join(_NAMES)}.")
+        # Storage options in the wrong place are not quoted.
+        given = of_type(name) if isinstance(name, Mapping) else repr(name)
+        raise ConfigTypeError(f"format={given}: pass one of the texts {', '.join(_NAMES)}.")
     if name not in _NAMES:
         raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}.")
     return _NAMES[name]
