@@ -14,6 +14,7 @@ from tests.blending.rule import blend_picks
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, scan_files
+from torch_dataloader_utils._core.seal import sealed
 from torch_dataloader_utils.blending import blend
 from torch_dataloader_utils.blending.passes import Mark, Place
 from torch_dataloader_utils.blending.schedule import count_steps
@@ -355,7 +356,7 @@ def test_states_of_others_are_refused(tables, tmp_path):
         make(tables, weights=(1, 1, 1)).load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match="checksum"):
         make(tables).load_state_dict({**state, "epoch": 4})
-    for other in (make(tables).sources[0].loader.state_dict(), {"version": 2, "checksum": ""}, None):
+    for other in (make(tables).sources[0].loader.state_dict(), {"version": 2, "checksum": ""}, {1: 2, "a": 3}, None):
         with pytest.raises(CheckpointMismatchError, match="Not a state of a blend"):
             make(tables).load_state_dict(other)
     with pytest.raises(CheckpointMismatchError, match="has version 9, this library reads version"):
@@ -363,6 +364,29 @@ def test_states_of_others_are_refused(tables, tmp_path):
     write_table(tmp_path, [[9]])
     with pytest.raises(CheckpointMismatchError, match=r"Source 2 of the blend: .*data fingerprint"):
         make([*tables[:2], scan_files(str(tmp_path))]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("steps", 1.5),
+        ("counts", [1]),
+        ("counts", [1, 2, -3]),
+        ("sources", [1, 2, 3]),
+        ("topology", {}),
+        ("topology", 5),
+        ("passes", "1"),
+        ("taken", -1),
+    ],
+)
+def test_a_state_whose_values_no_blend_writes_is_refused_though_its_checksum_fits(tables, name, value):
+    state = make(tables).state_dict()
+    place = state if name in state else state["sources"][1]
+    place[name] = value
+    del state["checksum"]
+    with pytest.raises(CheckpointMismatchError, match=f"says {name}=.*no loader writes"):
+        make(tables).load_state_dict(sealed(state))
 
 
 @pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])

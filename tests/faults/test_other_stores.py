@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,34 @@ def test_failures_that_pass_cost_no_row(web: WebServer, access: StoreAccess) -> 
     web.faults = {5: 503, 6: 500, 7: 429}
     assert_rows(loader_of(web, access), 900)
     assert len(web.gets()) > 7
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(403, "no permission to"), (404, "does not exist"), (500, r"cannot .*HTTP 500")]
+)
+def test_a_signature_in_a_url_shows_in_no_error_or_log_and_each_refusal_is_told_as_what_it_is(
+    web: WebServer, caplog: pytest.LogCaptureFixture, status: int, message: str
+) -> None:
+    caplog.set_level(logging.DEBUG, "torch_dataloader_utils")
+    web.status = status
+    url = web.url("a.parquet?v=1&sig=canary%2Fcanary")
+    remote = replace(REMOTE, retry=replace(QUICK, most_seconds=0.2))
+    access = StoreAccess.of({"headers": {"Authorization": "Bearer canary"}}, remote=remote)
+    store = open_store(url, access)
+    for request in (lambda: scan_files(url, storage_options=access), lambda: store.ranges(url, [(0, 4)])):
+        with pytest.raises((StoreError, NoDataError), match=message) as caught:
+            request()
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert "canary" not in f"{error} {error!r}"
+            error = error.__cause__
+        assert "canary" not in caplog.text
+
+
+def test_a_web_server_that_cannot_be_reached_is_not_a_missing_file() -> None:
+    remote = replace(REMOTE, retry=replace(QUICK, most_seconds=0.01))
+    with pytest.raises(StoreError, match=r"cannot list .*Cannot connect to host"):
+        scan_files("http://127.0.0.1:9/a.parquet", remote=remote)
 
 
 def test_a_server_without_ranges_or_sizes_says_so(web: WebServer, access: StoreAccess) -> None:

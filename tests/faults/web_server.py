@@ -13,7 +13,8 @@ from urllib.parse import unquote
 
 @dataclass
 class WebServer:
-    """files: content by path. changes_after: (number of a GET, what happens to the files after it)."""
+    """files: content by path. status: of every reply, if any. changes_after: (number of a GET, what happens to the
+    files after it)."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     etag: str = "strong"  # weak, none, head-only
@@ -24,6 +25,7 @@ class WebServer:
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     after: dict[int, Callable[[], None]] = field(default_factory=dict)
     faults: dict[int, int] = field(default_factory=dict)  # of GETs: number to status
+    status: int = 0
     date_minutes: int = 0
     port: int = 0
 
@@ -39,6 +41,8 @@ class WebServer:
         self.requests.append((method, path, headers))
         if method == "GET" and self.faults.get(len(self.gets())):
             return self.faults[len(self.gets())], {}, b""
+        if self.status:
+            return self.status, {}, b""
         data = self.files.get(path)
         if data is None:
             return 404, {}, b""

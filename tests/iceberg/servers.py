@@ -12,8 +12,10 @@ from typing import Any
 
 @dataclass
 class RestCatalog:
-    """Serves `tables` ("ns.t": metadata file) with the credentials in `configs`; counts the requests."""
+    """Serves `tables` ("ns.t": metadata file) with the credentials in `configs`, and `bodies` as they are; counts
+    the requests."""
 
+    bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
@@ -35,6 +37,9 @@ def rest_catalog() -> Iterator[RestCatalog]:
                 self.reply(200, {"defaults": {}, "overrides": {}})
                 return
             name = f"{parts[2]}.{parts[4]}" if len(parts) == 5 and parts[1] == "namespaces" else ""
+            if name in catalog.bodies:
+                self.reply(200, catalog.bodies[name])
+                return
             if name in catalog.tables:
                 metadata = json.loads(Path(catalog.tables[name]).read_text())
                 body = {"metadata-location": catalog.tables[name], "metadata": metadata}

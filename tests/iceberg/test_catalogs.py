@@ -3,6 +3,7 @@ import logging
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,13 +191,26 @@ def test_a_table_that_is_gone_when_credentials_expire_is_no_missing_file(rest: R
         {"uri": f"http://user:{CANARY}@127.0.0.1:9"},
         {"auth": {"type": "basic", "basic": {"username": "u", "password": f"{CANARY}\n"}}},
         {"secret": CANARY[:4], "header.X-Api-Key": f"{CANARY}\n"},
+        {"uri": f"user:pa@{CANARY}@127.0.0.1:9"},
+        {"type": "glue", "glue.endpoint": f"http://user:{CANARY}@127.0.0.1:9", "client.region": "x"},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_no_error_of_a_catalog_shows_a_secret(options: dict[str, Any]) -> None:
+def test_no_error_of_a_catalog_shows_a_secret_nor_does_its_traceback(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with pytest.raises(LoaderError) as error:
-        scan_iceberg("db.t", {"type": "rest", "uri": "http://127.0.0.1:9", **options})
-    assert CANARY[4:] not in str(error.value)
+        scan_iceberg("db.t", {"type": "rest", "uri": "http://127.0.0.1:9", "glue.max-retries": 1, **options})
+    assert CANARY[4:] not in "".join(traceback.format_exception(error.value))
+
+
+def test_a_reply_of_a_catalog_that_does_not_parse_is_not_quoted(rest: RestCatalog) -> None:
+    rest.bodies["ns.odd"] = {"config": {"s3.secret-access-key": CANARY}}
+    with pytest.raises(CorruptFileError, match="does not parse") as error:
+        scan_iceberg("ns.odd", {"type": "rest", "uri": rest.uri})
+    assert CANARY not in "".join(traceback.format_exception(error.value))
 
 
 @pytest.fixture(scope="module")

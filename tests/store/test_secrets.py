@@ -1,13 +1,31 @@
 import json
 import pickle
+import traceback
+from functools import partial
 
 import fsspec
 import pytest
 from fsspec.registry import _registry, known_implementations
 
-from torch_dataloader_utils._store import Secret, has_credentials, open_store, redact
+from torch_dataloader_utils._store import (
+    RemoteOptions,
+    RetryPolicy,
+    Secret,
+    StoreAccess,
+    censor,
+    has_credentials,
+    open_store,
+    redact,
+)
 from torch_dataloader_utils._store.faults import store_error
-from torch_dataloader_utils.errors import ConfigError, FileChangedError, MissingDependencyError, StoreError
+from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    ConfigTypeError,
+    FileChangedError,
+    MissingDependencyError,
+    StoreError,
+)
 
 CANARY = "canary-6f1d"
 
@@ -33,6 +51,10 @@ def test_urls_lose_passwords_and_signatures_in_messages():
     assert redact("s3://b/part-?.parquet") == "s3://b/part-?.parquet"
     assert redact(f"simplecache::ftp://me:{CANARY}@host/a") == "simplecache::ftp://host/a"
     assert redact("github://org:repo@main/a") == "github://org:repo@main/a"
+    assert redact(f"HTTPS://me:{CANARY}@host/a?sig={CANARY}") == "HTTPS://host/a"
+    assert redact(f"s3://AKIA:half/{CANARY}@b/a@1.parquet") == "s3://b/a@1.parquet"
+    assert redact("hdfs://host:9000/a@b:c@d") == "hdfs://host:9000/a@b:c@d"
+    assert redact(f"az://c/a.parquet?sv=1&sig={CANARY}") == "az://c/a.parquet"
     assert has_credentials("https://host/a?sig=1")
     assert not has_credentials("s3://b/a")
 
@@ -45,9 +67,52 @@ def test_an_error_repeats_no_signature_of_its_cause():
         assert CANARY not in str(error)
 
 
-def test_a_password_in_the_url_is_refused():
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"ftp://me:{CANARY}@host/a",
+        f"s3://AKIA:half/{CANARY}@b/a",
+        f"az://c/a?sv=1&sig={CANARY}",
+        f"simplecache::s3://b/a?X-Amz-Signature={CANARY}",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_so_is_a_signature_that_its_client_does_not_take(url):
     with pytest.raises(ConfigError, match="storage_options") as caught:
-        open_store(f"ftp://me:{CANARY}@host/a")
+        open_store(url)
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [f"/tokeninfo?access_token={CANARY} (Caused by ...)", f"me:p@{CANARY}@host refused"])
+def test_clients_repeat_no_secret_in_a_spelling_of_their_own(text):
+    error = OSError(text)
+    error.__cause__ = ValueError(f"b'Bearer {CANARY[6:]}\\n'")
+    error.url = f"http://me:{CANARY}@host/%2F?sig={CANARY}"
+    censor(error, {"headers": {"Authorization": f"Bearer {CANARY[6:]}\n"}})
+    assert CANARY[6:] not in f"{error} {error.__cause__} {error.url}"
+
+
+@pytest.mark.parametrize("backend", ["fsspec", "obstore"])
+def test_options_that_a_client_refuses_are_not_quoted(backend):
+    pytest.importorskip("s3fs")
+    pytest.importorskip(backend)
+    remote = RemoteOptions(backend=backend, retry=RetryPolicy(most_seconds=0.01), keep_footers=False)
+    endpoint = f"me:{CANARY}@127.0.0.1" if backend == "fsspec" else f"http://me:{CANARY}@127.0.0.1:9"
+    for access in (
+        StoreAccess.of({"key": "k", "secret": "s", "endpoint_url": endpoint}, remote=remote),
+        StoreAccess.of(None, lambda: {"key": "k", "secret": "s", "endpoint_url": endpoint}, remote),
+    ):
+        with pytest.raises(StoreError) as caught:
+            open_store("s3://b/a", access).stat("s3://b/a")
+        assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_access_does_not_print_what_its_credentials_function_was_made_with():
+    assert CANARY not in repr(StoreAccess.of(credentials=partial(dict, token=CANARY)))
+
+
+def test_options_in_the_place_of_a_format_are_not_quoted():
+    with pytest.raises(ConfigTypeError, match="format=a dict") as caught:
+        scan_files("memory://a", {"key": CANARY})
     assert CANARY not in str(caught.value)
 
 

@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils._core.seal import sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]
@@ -233,3 +234,39 @@ def test_numpy_counts_epochs_too(table):
     same.set_epoch(2)
     assert [check_batch(batch) for batch in loader] == [check_batch(batch) for batch in same]
     json.dumps(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("epoch", "1"),
+        ("worker", None),
+        ("options", [1]),
+        ("settings", 5),
+        ("log", [3]),
+        ("num_ranks", [2**40]),
+        ("num_workers", [0]),
+        ("batch_size", [8, 8]),
+        ("batch_size", [2**70]),
+        ("drop_last", [0]),
+        ("steps", [-1]),
+        ("steps", [True]),
+        ("steps", [1.5]),
+        ("steps", [[1, 2, 3]]),
+        ("steps", 5),
+        ("cursors", [[[0, [[1, -1]]]]]),
+        ("cursors", [[[7, [[1, 1]]]]]),
+        ("cursors", [[1]]),
+    ],
+)
+def test_a_state_whose_values_no_loader_writes_is_refused_though_its_checksum_fits(table, name, value):
+    loader, _ = load(table)
+    next(iter(loader))
+    state = loader.state_dict()
+    place = state["log"] if name in state["log"] else state
+    place[name] = value
+    del state["checksum"]
+    for take in (load(table)[0].load_state_dict, lambda forged: merge_states([forged])):
+        with pytest.raises(CheckpointMismatchError, match=rf"says (log|{name})=.*no loader writes"):
+            take(sealed(state))

@@ -1,9 +1,18 @@
 """Paths: as messages may show them, and what their endings say."""
 
 import os
+import re
 from typing import Any
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+_WEB_SCHEMES = ("http", "https")
+
+# A password may hold slashes, as keys of S3 do. No password: "host:9000/a@b".
+_USER_INFO = re.compile(r"[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
+
+# Of web URLs that object stores sign; pasted behind another scheme, their clients take it for a part of the name.
+_SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature|signature)=", re.IGNORECASE)
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
@@ -31,6 +40,7 @@ def redact(path: str) -> str:
     """The path without user-info and query, which may hold passwords and signatures.
 
     https://me:pw@host/a.parquet?sig=x      https://host/a.parquet
+    az://c/a.parquet?sv=1&sig=x             az://c/a.parquet
     """
     if "://" not in path:
         return path
@@ -43,26 +53,35 @@ def has_credentials(path: str) -> bool:
 
 
 def check_no_password(path: str) -> None:
-    """Raises ConfigError for a URL that holds a password; it would end up in plans and logs."""
-    if any(":" in _user(part) for part in path.split("::")):
-        raise ConfigError(f"{redact(path)}: the URL holds a password. Pass credentials as storage_options instead.")
+    """Raises ConfigError for a URL that holds a password, or a signature that its client does not take.
+
+    They would end up in plans and logs.
+    """
+    for scheme, _, rest in (part.partition("://") for part in path.split("::")):
+        if _password(scheme, rest):
+            held = "a password"
+        elif scheme.lower() not in _WEB_SCHEMES and _SIGNATURE.search(rest):
+            held = "a signature"
+        else:
+            continue
+        raise ConfigError(f"{redact(path)}: the URL holds {held}. Pass credentials as storage_options instead.")
 
 
 def _redact_one(part: str) -> str:
     scheme, separator, rest = part.partition("://")
     if not separator:
         return part
-    if scheme in ("http", "https"):
-        # Only here is "?" a query; in a bucket it is a character of the key, or a glob.
+    is_web = scheme.lower() in _WEB_SCHEMES
+    if is_web or _SIGNATURE.search(rest):
+        # Elsewhere "?" is a character of the key, or a glob.
         rest = rest.partition("?")[0]
+    rest = rest.removeprefix(_password(scheme, rest))
     authority, slash, key = rest.partition("/")
-    if ":" in _user(part) or scheme in ("http", "https"):
-        authority = authority.rpartition("@")[2]
-    return f"{scheme}://{authority}{slash}{key}"
+    return f"{scheme}://{authority.rpartition('@')[2] if is_web else authority}{slash}{key}"
 
 
-def _user(part: str) -> str:
-    """What stands before the host of a URL: a name, and after a colon a password."""
-    scheme, _, rest = part.partition("://")
+def _password(scheme: str, rest: str) -> str:
+    """The name and password before the host of a URL, with the "@" after them; "" for a URL without a password."""
     # fsspec's form of "github://org:repo@branch/file", in which nothing is secret.
-    return "" if scheme == "github" else rest.partition("/")[0].rpartition("@")[0]
+    found = None if scheme == "github" else _USER_INFO.match(rest)
+    return found[0] if found else ""

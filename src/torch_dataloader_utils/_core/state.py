@@ -22,12 +22,12 @@ from typing import Any
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
+from torch_dataloader_utils._core.state_values import check_values
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
 VERSION = 1
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
 _OPTIONAL_KEYS = {"worker", "settings"}
-_LOG_KEYS = {"num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,12 @@ def check_intact(state: Mapping[str, Any]) -> None:
     if isinstance(state, Mapping):
         check_version(state, VERSION)
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
-        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
         raise CheckpointMismatchError(
             f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
         )
     check_seal(state)
+    check_values(state)
 
 
 def partial_state(worker: int) -> CheckpointMismatchError:
@@ -193,10 +194,6 @@ def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
 
 
 def _decode_log(log: Mapping[str, Any]) -> tuple[Segment, ...]:
-    if set(log) != _LOG_KEYS:
-        raise CheckpointMismatchError(
-            f"The state's log has keys {sorted(log)}, wanted {sorted(_LOG_KEYS)}. Load a state of this version."
-        )
     cursors = log["cursors"] or [[]] * len(log["steps"])
     columns = (log["num_ranks"], log["num_workers"], log["batch_size"], log["drop_last"], log["steps"], cursors)
     return tuple(_decode_segment(*entry) for entry in zip(*columns, strict=True))

@@ -9,6 +9,7 @@ files appear whole (`write_atomically`). No cache of data.
 
 from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
+from torch_dataloader_utils._store.censor import censor, censored_text
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.interface import (
@@ -50,6 +51,8 @@ __all__ = [
     "Store",
     "StoreAccess",
     "Tail",
+    "censor",
+    "censored_text",
     "coalesce",
     "dead_link",
     "file_stat",

@@ -58,7 +58,7 @@ class StoreAccess:
     """
 
     options: Secret = field(default_factory=lambda: Secret({}))
-    credentials: Credentials | None = None
+    credentials: Credentials | None = field(default=None, repr=False)
     holds_first: bool = False
     remote: RemoteOptions = field(default_factory=RemoteOptions)
     token: str = field(default_factory=lambda: uuid4().hex, repr=False, compare=False)

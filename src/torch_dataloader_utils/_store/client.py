@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 
 from torch_dataloader_utils._store.access import RemoteOptions, StoreAccess
+from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.faults import store_error, unknown_scheme
 from torch_dataloader_utils._store.obstore import open_obstore
 
@@ -36,12 +37,20 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
         StoreError: credentials could not be had.
     """
     options = access.client_options(renews=renews)
-    if access.remote.backend == "obstore":
-        return open_obstore(scheme, options, access.remote)
+    try:
+        return _open(path, scheme, options, access.remote)
+    except Exception as error:
+        censor(error, options)
+        raise
+
+
+def _open(path: str, scheme: str, options: Mapping[str, Any], remote: RemoteOptions) -> Any:
+    if remote.backend == "obstore":
+        return open_obstore(scheme, options, remote)
     if scheme in _S3_SCHEMES:
-        options = _s3_options(options, access.remote)
+        options = _s3_options(options, remote)
     if scheme in _HTTP_SCHEMES:
-        options = _http_options(options, access.remote)
+        options = _http_options(options, remote)
     try:
         filesystem = fsspec.core.url_to_fs(path, **options, skip_instance_cache=True)[0]
     except ImportError as error:

@@ -6,11 +6,11 @@ becomes one of four errors of ours, with the file, what was tried, and what to d
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from fsspec import get_filesystem_class
 
-from torch_dataloader_utils._core.paths import has_credentials, redact
+from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._store.censor import censored_text
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
 from torch_dataloader_utils._store.identity import short_read
 from torch_dataloader_utils._store.retry import Attempts
@@ -75,7 +75,7 @@ def store_error(
             return _replaced(path, cause, identity)
         case ShortReplyError():
             return short_read(path, cause)
-        case FileNotFoundError():
+        case FileNotFoundError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
         case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
             return _expired(path, action, cause, is_sure=kind is Kind.EXPIRED)
@@ -96,6 +96,11 @@ def store_error(
                 f"{redact(path)}: cannot {action} ({cause}). The storage refused or failed; check that it can be "
                 "reached with these storage_options, then try again."
             )
+
+
+def _says_gone(diagnosis: Diagnosis | None) -> bool:
+    """Whether a "file not found" is one: fsspec's web client says so of whatever went wrong."""
+    return diagnosis is None or (diagnosis.kind is Kind.FINAL and diagnosis.status in (0, 404, 410))
 
 
 def _replaced(path: str, cause: str, identity: str | None) -> FileChangedError:
@@ -180,8 +185,7 @@ def unknown_scheme(path: str, scheme: str) -> ConfigError:
 
 
 def _cause(error: BaseException, path: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        error = error.__cause__ or error  # of fsspec's web client, see `_says_gone`
     text = str(error).replace(path, redact(path)) or "no message"
-    query = urlsplit(path).query if has_credentials(path) else ""
-    if query:
-        text = text.replace(query, "***")
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {censored_text(text)}"

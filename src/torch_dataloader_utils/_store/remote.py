@@ -172,7 +172,8 @@ class FsspecStore:
             except LoaderError:
                 raise
             except Exception as error:  # whatever a storage client raises
-                censor(error)
+                # The client's options have what `credentials` gave; without a client, see `open_client`.
+                censor(error, getattr(filesystem, "storage_options", None))
                 diagnosis = diagnose(error)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
                 if delay is None:

@@ -6,19 +6,22 @@
 Under 1 kB a source, whatever the number of steps; the same on every rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
+from torch_dataloader_utils._core.state_values import is_count, is_list, refuse_misfits
 from torch_dataloader_utils.blending.options import BlendOptions
 from torch_dataloader_utils.blending.passes import Mark
 from torch_dataloader_utils.blending.source import Source
-from torch_dataloader_utils.errors import CheckpointMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 _VERSION = 1
+_SOURCE_KEYS = {"state", "topology", "passes", "taken"}
 _KEYS = {"version", "kind", "options", "epoch", "steps", "counts", "sources", "checksum"}
 
 
@@ -126,15 +129,37 @@ class BlendProgress:
         if is_of_blend:
             check_version(state, _VERSION)
         if not is_of_blend or set(state) != _KEYS:
-            found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
             raise CheckpointMismatchError(
                 f"Not a state of a blend: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a blend "
                 "returned; states of single loaders are for those."
             )
         check_seal(state)
+        refuse_misfits(self._findings(state))
         # As JSON has it: 1 and 1.0 are one number, and so they are here.
         if state["options"] != self._options.describe():
             raise CheckpointMismatchError(
                 f"The state does not fit: its blend is {state['options']}, this one is {self._options.describe()}. "
                 "Resume with the weights and options that it was saved with, or start the epoch afresh."
             )
+
+    def _findings(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+        """See `refuse_misfits`; what is in a source's own state and topology is for these to check."""
+        for name in ("epoch", "steps"):
+            yield name, state[name], is_count(state[name])
+        counts, entries = state["counts"], state["sources"]
+        yield "counts", counts, is_list(counts, len(self._sources)) and all(map(is_count, counts))
+        yield "sources", entries, is_list(entries, len(self._sources))
+        for entry in entries:
+            yield "sources", entries, isinstance(entry, Mapping) and set(entry) == _SOURCE_KEYS
+            yield "topology", entry["topology"], _is_topology(entry["topology"])
+            for name in ("passes", "taken"):
+                yield name, entry[name], is_count(entry[name])
+
+
+def _is_topology(value: Any) -> bool:
+    try:
+        Topology(**value)
+    except (TypeError, ConfigError):
+        return False
+    return set(value) == set(Topology.__slots__)

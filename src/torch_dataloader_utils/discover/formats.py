@@ -1,5 +1,6 @@
 """Which scan serves which format."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from torch_dataloader_utils._core.inventory import FileFormat
@@ -13,7 +14,7 @@ from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRe
 from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.text import scan_text
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 _NAMES = {
     "parquet": FileFormat.PARQUET,
@@ -34,7 +35,9 @@ def file_format_of(name: str) -> FileFormat:
         ConfigTypeError: no text. ConfigError: no such format.
     """
     if not isinstance(name, str):
-        raise ConfigTypeError(f"format={name!r}: pass one of the texts {', '.join(_NAMES)}.")
+        # Storage options in the wrong place are not quoted.
+        given = of_type(name) if isinstance(name, Mapping) else repr(name)
+        raise ConfigTypeError(f"format={given}: pass one of the texts {', '.join(_NAMES)}.")
     if name not in _NAMES:
         raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}.")
     return _NAMES[name]

@@ -47,7 +47,7 @@ class Roots:
             raise ConfigTypeError(f"allowed_roots is {of_type(roots)}: pass a list of prefixes.")
         if isinstance(roots, str):
             raise ConfigTypeError(
-                f"allowed_roots is a list of prefixes; got the one string {roots!r}. Write allowed_roots=[{roots!r}]."
+                f"allowed_roots is a list of prefixes; got the one string {redact(roots)!r}. Write it in a list."
             )
         roots = [check_path("A prefix of allowed_roots", root) for root in roots]
         places = {root: _place(root) for root in roots}

@@ -1,11 +1,11 @@
 """A table looked up in its catalog, in bounded time; what catalogs raise becomes an error that says what to do."""
 
 import queue
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any
 
+from torch_dataloader_utils._store import censor, censored_text, redact
 from torch_dataloader_utils.discover.iceberg.faults import unknown_feature, unparsed
 from torch_dataloader_utils.discover.iceberg.storage import with_present_names
 from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
@@ -14,9 +14,6 @@ INSTALL = 'pip install "torch-dataloader-utils[iceberg]"'
 
 # Catalogs that answer do so in seconds; boto3 gives up on a dead Glue after five times 60.
 _PATIENCE_SECONDS = 300.0
-
-# Words of a secret up to so many letters stay in messages: they tell nothing, and hiding "a" would hide the rest.
-_SHORT_WORD = 2
 
 
 def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = _PATIENCE_SECONDS) -> Any:
@@ -37,11 +34,13 @@ def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = 
         raise
     except _NoAnswerError:
         raise StoreError(
-            f"the catalog did not answer within {patience_seconds:g} seconds when asked for {name}. Check that it is "
-            "up and can be reached with this catalog_config, then try again."
+            f"the catalog did not answer within {patience_seconds:g} seconds when asked for {redact(name)}. Check "
+            "that it is up and can be reached with this catalog_config, then try again."
         ) from None
-    except Exception as error:
-        raise _lookup_error(name, properties, error) from error
+    except Exception as error:  # noqa: BLE001 - catalogs are plug-ins; it is raised again as one of ours
+        censor(error, properties)
+        # pydantic's errors quote what the catalog sent, with the credentials of the table.
+        raise _lookup_error(redact(name), error) from (None if _is_invalid(error) else error)
 
 
 class _NoAnswerError(Exception):
@@ -74,8 +73,9 @@ def _catalog(properties: Mapping[str, Any]) -> Any:
     try:
         return load_catalog(**properties)
     except (ValueError, TypeError, KeyError) as error:
+        censor(error, properties)
         raise ConfigError(
-            f"catalog_config does not make a catalog ({_text(error, properties)}). See pyiceberg's page on catalogs."
+            f"catalog_config does not make a catalog ({error}). See pyiceberg's page on catalogs."
         ) from error
 
 
@@ -92,12 +92,17 @@ def _find(catalog: Any, name: str) -> Any:
         return catalog.load_table(rest)
 
 
-def _lookup_error(name: str, properties: Mapping[str, Any], error: Exception) -> LoaderError:
+def _is_invalid(error: Exception) -> bool:
     from pydantic import ValidationError
+
+    return isinstance(error, ValidationError)
+
+
+def _lookup_error(name: str, error: Exception) -> LoaderError:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError
     from pyiceberg.exceptions import ValidationError as MetadataError
 
-    text = _text(error, properties)
+    text = censored_text(str(error))  # of an error that shows another one, too
     if isinstance(error, (NotInstalledError, ImportError)):
         return MissingDependencyError(
             f"this catalog needs a client that is not installed ({text}). Run: {INSTALL} and the client."
@@ -111,30 +116,10 @@ def _lookup_error(name: str, properties: Mapping[str, Any], error: Exception) ->
             f"the catalog has no table {name} ({text}). Check its name; catalogs in SQL also keep "
             'tables by the name of the catalog, which is catalog_config\'s "name".'
         )
-    if isinstance(error, (ValidationError, MetadataError)) or unknown_feature(error):
+    if _is_invalid(error) or isinstance(error, MetadataError) or unknown_feature(error):
         return unparsed(name, "metadata that the catalog gave", error)
     # Catalogs are plug-ins and raise whatever their clients do.
     return StoreError(
         f"the catalog could not load {name} ({type(error).__name__}: {text}). Check that it can be reached with this "
         "catalog_config."
     )
-
-
-def _text(error: BaseException, properties: Mapping[str, Any]) -> str:
-    """What a foreign error says, without any value of a property that may be a secret."""
-    text = str(error)
-    # Longest first: one secret may begin with another.
-    for secret in sorted(_secrets(properties), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    text = re.sub(r"([?&][\w.-]+=)[^&\s'\"]+", r"\1***", text)
-    return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://***@", text)
-
-
-def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
-    """Words of values that may be secrets; word by word, since errors quote line breaks (of a token read from a file)
-    as escapes."""
-    for name, value in properties.items():
-        if isinstance(value, Mapping):
-            yield from _secrets(value)
-        elif re.search("secret|token|credential|password|key|header", name, re.IGNORECASE):
-            yield from (word for word in str(value).split() if len(word) > _SHORT_WORD)
