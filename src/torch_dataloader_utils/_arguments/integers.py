@@ -65,7 +65,7 @@ def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
     Raises:
         ConfigTypeError, ConfigError: as `check_integer`.
     """
-    optional = _optional_fields(type(options))
+    optional = _optional_fields(options.__class__)
     for name in names:
         value = getattr(options, name)
         if value is not None or name not in optional:

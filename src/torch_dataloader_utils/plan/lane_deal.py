@@ -136,7 +136,7 @@ class LaneDeal:
     def _owned(self, steps: range, rank: int) -> list[int]:
         """The lanes that a rank draws from in these steps, ascending."""
         num_lanes = self.lanes.num_lanes
-        # A worker's steps lie num_workers * Q numbers apart, so after this many of them they are in the same lanes again.
+        # A worker's steps lie num_workers * Q numbers apart: after so many of them it is in the same lanes again.
         turn = num_lanes // (self.topology.num_workers * self.numbers_per_step)
         return sorted({number % num_lanes for step in steps[:turn] for number in self._taken(step, rank)})
 
