@@ -411,6 +411,30 @@ def test_sources_with_worker_processes(tables):
     assert rows_of(blend(loaders, WEIGHTS, stop=6)) == expected
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sources_decode_ahead_their_shares_of_what_each_would_alone(tables, num_workers):
+    inventory = tables[0]
+    group_bytes = int(inventory.groups.projected_bytes.max())
+    alone_bytes = 100 * group_bytes
+
+    def loader(**options):
+        return StructuredDataset.create_dataloader(
+            "", inventory=inventory, batch_size=4, num_workers=num_workers, **options
+        )[0]
+
+    loaders = [loader(decode_ahead_bytes=alone_bytes) for _ in range(3)]
+    for _ in range(2):  # another blend of them takes no part of a part
+        blend(loaders, [5.0, 4.0, 1e-6], stop=1)
+        ahead = [each.decode_ahead_bytes for each in loaders]
+        # The row group in use and the next one, in each worker, are the least.
+        assert ahead == pytest.approx(
+            [55 * group_bytes, 44 * group_bytes, 2 * group_bytes * max(1, num_workers)], rel=0.02
+        )
+    small = loader(decode_ahead_bytes=group_bytes)
+    blend([small, loader()], [1, 1])
+    assert small.decode_ahead_bytes == group_bytes
+
+
 def keep_odd(batch):
     return {"row": batch["row"][batch["row"] % 2 == 1]}
 

@@ -161,6 +161,21 @@ def test_eight_times_the_lanes_take_about_eight_times_the_work():
     assert lines_run(lambda: many.programs(1)) < 12 * lines_run(lambda: few.programs(1))
 
 
+@pytest.mark.parametrize("has_tail", [False, True])
+def test_one_more_rank_of_lanes_costs_that_rank_alone(has_tail):
+    def work(num_ranks):
+        beyond_whole_steps = [[8]] * (num_ranks // 2 if has_tail else 0)
+        plan = make_plan(
+            space=make_space([[8 * num_ranks]] * num_ranks + beyond_whole_steps),
+            options=PlanOptions(num_lanes=num_ranks, lane_rows=8),
+            topology=Topology(num_ranks=num_ranks, batch_size=8),
+        )
+        plan.programs(0)
+        return lines_run(lambda: plan.programs(1))
+
+    assert work(256) < 1.2 * work(16)
+
+
 def test_a_batch_costs_no_look_at_lanes_it_does_not_draw_from():
     few, many = (plan_of_lanes(lanes).programs(1)[0].schedule for lanes in (128, 1024))
     assert lines_run(lambda: many.draws(1)) == lines_run(lambda: few.draws(1))

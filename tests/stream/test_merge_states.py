@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cli.shell import tdu, tdu_json
 from tests.effort import EFFORT
+from tests.lines_run import lines_run
 from tests.stream.tables import check_batch, dataset_of_rank, files, write_table
 from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states, scan_files
 from torch_dataloader_utils._core.options import Topology
@@ -323,6 +324,19 @@ def test_a_rank_that_received_nothing_yet_is_merged_where_counts_are_unknown(tab
     merged = merge_states(states)
     rest = [row for rank in range(2) for batch in receive(load(table, 2, rank, merged, **UNKNOWN)) for row in batch]
     assert sorted(received + rest) == sorted(expected)
+
+
+def test_the_merged_state_has_its_keys_in_the_order_of_the_states(table):
+    _, states = stop_ranks(table, [2, 1, 3], **CHUNKS)
+    assert list(merge_states(states)) == list(states[0])
+
+
+def test_equal_options_of_many_ranks_are_compared_at_a_glance(table):
+    _, states = stop_ranks(table, [2, 1, 3], **CHUNKS)
+    merge_states(states)
+    merged = merge_states(states)
+    # Some 70 lines a state; looking at each option of each state took 1,000.
+    assert lines_run(lambda: merge_states([merged] * 3)) < 3 * 300
 
 
 def test_merging_merged_states_changes_nothing(table):

@@ -6,6 +6,7 @@ words of a key, taken modulo 2^64.
 
 import operator
 from dataclasses import fields
+from functools import cache
 from types import NoneType
 from typing import Any, SupportsIndex, TypeGuard, get_args
 
@@ -64,8 +65,14 @@ def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
     Raises:
         ConfigTypeError, ConfigError: as `check_integer`.
     """
-    optional = {field.name for field in fields(options) if NoneType in get_args(field.type)}
+    optional = _optional_fields(options.__class__)
     for name in names:
         value = getattr(options, name)
         if value is not None or name not in optional:
             object.__setattr__(options, name, check_integer(name, value, least=least))
+
+
+@cache  # asked for every value that is made: one for each rank's state where 10,000 of them are merged
+def _optional_fields(options: type) -> frozenset[str]:
+    """The fields of a dataclass whose type has None."""
+    return frozenset(field.name for field in fields(options) if NoneType in get_args(field.type))

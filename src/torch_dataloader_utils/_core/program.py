@@ -179,12 +179,10 @@ def scheduled_rows(schedule: Schedule) -> int:
 def touched_groups(units: Units, space: RowSpace) -> Int64s:
     """The row groups that these units read, ascending and distinct; groups without rows are never touched."""
     plain = units.is_plain
-    starts, stops = [units.start[plain]], [units.stop[plain]]
-    used = np.unique(units.window[~plain])
-    windows = units.windows.take(used)
-    starts.append(windows.piece_start)
-    stops.append(windows.piece_stop)
-    start, stop = np.concatenate(starts), np.concatenate(stops)
+    start, stop = units.start[plain], units.stop[plain]
+    if not plain.all():
+        windows = units.windows.take(np.unique(units.window[~plain]))
+        start, stop = np.concatenate([start, windows.piece_start]), np.concatenate([stop, windows.piece_stop])
     start, stop = start[stop > start], stop[stop > start]
     first, last = space.group_of(start), space.group_of(stop - 1)
     touched = np.unique(ranges(first, last - first + 1))

@@ -59,7 +59,7 @@ class RowSpace:
     def group_of(self, row: Int64s) -> Int64s:
         """The group that holds each plan row; the end of all rows belongs to the last group."""
         last = max(len(self.group_start) - 2, 0)
-        found = np.searchsorted(self.group_start, row, side="right") - 1
+        found = self.group_start.searchsorted(row, side="right") - 1
         return np.minimum(found, last).astype(np.int64)
 
 

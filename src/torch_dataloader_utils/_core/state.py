@@ -122,7 +122,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             raise partial_state(state["worker"])
         _compare_options(state["options"], states[0]["options"])
         _compare("fingerprint", state["fingerprint"], states[0]["fingerprint"])
-    merged = {key: states[0][key] for key in (_KEYS | {"settings"}) - {"checksum"} if key in states[0]}
+    merged = {key: value for key, value in states[0].items() if key != "checksum"}
     merged["epoch"] = min(state["epoch"] for state in states)
     logs = [_log_of_epoch(merged["epoch"], rank, state) for rank, state in enumerate(states)]
     all_alike = all(state["log"] == states[0]["log"] for state in states)
@@ -254,6 +254,8 @@ def _compare_options(saved: Any, present: Any) -> None:
 
     [["seed", 42], ["shuffle", True]], [["seed", 42]]      It was saved with shuffle=True, here False.
     """
+    if saved == present:
+        return
     was, here = ({**asdict(PlanOptions()), **dict(side)} for side in (saved, present))
     misfits = [
         f"{name}={was.get(name)!r}, here {here.get(name)!r}"

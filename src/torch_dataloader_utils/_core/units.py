@@ -148,8 +148,8 @@ class Units:
 
         Rows beyond the last are not an error: the rest is then empty.
         """
-        ends = np.cumsum(self.rows)
-        at = int(np.searchsorted(ends, row, side="right"))
+        ends = self.rows.cumsum()
+        at = int(ends.searchsorted(row, side="right"))
         if at >= len(self):
             return self, self.take(slice(0, 0))
         inside = row - int(ends[at] - self.rows[at])

@@ -17,6 +17,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
+from torch_dataloader_utils.tokens.split import normalize_weights
 
 
 def blend(
@@ -75,7 +76,8 @@ class BlendedLoader:
     """Batches of several loaders, with an exact `len`, `set_epoch`, `state_dict` and `load_state_dict`; see `blend`.
 
     Every rank makes the same choices, so ranks take equal steps. A source starts when it first gives something; from
-    then on all run side by side, each with its own threads or processes.
+    then on all run side by side, each with its own threads or processes. A source has its share of its
+    `decode_ahead_bytes`.
     """
 
     def __init__(self, loaders: Sequence[TableDataLoader], options: BlendOptions) -> None:
@@ -87,6 +89,8 @@ class BlendedLoader:
                 f"The sources of a blend are of different (num_ranks, rank): {sorted(places)}. Make all of them "
                 "for this rank."
             )
+        for source, share in zip(self.sources, normalize_weights(options.weights), strict=True):
+            source.decode_part(share)
         self.progress = BlendProgress(options, self.sources)
         # Where a pass would begin, and the batches of its epoch: with per="sample" counting them makes a pick a row.
         self._counted: tuple[BlendPosition, int] | None = None

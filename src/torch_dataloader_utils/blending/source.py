@@ -40,6 +40,16 @@ class Source:
         """The rank that the loader reads for."""
         return self.loader.dataset.rank
 
+    def decode_part(self, share: float) -> None:
+        """Let the loader decode ahead this part of what it would alone.
+
+        At least the row group in use and the next one, in each worker: with less, nothing would be decoded ahead.
+        """
+        alone_bytes = self._data.stages.decode.budget_bytes
+        largest_bytes = int(self._data.plan().inventory.groups.projected_bytes.max())
+        least_bytes = 2 * largest_bytes * self.topology.num_workers
+        self.loader.decode_within(min(alone_bytes, max(int(share * alone_bytes), least_bytes)))
+
     def begin(self, epoch: int) -> Mark:
         """The beginning of a blend epoch."""
         return Mark(start=pass_start(epoch, 0, self.topology))

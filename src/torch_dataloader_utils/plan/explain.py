@@ -102,6 +102,8 @@ def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
 
 def _window_bytes(units: Units, space: RowSpace) -> float:
     """Projected bytes of window units: of each as large a part as it has of the rows of its window."""
+    if len(units) == 0:
+        return 0.0
     windows = units.windows.take(units.window)
     first_piece = windows.offsets[:-1]
     held_rows = np.add.reduceat(windows.piece_stop - windows.piece_start, first_piece)

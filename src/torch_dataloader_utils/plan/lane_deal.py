@@ -136,8 +136,9 @@ class LaneDeal:
     def _owned(self, steps: range, rank: int) -> list[int]:
         """The lanes that a rank draws from in these steps, ascending."""
         num_lanes = self.lanes.num_lanes
-        # Their numbers repeat after num_lanes steps at the latest.
-        return sorted({number % num_lanes for step in steps[:num_lanes] for number in self._taken(step, rank)})
+        # A worker's steps lie num_workers * Q numbers apart: after so many of them it is in the same lanes again.
+        turn = num_lanes // (self.topology.num_workers * self.numbers_per_step)
+        return sorted({number % num_lanes for step in steps[:turn] for number in self._taken(step, rank)})
 
     def _taken(self, step: int, rank: int) -> range:
         """The micro-batches that a rank takes in a step, ascending."""
@@ -155,8 +156,12 @@ class LaneDeal:
         """
         rows, ranks = self.tail_rows, self.topology.num_ranks
         start, stop = (rows * border // ranks for border in (rank, rank + 1))
-        last_step = self.lanes.sequence(self.number_of(self.steps - 1), rows)
-        return last_step.split_at(start)[1].split_at(max(1, stop - start))[0]
+        return self._last_step.split_at(start)[1].split_at(max(1, stop - start))[0]
+
+    @cached_property
+    def _last_step(self) -> Units:
+        """The tail's rows, of all ranks: one sequence, built once however many ranks are asked for."""
+        return self.lanes.sequence(self.number_of(self.steps - 1), self.tail_rows)
 
 
 def _divisors(number: int) -> list[int]:

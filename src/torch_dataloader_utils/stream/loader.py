@@ -1,6 +1,7 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,6 +75,7 @@ class TableDataLoader(DataLoader[Any]):
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._ranks_at_build = running_ranks()
+        self._decode = stages.decode
         self._processes: WorkerProcesses | None = None
         if num_workers > 0:
             if stages.credentials is not None:
@@ -113,6 +115,17 @@ class TableDataLoader(DataLoader[Any]):
     def epoch(self) -> int:
         """The epoch of the present or next pass."""
         return self.dataset.epoch
+
+    @property
+    def decode_ahead_bytes(self) -> int:
+        """How far the next pass decodes ahead; the data set's own number, or less (see `decode_within`)."""
+        return self._decode.budget_bytes
+
+    def decode_within(self, budget_bytes: int) -> None:
+        """Decode ahead no more than this from the next pass on; worker processes that persist go on as they began."""
+        self._decode = replace(self._decode, budget_bytes=budget_bytes)
+        if self._processes is not None:
+            self._processes.decode_within(budget_bytes)
 
     def metrics(self) -> Metrics:
         """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""
@@ -189,7 +202,7 @@ class TableDataLoader(DataLoader[Any]):
 
     def _from_threads(self, work: WorkerInput, run: Pass, ready: Callable[[Any], Any]) -> Generator[Any]:
         dataset = self.dataset
-        stream = WorkerStream(work, dataset.pipeline, dataset.stages.decode, self._meter.worker())
+        stream = WorkerStream(work, dataset.pipeline, self._decode, self._meter.worker())
         yield from counted(stream, run, dataset.progress, 0, ready)
 
     def _from_processes(

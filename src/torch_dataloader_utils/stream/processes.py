@@ -56,8 +56,7 @@ class WorkerProcesses:
         self._readers = self._new_readers() if options.get("persistent_workers") else None
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
-        share = replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // num_workers)
-        self._worker = TicketWorker(pipeline, share, self._notes)
+        self._worker = TicketWorker(pipeline, self._share(), self._notes)
         self._loader: DataLoader[Answer] = DataLoader(
             self._worker,
             batch_size=None,
@@ -70,6 +69,16 @@ class WorkerProcesses:
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has workers of its own, and no pass."""
         return _start_anew, (self._pipeline, self._decode, self._num_workers, self._options)
+
+    def decode_within(self, budget_bytes: int) -> None:
+        """Let processes that are started from now on decode ahead no more than this, all together."""
+        self._decode = replace(self._decode, budget_bytes=budget_bytes)
+        self._worker.options = self._share()
+
+    def _share(self) -> DecodeOptions:
+        """What one process decodes ahead."""
+        decode = self._decode
+        return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // self._num_workers)
 
     def deliver(
         self, works: Sequence[WorkerInput], first_worker: int, left: int | None, meter: LoaderMeter

@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 class TicketWorker(Dataset[Answer]):
     """The data set that a worker process holds: empty until its first ticket comes.
 
-    directory: see share_temporary_directory; to be set before workers start.
+    To be set before workers start: directory, see share_temporary_directory; options, how far each decodes ahead.
     """
 
     directory: str
@@ -86,7 +86,7 @@ class TicketWorker(Dataset[Answer]):
     def __init__(self, pipeline: Pipeline, options: DecodeOptions, notes: Notes) -> None:
         self._pipeline = pipeline
         self._notes = notes
-        self._options = options
+        self.options = options
         self._memory: SlabMemory | None = None
         self._slabs: SlabWriter | None = None
         self._pace = BatchPace()
@@ -149,7 +149,7 @@ class TicketWorker(Dataset[Answer]):
         self._stream = WorkerStream(
             start.work,
             replace(self._pipeline, reader=reader, shaper=shaper, functions=functions),
-            self._options,
+            self.options,
             watch=lambda where: self._notes.calling(start.worker, where),
         )
         self._batches = iter(self._stream) if start.run_length is None else self._stream.runs(start.run_length)

@@ -91,10 +91,14 @@ def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
     """The timeline of the first `max_ranks` ranks."""
     shown = min(max_ranks, plan.topology.num_ranks)
     uses = _Uses.of(plan, shown)
+    # They come worker after worker: each has a run of them, which is found without looking at those of all others.
+    number, num_workers = uses.rank * plan.topology.num_workers + uses.worker, plan.topology.num_workers
+    begins = number.searchsorted(np.arange(shown * num_workers + 1))
     workers = []
     for rank in range(shown):
         for worker, program in enumerate(plan.details.programs(rank)):
-            own = np.flatnonzero((uses.rank == rank) & (uses.worker == worker))
+            at = rank * num_workers + worker
+            own = np.arange(begins[at], begins[at + 1])
             workers.append(_worker_row(uses, own, rank, worker, program))
     return Timeline(workers=tuple(workers), files=uses.files, num_ranks=plan.topology.num_ranks, shown_ranks=shown)
 
