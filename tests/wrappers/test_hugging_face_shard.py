@@ -191,6 +191,56 @@ def test_resume_is_exact(parquet_stream, kind, options, is_mapped):
         assert part + ids(resumed) == whole, count
 
 
+@pytest.fixture
+def ends_at_once(monkeypatch):
+    """`datasets` sleeps for seconds after each shuffled pass."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+
+
+@pytest.mark.usefixtures("ends_at_once")
+@pytest.mark.parametrize("kind", ["generator", "parquet"])
+@pytest.mark.parametrize(("options", "epoch"), [({}, 1), ({"shard_files": False}, 0)], ids=str)
+def test_resume_is_exact_after_a_shuffle_before_the_cut(parquet_stream, kind, options, epoch):
+    def make():
+        source = parquet_stream if kind == "parquet" else generated([18, 7, 25])
+        shard = streaming_shard(source.shuffle(seed=5, buffer_size=8), 2, 1, **options)
+        shard.set_epoch(epoch)
+        return shard.map(lambda row: {"id": row["id"]})
+
+    whole = ids(make())
+    for count in (1, 13, len(whole)):
+        stream = make()
+        rows = iter(stream)
+        part = [next(rows)["id"] for _ in range(count)]
+        resumed = make()
+        resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+        assert part + ids(resumed) == whole, count
+
+
+@pytest.mark.usefixtures("ends_at_once")
+def test_a_state_of_a_stream_that_was_not_shuffled_is_refused_by_one_that_is():
+    source = generated([10, 10])
+    shard = streaming_shard(source, 2, 0)
+    next(iter(shard))
+    other = streaming_shard(source.shuffle(seed=5, buffer_size=8), 2, 0)
+    other.load_state_dict(shard.state_dict())
+    with pytest.raises(CheckpointMismatchError, match="without a shuffle"):
+        list(other)
+
+
+@pytest.mark.usefixtures("ends_at_once")
+def test_a_shuffled_shard_that_is_cut_again_resumes_exactly():
+    def make():
+        return streaming_shard(streaming_shard(generated([20, 30]).shuffle(seed=5, buffer_size=8), 2, 1), 2, 0)
+
+    stream = make()
+    rows = iter(stream)
+    part = [next(rows)["id"] for _ in range(5)]
+    resumed = make()
+    resumed.load_state_dict(stream.state_dict())
+    assert part + ids(resumed) == ids(make())
+
+
 def test_resume_reads_on_and_does_not_start_over():
     num_read = 0
 

@@ -2,7 +2,7 @@
 
 Written and tested against `datasets` 5.2. Its public `filter` and `map` would decode and convert every row of every
 shard before the cut; an examples iterable of our own does not. That interface is private to `datasets`; all use of it
-is in this module and in chained_examples.py.
+is in this module, in chained_examples.py and in replayed_examples.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from datasets.iterable_dataset import _BaseExamplesIterable
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.wrappers.chained_examples import ChainedExamples, OpenState, check_index, check_options
+from torch_dataloader_utils.wrappers.replayed_examples import ReplayedExamples, holds_rows_back
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
     ShardLayout,
@@ -42,6 +43,7 @@ _FILE_SHARDABLE = {
     "InterleavedShardsExamplesIterable",
     "BufferShuffledExamplesIterable",
     "ChainedExamples",
+    "ReplayedExamples",
 }
 
 
@@ -58,6 +60,8 @@ def shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool) 
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(shard_positions(layout, len(dataset)))
     examples = dataset._ex_iterable
+    if holds_rows_back(examples):
+        examples = ReplayedExamples(examples)
     if shard_files and examples.num_shards >= layout.num_shards and _is_file_shardable(examples):
         return _with_examples(dataset, _deal_files(examples, layout))
     return _with_examples(dataset, ShardExamples(examples, layout))

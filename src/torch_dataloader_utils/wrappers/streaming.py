@@ -74,7 +74,8 @@ def streaming_shard(
         length: for contiguous spans, items in the data set, if it cannot tell. A pass that finds another number is a
             RowCountError, which for more items the last shard tells alone.
         shard_files: whether a Hugging Face stream of at least `num_shards` files deals out whole files first and
-            only the rest item by item (sample mode). False always deals items in turn.
+            only the rest item by item (sample mode), so that shards differ as files do. False always deals items in
+            turn.
         source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
             shard does that.
 

@@ -1,0 +1,90 @@
+"""The examples of a Hugging Face stream whose own state does not hold all of it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets.iterable_dataset import _BaseExamplesIterable
+
+from torch_dataloader_utils.errors import CheckpointMismatchError
+from torch_dataloader_utils.wrappers.chained_examples import OpenState
+
+
+def holds_rows_back(examples: Any) -> bool:
+    """Whether a shuffle buffer is among the steps: the rows in it are in no state of `datasets`."""
+    if isinstance(examples, ReplayedExamples):
+        return False  # a shard that is cut again
+    if type(examples).__name__ == "BufferShuffledExamplesIterable":
+        return True
+    inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
+    return any(holds_rows_back(each) for each in inner if each is not None)
+
+
+class ReplayedExamples(_BaseExamplesIterable):  # type: ignore[misc]
+    """The examples of a source, with a state that is their number: a resume steps over those that were given.
+
+    The order is a function of seed and epoch, so the steps lead to the same place, for the price of reading again what
+    lies before it. Transforms that come after the cut do not run for it.
+    """
+
+    def __init__(self, ex_iterable: Any) -> None:
+        """Wraps a source."""
+        super().__init__()
+        self.ex_iterable = ex_iterable
+
+    @property
+    def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
+        """Tables instead of rows where the source has them."""
+        return self._iter_arrow if self.ex_iterable.iter_arrow else None
+
+    @property
+    def is_typed(self) -> bool:
+        """As the source."""
+        return bool(self.ex_iterable.is_typed)
+
+    @property
+    def features(self) -> Any:
+        """As the source."""
+        return self.ex_iterable.features
+
+    @property
+    def num_shards(self) -> int:
+        """As the source."""
+        return int(self.ex_iterable.num_shards)
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict = OpenState(given=0, type=type(self).__name__)
+        return self._state_dict
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        yield from self._left_of(lambda: iter(self.ex_iterable))
+
+    def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
+        yield from self._left_of(lambda: self.ex_iterable.iter_arrow())
+
+    def _left_of(self, read: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """What was not given yet, rows or tables; the state follows."""
+        state = self._state_dict or self._init_state_dict()
+        if state["type"] != type(self).__name__:
+            raise CheckpointMismatchError(
+                "The state was saved without a shuffle before the cut, and this stream is shuffled before it. "
+                "Build the stream with the steps it was saved with."
+            )
+        self.ex_iterable._init_state_dict()  # a pass that was begun before would go on in its middle
+        for item in islice(read(), state["given"], None):
+            state["given"] += 1
+            yield item
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> "ReplayedExamples":
+        """Files in another order."""
+        return ReplayedExamples(self.ex_iterable.shuffle_data_sources(generator))
+
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "ReplayedExamples":
+        """Some of the files."""
+        return ReplayedExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous))
+
+    def reshard_data_sources(self) -> "ReplayedExamples":
+        """The same over finer files."""
+        return ReplayedExamples(self.ex_iterable.reshard_data_sources())
