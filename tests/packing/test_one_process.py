@@ -326,7 +326,7 @@ def test_ranks_and_epochs_are_whole_numbers():
 
 def test_state_of_other_data_is_refused():
     for other in (planned(seed=8), planned(global_batch_size=4), planned(shuffle=False)):
-        with pytest.raises(CheckpointMismatchError):
+        with pytest.raises(CheckpointMismatchError, match="fingerprint is that of lengths, global_batch_size, shuffle"):
             planned().load_state_dict(other.state_dict())
 
 
@@ -374,6 +374,12 @@ def test_planned_loader_says_when_lengths_are_wrong():
         list(PlannedPackedLoader(Sequences(LENGTHS), wrong, DpBalancedScheduler(8), global_batch_size=7))
     with pytest.raises(ConfigError, match="global_batch_size=0"):
         planned(global_batch_size=0)
+
+
+def test_planned_loader_names_fields_that_the_source_does_not_have():
+    part = {key: value for key, value in sequence(0, 3).items() if key != "loss_mask"}
+    with pytest.raises(DataError, match=r"sequence 0 of the source has no \['loss_mask'\]; use a dict of"):
+        list(PlannedPackedLoader([part], [3], DpBalancedScheduler(8), global_batch_size=1))
 
 
 def test_planned_loader_says_when_the_source_leaves_sequences_out():

@@ -161,6 +161,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(corpus):
             load(corpus, pack_tokens(column, 8, eod=eod), inventory=scan_files(str(corpus)))
     with pytest.raises(ConfigError, match="columns="):
         load(corpus, PACKING, columns=["row"])
+    for name, value in [("bucket_by", "tokens"), ("max_tokens_per_batch", 64)]:
+        with pytest.raises(ConfigError, match=f"{name} with pack="):
+            load(corpus, PACKING, **{name: value})
     with pytest.raises(ConfigTypeError, match="pack_tokens"):
         load(corpus, {"column": "tokens"})
     for wrong in ({"sequence_length": 0}, {"fill": "first_fit"}, {"fields": ("labels",)}, {"over_long": "drop"}):

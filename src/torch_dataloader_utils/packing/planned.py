@@ -132,7 +132,8 @@ class PlannedPackedLoader:
             CheckpointMismatchError: the state is of other lengths, another global batch size, order or seed, or of no
                 place in an epoch.
         """
-        check_fits(state, self.state_dict(), ("version", "fingerprint", "seed"), problem="The state does not fit")
+        problem = "The state does not fit (fingerprint is that of lengths, global_batch_size, shuffle and drop_last)"
+        check_fits(state, self.state_dict(), ("version", "fingerprint", "seed"), problem=problem)
         check_counts(state, "epoch", "global_batches")
         if state["global_batches"] >= max(len(self), 1):
             raise CheckpointMismatchError(
@@ -205,12 +206,10 @@ class PlannedPackedLoader:
             where, planned = f"sequence {index} of the source", int(self._lengths[index])
             if not isinstance(sequence, Mapping):
                 raise ConfigTypeError(f"{where} is {of_type(sequence)}; use a dict of {list(TOKEN_FIELDS)}.")
-            fields = {
-                key: flatten_field(sequence[key], key, where, dtype)
-                for key, dtype in TOKEN_FIELDS.items()
-                if key in sequence
-            }
-            sizes = {key: fields[key].numel() if key in fields else None for key in TOKEN_FIELDS}
+            if missing := [key for key in TOKEN_FIELDS if key not in sequence]:
+                raise DataError(f"{where} has no {missing}; use a dict of {list(TOKEN_FIELDS)}.")
+            fields = {key: flatten_field(sequence[key], key, where, dtype) for key, dtype in TOKEN_FIELDS.items()}
+            sizes = {key: field.numel() for key, field in fields.items()}
             if set(sizes.values()) != {planned}:
                 raise DataError(
                     f"{where} has {sizes} values where {planned} tokens were planned. "

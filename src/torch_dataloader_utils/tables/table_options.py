@@ -127,8 +127,9 @@ class TableOptions:
                 f"columns={list(self.columns)} with pack=: samples are made of column {packing.column!r} alone. Leave "
                 "columns= out; pack_tokens(fields=...) says what batches hold."
             )
-        if self.bucket_by is not None:
-            raise ConfigError("bucket_by with pack=: packed samples are all of one length. Leave one of them out.")
+        for name in ("bucket_by", "max_tokens_per_batch"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} with pack=: packed samples are all of one length. Leave one of them out.")
         # What is scanned and weighed is what is read.
         object.__setattr__(self, "columns", (packing.column,))
 

@@ -123,7 +123,8 @@ def check_options(state: dict[str, Any], layout: ShardLayout, kind: str) -> None
     saved, here = (state["layout"], state["type"]), (describe_layout(layout), kind)
     if saved != here:
         raise CheckpointMismatchError(
-            f"The state was saved with {saved}, this shard has {here}. Shard with the same options."
+            f"The state was saved with {saved}, this shard has {here}. Shard with the same options, into as many "
+            "shards: the state of a stream goes on with no other number of ranks."
         )
 
 
