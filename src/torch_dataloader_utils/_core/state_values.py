@@ -1,6 +1,6 @@
 """Whether the values of a state are those that a loader writes: a seal tells of accidents, and anyone can make one."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,8 +51,16 @@ def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         yield "batch_size", batch_size, is_count(batch_size, 1)
         yield "drop_last", drop_last, isinstance(drop_last, bool)
         each = steps if is_list(steps, num_ranks) else [steps]
-        yield "steps", steps, all(one is None or is_count(one) for one in each)
+        yield "steps", steps, _are_steps(each)
         yield "cursors", of_ranks, is_list(of_ranks) and all(_is_cursors(c, num_ranks, num_workers) for c in of_ranks)
+
+
+def _are_steps(values: Sequence[Any]) -> bool:
+    """Whether each is a count, or None; at once, as there is one for each rank of a job."""
+    counts = [value for value in values if value is not None]
+    if set(map(type, counts)) <= {int}:
+        return not counts or (min(counts) >= 0 and max(counts) <= _MOST)
+    return all(map(is_count, counts))
 
 
 def _is_cursors(value: Any, num_ranks: int, num_workers: int) -> bool:
