@@ -21,7 +21,11 @@ _SHORT_WORD = 2
 # Clients spell URLs anew ("%2F" as "/", the path without its host), so that they are known by their form alone.
 _WEB_QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]*", re.IGNORECASE)
 _QUERY_VALUE = re.compile(r"([?&][\w.-]+=)[^&\s'\"<>)]+")
-_PASSWORD = re.compile(r"[^\s/:@'\"]+:[^\s/'\"]+@")
+# From the beginning of a word only: from each of its letters, a reply of a megabyte without spaces would take hours.
+_PASSWORD = re.compile(r"(?<![^\s/@'\"])[^\s/:@'\"]*:[^\s/'\"]+@")
+
+# What an OSError is told by, if it has more than one argument.
+_OS_TEXTS = ("strerror", "filename", "filename2")
 
 
 def censor(error: BaseException, options: Mapping[str, Any] | None = None) -> None:
@@ -33,6 +37,10 @@ def censor(error: BaseException, options: Mapping[str, Any] | None = None) -> No
     for each in causes(error):
         each.args = tuple(_censored(arg, options) for arg in each.args)
         vars(each).update({name: _censored(value, options) for name, value in vars(each).items()})
+        if isinstance(each, OSError):
+            for name in _OS_TEXTS:
+                if isinstance(text := getattr(each, name), str):
+                    setattr(each, name, censored_text(text, options))
         reply = getattr(each, "response", None)
         if isinstance(reply, dict) and isinstance(reply.get("Error"), dict):
             reply["Error"] = {name: value for name, value in reply["Error"].items() if name in _KEPT}
