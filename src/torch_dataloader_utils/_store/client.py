@@ -15,8 +15,9 @@ from torch_dataloader_utils._store.obstore import open_obstore
 
 _S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
-# As fsspec says itself.
+# As aiohttp says itself, of a request and of a server that takes no connection.
 _MOST_HTTP_SECONDS = 300
+_HTTP_CONNECT_SECONDS = 30
 
 # Clients by the package of their class, so that none has to be imported.
 _S3_CLIENT = "s3fs"
@@ -94,6 +95,10 @@ def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, 
 
 
 def _http_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
+    if "get_client" in options:
+        return dict(options)  # it makes the session, with times of its own
     # Left alone, a look-up that nobody answers takes five minutes, and is not sent again after that.
-    timeout = import_module("aiohttp").ClientTimeout(_MOST_HTTP_SECONDS, sock_read=4 * remote.retry.progress_seconds)
+    timeout = import_module("aiohttp").ClientTimeout(
+        _MOST_HTTP_SECONDS, sock_connect=_HTTP_CONNECT_SECONDS, sock_read=4 * remote.retry.progress_seconds
+    )
     return {**options, "client_kwargs": {"timeout": timeout} | dict(options.get("client_kwargs") or {})}
