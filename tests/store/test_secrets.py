@@ -24,6 +24,7 @@ from torch_dataloader_utils.errors import (
     ConfigTypeError,
     FileChangedError,
     MissingDependencyError,
+    NoDataError,
     StoreError,
 )
 
@@ -106,6 +107,16 @@ def test_a_long_reply_without_spaces_is_looked_through_once():
     error = OSError("a" * 10**6 + " " + "a:" * 10**6)
     censor(error)
     assert len(str(error)) == 3 * 10**6 + 1
+
+
+def test_what_the_caller_handles_is_no_cause_and_stays_as_it_is():
+    first = ConnectionError(f"https://host/a?sig={CANARY}")
+    try:
+        raise first
+    except ConnectionError:
+        with pytest.raises(NoDataError, match="does not exist"):
+            open_store("memory://secrets/gone").stat("memory://secrets/gone")
+    assert str(first) == f"https://host/a?sig={CANARY}"
 
 
 @pytest.mark.parametrize("backend", ["fsspec", "obstore"])

@@ -1,5 +1,6 @@
 """A live storage client: fsspec's own, set up so that retries and limits are ours alone."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -38,10 +39,11 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
         StoreError: credentials could not be had.
     """
     options = access.client_options(renews=renews)
+    handled = sys.exception()
     try:
         return _open(path, scheme, options, access.remote)
     except Exception as error:
-        censor(error, options)
+        censor(error, options, handled=handled)
         raise
 
 
