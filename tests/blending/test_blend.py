@@ -354,6 +354,8 @@ def test_states_of_others_are_refused(tables, tmp_path):
     state = make(tables).state_dict()
     with pytest.raises(CheckpointMismatchError, match=r"weights.*5.0.*1.0"):
         make(tables, weights=(1, 1, 1)).load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match=r"its blend is .*with the weights and options"):
+        make([*tables, tables[0]], batch_sizes=(4, 4, 4, 4), weights=(5, 3, 1, 1)).load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match="checksum"):
         make(tables).load_state_dict({**state, "epoch": 4})
     for other in (make(tables).sources[0].loader.state_dict(), {"version": 2, "checksum": ""}, {1: 2, "a": 3}, None):

@@ -24,6 +24,7 @@ from torch_dataloader_utils.errors import (
     ConfigTypeError,
     FileChangedError,
     MissingDependencyError,
+    NoDataError,
     StoreError,
 )
 
@@ -55,6 +56,8 @@ def test_urls_lose_passwords_and_signatures_in_messages():
     assert redact(f"s3://AKIA:half/{CANARY}@b/a@1.parquet") == "s3://b/a@1.parquet"
     assert redact("hdfs://host:9000/a@b:c@d") == "hdfs://host:9000/a@b:c@d"
     assert redact(f"az://c/a.parquet?sv=1&sig={CANARY}") == "az://c/a.parquet"
+    access_point = "s3://arn:aws:s3:eu-central-1:123456789012:accesspoint/p/day@1/a.parquet"
+    assert redact(access_point) == access_point
     assert has_credentials("https://host/a?sig=1")
     assert not has_credentials("s3://b/a")
 
@@ -89,6 +92,31 @@ def test_clients_repeat_no_secret_in_a_spelling_of_their_own(text):
     error.url = f"http://me:{CANARY}@host/%2F?sig={CANARY}"
     censor(error, {"headers": {"Authorization": f"Bearer {CANARY[6:]}\n"}})
     assert CANARY[6:] not in f"{error} {error.__cause__} {error.url}"
+
+
+def test_errors_of_the_system_repeat_no_secret_in_their_text_or_file_name():
+    error = FileNotFoundError(2, f"GET /a?sig={CANARY} with {CANARY}", f"https://me:{CANARY}@host/a?sig={CANARY}")
+    censor(error, {"token": CANARY})
+    assert str(error) == "[Errno 2] GET /a?sig=*** with ***: 'https://***@host/a'"
+    plain = PermissionError(13, "refused")
+    censor(plain)
+    assert str(plain) == "[Errno 13] refused"
+
+
+def test_a_long_reply_without_spaces_is_looked_through_once():
+    error = OSError("a" * 10**6 + " " + "a:" * 10**6)
+    censor(error)
+    assert len(str(error)) == 3 * 10**6 + 1
+
+
+def test_what_the_caller_handles_is_no_cause_and_stays_as_it_is():
+    first = ConnectionError(f"https://host/a?sig={CANARY}")
+    try:
+        raise first
+    except ConnectionError:
+        with pytest.raises(NoDataError, match="does not exist"):
+            open_store("memory://secrets/gone").stat("memory://secrets/gone")
+    assert str(first) == f"https://host/a?sig={CANARY}"
 
 
 @pytest.mark.parametrize("backend", ["fsspec", "obstore"])

@@ -9,6 +9,7 @@ import pytest
 from tests.faults.web_server import WebServer, web_server
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
+from torch_dataloader_utils._store.client import open_client
 from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
 
 SORTED, TOP, UP = "?C=N;O=D", "#top", "/"  # what pages link to besides their entries
@@ -101,3 +102,20 @@ def test_a_page_that_fails_for_good_loses_no_directory(web: WebServer) -> None:
 def test_a_page_is_no_table(web: WebServer) -> None:
     with pytest.raises(CorruptFileError, match="no Parquet file"):
         scan_files(web.url("data"))
+
+
+def test_a_session_that_the_user_makes_has_the_times_that_the_user_gives_it(web: WebServer) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def get_client(**options: object) -> object:
+        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600), **options)
+
+    url = web.url("other.parquet")
+    assert open_store(url, {"get_client": get_client}).stat(url).size == len(web.files["other.parquet"])
+
+
+def test_a_server_that_takes_no_connection_is_given_up_as_by_the_client_itself() -> None:
+    default = pytest.importorskip("aiohttp.client").DEFAULT_TIMEOUT
+    filesystem = open_client("http://host/a", "http", StoreAccess.of())
+    timeout = filesystem.client_kwargs["timeout"]
+    assert (timeout.total, timeout.sock_connect) == (default.total, 30)

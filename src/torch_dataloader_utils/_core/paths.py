@@ -8,8 +8,8 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _WEB_SCHEMES = ("http", "https")
 
-# A password may hold slashes, as keys of S3 do. No password: "host:9000/a@b".
-_USER_INFO = re.compile(r"[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
+# A password may hold slashes, as keys of S3 do. No password: "host:9000/a@b", "arn:aws:s3:eu-1:1:accesspoint/p/a@b".
+_USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
 
 # Of web URLs that object stores sign; pasted behind another scheme, their clients take it for a part of the name.
 _SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature|signature)=", re.IGNORECASE)

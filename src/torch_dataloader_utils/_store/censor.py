@@ -21,28 +21,43 @@ _SHORT_WORD = 2
 # Clients spell URLs anew ("%2F" as "/", the path without its host), so that they are known by their form alone.
 _WEB_QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]*", re.IGNORECASE)
 _QUERY_VALUE = re.compile(r"([?&][\w.-]+=)[^&\s'\"<>)]+")
-_PASSWORD = re.compile(r"[^\s/:@'\"]+:[^\s/'\"]+@")
+# From the beginning of a word only: from each of its letters, a reply of a megabyte without spaces would take hours.
+_PASSWORD = re.compile(r"(?<![^\s/@'\"])[^\s/:@'\"]*:[^\s/'\"]+@")
+
+# What an OSError is told by, if it has more than one argument.
+_OS_TEXTS = ("strerror", "filename", "filename2")
 
 
-def censor(error: BaseException, options: Mapping[str, Any] | None = None) -> None:
+def censor(
+    error: BaseException, options: Mapping[str, Any] | None = None, *, handled: BaseException | None = None
+) -> None:
     """Cut out of `error`, and of what caused it, in place, what must not be shown.
 
     These are values of `options` that are credentials, queries and passwords of URLs, and of a server's reply all but
     its code and message. In place, because tracebacks, logs and pickles show the client's own error too.
+
+    handled: see `causes`.
     """
-    for each in causes(error):
+    for each in causes(error, handled):
         each.args = tuple(_censored(arg, options) for arg in each.args)
         vars(each).update({name: _censored(value, options) for name, value in vars(each).items()})
+        if isinstance(each, OSError):
+            for name in _OS_TEXTS:
+                if isinstance(text := getattr(each, name), str):
+                    setattr(each, name, censored_text(text, options))
         reply = getattr(each, "response", None)
         if isinstance(reply, dict) and isinstance(reply.get("Error"), dict):
             reply["Error"] = {name: value for name, value in reply["Error"].items() if name in _KEPT}
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and so on."""
+def causes(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and so on.
+
+    handled: what the caller handled before anything was tried (`sys.exception()`), which has no part in it.
+    """
     seen = set[int]()
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
+    while current is not None and current is not handled and id(current) not in seen:
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__

@@ -1,5 +1,6 @@
 """A live storage client: fsspec's own, set up so that retries and limits are ours alone."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -15,8 +16,9 @@ from torch_dataloader_utils._store.obstore import open_obstore
 
 _S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
-# As fsspec says itself.
+# As aiohttp says itself, of a request and of a server that takes no connection.
 _MOST_HTTP_SECONDS = 300
+_HTTP_CONNECT_SECONDS = 30
 
 # Clients by the package of their class, so that none has to be imported.
 _S3_CLIENT = "s3fs"
@@ -37,10 +39,11 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
         StoreError: credentials could not be had.
     """
     options = access.client_options(renews=renews)
+    handled = sys.exception()
     try:
         return _open(path, scheme, options, access.remote)
     except Exception as error:
-        censor(error, options)
+        censor(error, options, handled=handled)
         raise
 
 
@@ -94,6 +97,10 @@ def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, 
 
 
 def _http_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
+    if "get_client" in options:
+        return dict(options)  # it makes the session, with times of its own
     # Left alone, a look-up that nobody answers takes five minutes, and is not sent again after that.
-    timeout = import_module("aiohttp").ClientTimeout(_MOST_HTTP_SECONDS, sock_read=4 * remote.retry.progress_seconds)
+    timeout = import_module("aiohttp").ClientTimeout(
+        _MOST_HTTP_SECONDS, sock_connect=_HTTP_CONNECT_SECONDS, sock_read=4 * remote.retry.progress_seconds
+    )
     return {**options, "client_kwargs": {"timeout": timeout} | dict(options.get("client_kwargs") or {})}

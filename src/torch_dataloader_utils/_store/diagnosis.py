@@ -82,9 +82,9 @@ _TRANSIENT_NAMES = ("Connection", "Timeout", "Payload", "Disconnected", "Incompl
 _CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "gcsfs", "azure")
 
 
-def diagnose(error: BaseException) -> Diagnosis:
-    """What `error`, or what caused it, means."""
-    chain = list(causes(error))
+def diagnose(error: BaseException, *, handled: BaseException | None = None) -> Diagnosis:
+    """What `error`, or what caused it, means; handled: see `causes`."""
+    chain = list(causes(error, handled))
     for each in chain:
         if type(each).__module__.startswith("obstore"):
             return Diagnosis(kind=_of_obstore(each))

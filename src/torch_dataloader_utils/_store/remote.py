@@ -1,5 +1,6 @@
 """Every store that is not this machine's, through fsspec: one place that talks, fails, waits and tries again."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -160,6 +161,7 @@ class FsspecStore:
         local = clients.of((self.access.token, *url.client))
         connect = partial(open_client, url.address, url.scheme, self.access)
         filesystem, is_expired = None, False
+        handled = sys.exception()  # of a user who tries another place after the first has failed
         while True:
             try:
                 if is_expired:
@@ -173,8 +175,8 @@ class FsspecStore:
                 raise
             except Exception as error:  # whatever a storage client raises
                 # The client's options have what `credentials` gave; without a client, see `open_client`.
-                censor(error, getattr(filesystem, "storage_options", None))
-                diagnosis = diagnose(error)
+                censor(error, getattr(filesystem, "storage_options", None), handled=handled)
+                diagnosis = diagnose(error, handled=handled)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
                 if delay is None:
                     raise store_error(error, path, action, identity, diagnosis=diagnosis, attempts=attempts) from error

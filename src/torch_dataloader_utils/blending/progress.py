@@ -135,13 +135,13 @@ class BlendProgress:
                 "returned; states of single loaders are for those."
             )
         check_seal(state)
-        refuse_misfits(self._findings(state))
         # As JSON has it: 1 and 1.0 are one number, and so they are here.
         if state["options"] != self._options.describe():
             raise CheckpointMismatchError(
                 f"The state does not fit: its blend is {state['options']}, this one is {self._options.describe()}. "
                 "Resume with the weights and options that it was saved with, or start the epoch afresh."
             )
+        refuse_misfits(self._findings(state))  # afterwards: a blend of more sources was not changed
 
     def _findings(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         """See `refuse_misfits`; what is in a source's own state and topology is for these to check."""
