@@ -18,14 +18,15 @@ from torch_dataloader_utils._store.kept_tails import VARIABLE
 from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
-# Two tasks that never end, and the workers' ids once both run; a third task waits for its turn.
+# Two tasks that never end, each with a temporary directory; a third task waits for its turn.
 POOL = """
-import os, sys, time
+import os, sys, tempfile, time
 from torch_dataloader_utils.cli.failures import sigterm_as_interrupt
 from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
 def stay(pipe):
+    tempfile.mkdtemp()
     os.write(1, b"up\\n")
     time.sleep(3600)
 
@@ -37,11 +38,16 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_their_parent(tmp_path, number):
-    script = tmp_path / "pool.py"
+def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, number):
+    script, temporary = tmp_path / "pool.py", tmp_path / "temporary"
     script.write_text(POOL)
+    temporary.mkdir()
     command = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     try:
         assert [command.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
@@ -54,6 +60,7 @@ def test_workers_end_with_their_parent(tmp_path, number):
         raise
     assert output == b""
     assert command.returncode != 0
+    assert list(temporary.iterdir()) == []
     assert errors.count(b"Traceback") == (0 if number == signal.SIGKILL else 1)
 
 

@@ -1,6 +1,8 @@
 """moto's S3 over HTTP, which counts its requests and fails those that a test chooses."""
 
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ class Failure:
     """Answers requests that match number first to first + count - 1 (None: all from `first` on) with an error.
 
     path: a pattern for path and query, such as r"/a\\.bin\\?.*partNumber=2". takes_effect: only the answer is lost.
+    meanwhile: called before it is answered.
     """
 
     method: str
@@ -28,6 +31,7 @@ class Failure:
     status: str = "503 Slow Down"
     code: str = "SlowDown"
     takes_effect: bool = False
+    meanwhile: Callable[[], object] = int
     seen: int = 0
 
     def applies(self, method: str, path: str) -> bool:
@@ -95,9 +99,37 @@ class MotoS3:
             list(inner(environ, lambda *_: None))
         else:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        failing[0].meanwhile()
         body = b"" if method == "HEAD" else error_body(failing[0].code)
         start_response(failing[0].status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body]
+
+
+class Silence:
+    """A request that is not answered until the test has ended: wait is what `Failure.meanwhile` calls.
+
+    outlasted: whether somebody waited for the answer for too long. It ends before clients give up by themselves (s3fs
+    after 15 s), which must not be what ends a wait.
+    """
+
+    def __init__(self) -> None:
+        self.outlasted = False
+        self._over = threading.Event()
+
+    def __enter__(self) -> "Silence":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def wait(self) -> None:
+        """Until the block has ended."""
+        self.outlasted |= not self._over.wait(10)
+
+    def interrupt_and_wait(self) -> None:
+        """As `wait`; the main thread gets Ctrl-C meanwhile."""
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.wait()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from tests.store.moto_server import BUCKET, Failure, MotoS3
+from tests.store.moto_server import BUCKET, Failure, MotoS3, Silence
 from torch_dataloader_utils._store import FsspecStore, StoreAccess, write
 from torch_dataloader_utils.errors import CorruptFileError, StoreError
 
@@ -56,6 +56,24 @@ def test_a_write_that_fails_for_good_leaves_the_old_object_and_no_parts(s3: Moto
         FsspecStore(access=s3_access).write(url, len(DATA), read)
     assert s3.get("a") == b"old"
     assert uploads(s3) == []
+
+
+def test_ctrl_c_gives_up_the_blocks_that_a_store_does_not_answer(s3: MotoS3, s3_access: StoreAccess) -> None:
+    with Silence() as silence:
+        s3.failures.append(Failure("PUT", r"partNumber=2", count=1, meanwhile=silence.interrupt_and_wait))
+        with pytest.raises(KeyboardInterrupt):
+            FsspecStore(access=s3_access).write(f"s3://{BUCKET}/a", len(DATA), read)
+        assert not silence.outlasted
+        assert uploads(s3) == []
+
+
+def test_ctrl_c_does_not_wait_for_the_end_of_an_upload_either(s3: MotoS3, s3_access: StoreAccess) -> None:
+    with Silence() as silence:
+        s3.failures.append(Failure("PUT", r"partNumber=2", count=1, meanwhile=silence.interrupt_and_wait))
+        s3.failures.append(Failure("DELETE", r"uploadId", meanwhile=silence.wait))
+        with pytest.raises(KeyboardInterrupt):
+            FsspecStore(access=s3_access).write(f"s3://{BUCKET}/a", len(DATA), read)
+        assert not silence.outlasted
 
 
 def test_an_upload_whose_last_answer_was_lost_is_found_to_be_done(s3: MotoS3, s3_access: StoreAccess) -> None:

@@ -9,6 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import torch_dataloader_utils as tdu
+from torch_dataloader_utils._observe.counters import WorkerCounters
+from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
+
 GROUP_BYTES = 256 << 20
 PROGRAM = """
 import resource, sys
@@ -46,3 +50,18 @@ def test_peak_memory_stays_below_the_formula(large_groups, threads, budget):
     command = [sys.executable, "-c", PROGRAM, str(large_groups), str(threads), str(budget)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert int(done.stdout) < max(budget, GROUP_BYTES) + (2 + threads) * GROUP_BYTES
+
+
+def test_row_groups_of_repeated_values_count_as_they_are_decoded(tmp_path):
+    column = np.zeros(100_000, dtype=np.int64)  # 800 kB; a few hundred bytes as they are stored
+    pq.write_table(pa.table({"n": np.tile(column, 20)}), tmp_path / "a.parquet", row_group_size=len(column))
+    _, dataset = tdu.StructuredDataset.create_dataloader(tmp_path, num_workers=0)
+    (work,) = dataset.plan().worker_inputs(0)
+    options = DecodeOptions(threads=2, budget_bytes=5 * column.nbytes + 1000)
+    decoder = Decoder(work, dataset.pipeline.reader, dataset.pipeline.shaper, options, WorkerCounters())
+    try:
+        assert decoder.room_for(range(20)) == 3  # one a thread and the one that is delivered: nothing is known yet
+        decoder.submit(0, None).result()
+        assert decoder.room_for(range(1, 20)) == 4
+    finally:
+        decoder.close()

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.store.moto_server import Failure, MotoS3
+from tests.store.moto_server import Failure, MotoS3, Silence
 from torch_dataloader_utils._store import StoreAccess, write
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, build_corpus
-from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions
+from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS, CorpusOptions
 from torch_dataloader_utils.tokens.corpus_sources import plan_parts
+from torch_dataloader_utils.tokens.corpus_store import open_parts
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 OUT = "s3://bucket/corpora/out"
@@ -192,3 +193,12 @@ def test_a_part_carries_little_and_no_secret_that_shows(s3: MotoS3, s3_access: S
     )
     assert max(len(pickle.dumps((part, options))) for part in parts) < 4096
     assert "test-secret" not in repr(parts)
+
+
+def test_ctrl_c_does_not_wait_for_a_store_that_does_not_remove_parts(s3: MotoS3, s3_access: StoreAccess) -> None:
+    s3.put(f"corpora/out.parts/{'0' * PART_KEY_LETTERS}.json", b"")
+    with Silence() as silence:
+        s3.failures.append(Failure("DELETE", "parts", count=1, meanwhile=silence.interrupt_and_wait))
+        with pytest.raises(KeyboardInterrupt):
+            open_parts(OUT, s3_access).remove()
+        assert not silence.outlasted

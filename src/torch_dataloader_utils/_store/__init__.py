@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.censor import censor, censored_text
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
+from torch_dataloader_utils._store.ending import request_threads
 from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.interface import (
     TAIL_BYTES,
@@ -61,6 +62,7 @@ __all__ = [
     "open_store",
     "open_to_read",
     "redact",
+    "request_threads",
     "sync_directory",
     "write_atomically",
 ]

@@ -1,7 +1,7 @@
-"""Waits that end when the process does.
+"""Waits that end when the process does, or when whoever began them is interrupted.
 
 At exit Python joins the threads of pools before anything else; one that still tried to reach a dead server would
-hold the process for minutes.
+hold the process for minutes. So would Ctrl-C, where the threads must have ended before the caller goes on.
 """
 
 import asyncio
@@ -9,7 +9,10 @@ import concurrent.futures.thread  # its own hook must be registered before ours,
 import inspect
 import os
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch_dataloader_utils.errors import StoreError
@@ -20,21 +23,48 @@ _POLL_SECONDS = 0.5
 _ending = threading.Event()
 
 
+class _OfThread(threading.local):
+    """interrupted: of the threads of `request_threads`; set once what they ask for is not wanted any more."""
+
+    interrupted: threading.Event | None = None
+
+
+_of_thread = _OfThread()
+
+
+@contextmanager
+def request_threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """So many threads with this name; none of them asks a storage for anything when the caller goes on.
+
+    After an error too, what is under way is waited for. An interrupt (Ctrl-C) has it given up.
+    """
+    interrupted = threading.Event()
+    with ThreadPoolExecutor(count, name, lambda: setattr(_of_thread, "interrupted", interrupted)) as pool:
+        try:
+            yield pool
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                interrupted.set()
+            raise
+
+
 def pause(seconds: float) -> None:
     """Sleeps.
 
     Raises:
-        StoreError: the process began to end.
+        StoreError: the process began to end, or what this thread works for was interrupted.
     """
-    if _ending.wait(seconds):
-        raise _stopped()
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        _ending.wait(min(left, _POLL_SECONDS))
+        _check_wanted()
 
 
 def run_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, run on a loop of another thread; cancelled if this thread is interrupted.
 
     Raises:
-        StoreError: the process began to end.
+        StoreError: the process began to end, or what this thread works for was interrupted.
     """
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
@@ -42,8 +72,7 @@ def run_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
             done, _ = concurrent.futures.wait([future], _POLL_SECONDS)
             if done:
                 return future.result()
-            if _ending.is_set():
-                raise _stopped()
+            _check_wanted()
     finally:
         future.cancel()
 
@@ -52,7 +81,7 @@ def ask(filesystem: Any, method: str, *arguments: Any, **options: Any) -> Any:
     """What a method of a storage client gives; one that waits for a coroutine does so as `run_on_loop`.
 
     Raises:
-        StoreError: the process began to end. Or what the client raises.
+        StoreError: as `run_on_loop`. Or what the client raises.
     """
     blocking = getattr(filesystem, method)
     if not inspect.iscoroutinefunction(inspect.unwrap(blocking)):
@@ -60,8 +89,11 @@ def ask(filesystem: Any, method: str, *arguments: Any, **options: Any) -> Any:
     return run_on_loop(filesystem.loop, getattr(filesystem, f"_{method}")(*arguments, **options))
 
 
-def _stopped() -> StoreError:
-    return StoreError("The process is ending; a request to the storage was given up.")
+def _check_wanted() -> None:
+    if _ending.is_set():
+        raise StoreError("The process is ending; a request to the storage was given up.")
+    if _of_thread.interrupted is not None and _of_thread.interrupted.is_set():
+        raise StoreError("What asked the storage was interrupted; a request was given up.")
 
 
 # Private, but the only hook that runs before pools are joined; concurrent.futures uses it for the same reason.

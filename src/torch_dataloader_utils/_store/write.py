@@ -10,8 +10,8 @@ using multipart upload".
 Requests are not counted here: the counts are those of loaders, which write nothing.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils._store.client import has_buckets, is_s3
-from torch_dataloader_utils._store.ending import ask, run_on_loop
+from torch_dataloader_utils._store.ending import ask, request_threads, run_on_loop
 from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils.errors import LoaderError, StoreError
@@ -30,6 +30,8 @@ T = TypeVar("T")
 BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 10_000
 _THREADS = 4
+# For the answer to an abort, which somebody who pressed Ctrl-C waits for; the store may act on it later too.
+_MOST_ABORT_SECONDS = 1.0
 
 Read = Callable[[int, int], Buffer]
 """Gives (offset, length) of the content; called again for the same bytes, and from several threads."""
@@ -113,7 +115,7 @@ def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-upload") as pool:
+        with request_threads(_THREADS, "tdu-upload") as pool:
             parts = list(pool.map(put, range(1, len(blocks) + 1), blocks))
         request(_Completion(upload=upload, parts=parts, size=sum(blocks[-1])))
     except BaseException:
@@ -171,7 +173,8 @@ def _put_part(filesystem: Any, key: str, upload: str, number: int, data: bytes) 
 
 def _abort(filesystem: Any, key: str, upload: str) -> None:
     with translated(f"s3://{key}", "abort the upload of"):  # an error of ours is not tried again
-        _call(filesystem, "abort_multipart_upload", key, UploadId=upload)
+        answer = _ask_s3(filesystem, "abort_multipart_upload", key, UploadId=upload)
+        run_on_loop(filesystem.loop, asyncio.wait_for(answer, _MOST_ABORT_SECONDS))
 
 
 def _lost(key: str) -> StoreError:
@@ -182,5 +185,10 @@ def _lost(key: str) -> StoreError:
 
 
 def _call(filesystem: Any, method: str, key: str, **arguments: Any) -> Any:
+    return run_on_loop(filesystem.loop, _ask_s3(filesystem, method, key, **arguments))
+
+
+def _ask_s3(filesystem: Any, method: str, key: str, **arguments: Any) -> Coroutine[Any, Any, Any]:
     bucket, name, _ = filesystem.split_path(key)
-    return run_on_loop(filesystem.loop, filesystem._call_s3(method, Bucket=bucket, Key=name, **arguments))
+    asking: Coroutine[Any, Any, Any] = filesystem._call_s3(method, Bucket=bucket, Key=name, **arguments)
+    return asking

@@ -1,10 +1,13 @@
 """Worker processes of a command, which end when the command does, however it ends."""
 
 import multiprocessing
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from torch_dataloader_utils._runtime.parent import end_with_parent
@@ -18,18 +21,24 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """An executor of spawned processes.
 
     An error of the caller waits for the tasks that run, whose work is then not lost; KeyboardInterrupt ends them at
-    once. Where this process is killed, they end by themselves.
+    once. Where this process is killed, they end by themselves. Their temporary files go with them.
     """
-    # The second one is for whoever presses Ctrl-C while the pool waits for its tasks.
-    with _ended_on_interrupt(), _SpawnedPool(workers) as pool, _ended_on_interrupt():
+    with (
+        tempfile.TemporaryDirectory(prefix="tdu-workers-", ignore_cleanup_errors=True) as directory,
+        # Twice, for whoever presses Ctrl-C while the pool waits for its tasks.
+        _ended_on_interrupt(),
+        _SpawnedPool(workers, directory) as pool,
+        _ended_on_interrupt(),
+    ):
         yield pool
 
 
 class _SpawnedPool(ProcessPoolExecutor):
     """Spawned, because Arrow's threads do not survive a fork."""
 
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    def __init__(self, workers: int, directory: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        super().__init__(workers, mp_context=context, initializer=_begin, initargs=(directory,))
 
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -43,6 +52,12 @@ class _SpawnedPool(ProcessPoolExecutor):
             return super().submit(fn, *args, **kwargs)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _begin(directory: str) -> None:
+    """directory: for temporary files, which a process that is killed cannot remove itself."""
+    tempfile.tempdir = directory
+    end_with_parent(partial(shutil.rmtree, directory, ignore_errors=True))
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """Decoding: row groups to blocks in a pool of threads, under a byte budget that all lanes of a worker share."""
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
@@ -55,6 +57,25 @@ _GROUPS_A_THREAD = 2 * MOST_TOGETHER
 _MOST_SMALL_ROWS = 1 << 16
 
 
+class _Growth:
+    """How many times their stored bytes the row groups take that were decoded so far."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stored_bytes = self._decoded_bytes = 0
+
+    def learn(self, stored_bytes: int, decoded_bytes: int) -> None:
+        """Row groups were decoded."""
+        with self._lock:
+            self._stored_bytes += stored_bytes
+            self._decoded_bytes += decoded_bytes
+
+    @property
+    def ratio(self) -> float:
+        """At least 1; infinity before anything was decoded."""
+        return max(1.0, self._decoded_bytes / self._stored_bytes) if self._stored_bytes else math.inf
+
+
 class Decoder:
     """Decodes the row groups of one worker, and counts them; closing it cancels what has not begun."""
 
@@ -72,6 +93,9 @@ class Decoder:
         self._shaper = shaper
         self._budget_bytes = options.budget_bytes
         self._most_groups = options.threads * _GROUPS_A_THREAD
+        # One for each thread, and the one that is delivered.
+        self._working_groups = options.threads + 1
+        self._growth = _Growth()
         self._held_bytes = 0
         self._held_groups = 0
         groups, formats = work.inventory.groups, work.inventory.files.formats
@@ -85,9 +109,15 @@ class Decoder:
         self._is_closed = False
 
     def room_for(self, groups: Sequence[int]) -> int:
-        """How many row groups, of these from the first on, may be decoded ahead beside what is held."""
-        num_bytes = np.cumsum(self._bytes[np.asarray(groups)])
-        fit = np.count_nonzero(num_bytes <= self._budget_bytes - self._held_bytes)
+        """How many row groups, of these from the first on, may be decoded ahead beside what is held.
+
+        Stored bytes say little where values repeat: those of a dictionary may take hundreds of times as many decoded.
+        So what is more than the threads work on must fit as it is once decoded.
+        """
+        num_bytes = self._held_bytes + np.cumsum(self._bytes[np.asarray(groups)])
+        num_groups = self._held_groups + np.arange(1, len(groups) + 1)
+        growth = np.where(num_groups <= self._working_groups, 1, self._growth.ratio)
+        fit = np.count_nonzero(num_bytes <= self._budget_bytes / growth)
         return max(0, min(int(fit), self._most_groups - self._held_groups))
 
     def most_of_one_job(self, groups: Sequence[int]) -> int:
@@ -136,11 +166,15 @@ class Decoder:
 
     def _decode(self, wanted: Wanted) -> Block:
         task, stop_row = self._task(wanted)
-        return self.counters.count_decode(lambda: read_block(self._reader, self._shaper, task, stop_row))
+        block = self.counters.count_decode(lambda: read_block(self._reader, self._shaper, task, stop_row))
+        self._growth.learn(self.group_bytes(wanted[0]), block.num_bytes)
+        return block
 
     def _decode_joined(self, wanted: Sequence[Wanted]) -> JoinedGroups:
         tasks = map(self._task, wanted)
-        return self.counters.count_decode(partial(read_joined, self._reader, self._shaper, tasks), len(wanted))
+        joined = self.counters.count_decode(partial(read_joined, self._reader, self._shaper, tasks), len(wanted))
+        self._growth.learn(sum(self.group_bytes(group) for group, _ in wanted), joined.num_bytes)
+        return joined
 
     def _task(self, wanted: Wanted) -> tuple[RowGroupTask, int | None]:
         """What to read; nothing more once the decoder is closed."""

@@ -11,7 +11,6 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,15 @@ from typing import Protocol
 import numpy as np
 
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, write_atomically
+from torch_dataloader_utils._store import (
+    Buffer,
+    FileEntry,
+    FsspecStore,
+    StoreAccess,
+    open_store,
+    request_threads,
+    write_atomically,
+)
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
 from torch_dataloader_utils.tokens.index_format import encode_index
@@ -170,7 +177,7 @@ class RemoteParts:
         paths = [entry.path for entry in self._list() if _is_part(PurePosixPath(entry.path).name)]
         receipts = [path for path in paths if path.endswith(".json")]
         # Waits, after an error too, for what is under way: nothing is deleted once another call may write it again.
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="tdu-parts") as pool:
+        with request_threads(_THREADS, "tdu-parts") as pool:
             # Receipts first: what has one is whole.
             for some in (receipts, sorted(set(paths).difference(receipts))):
                 list(pool.map(self.store.delete, some))
