@@ -120,6 +120,11 @@ class Decoder:
         fit = np.count_nonzero(num_bytes <= self._budget_bytes / growth)
         return max(0, min(int(fit), self._most_groups - self._held_groups))
 
+    @property
+    def knows_growth(self) -> bool:
+        """Whether a row group was decoded, so that `room_for` is not the least that there may be."""
+        return self._growth.ratio < math.inf
+
     def most_of_one_job(self, groups: Sequence[int]) -> int:
         """How many of these row groups, from the first on, make a job that is not too long; at least one.
 

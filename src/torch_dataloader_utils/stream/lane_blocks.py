@@ -70,6 +70,14 @@ class LaneBlocks:
         needed = [self._ahead.rows(self._group(use)) for use in uses]
         return self._decoder.run_after(needed, lambda wholes: job(in_few_blocks(map(self._cut, uses, wholes))))
 
+    def learn_growth(self, uses: range) -> None:
+        """Wait for the first of these uses if nothing was decoded yet, and nobody knows how far the budget goes.
+
+        What comes behind a window would be begun only when all of it is there.
+        """
+        if uses and not self._decoder.knows_growth:
+            self._decoder.counters.count_stall(self._ahead.rows(self._group(uses.start)).exception)
+
     def finish(self, uses: range) -> None:
         """These uses were taken; a row group whose last use is among them gives its budget back."""
         for use in uses:

@@ -41,6 +41,7 @@ class LaneWindows:
         """The rows that a unit has of its window, in the window's order."""
         if unit not in self._gathered:
             self._start(unit)
+        self._blocks.learn_growth(self._blocks.uses_of(unit))
         self._blocks.prefetch()
         self._look_ahead(unit)
         rows = self._blocks.wait(self._gathered.pop(unit))
