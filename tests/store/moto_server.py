@@ -115,12 +115,15 @@ class Silence:
     def __init__(self) -> None:
         self.outlasted = False
         self._over = threading.Event()
+        self._interrupted = threading.Event()
 
     def __enter__(self) -> "Silence":
+        self._handler = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        signal.signal(signal.SIGINT, self._handler)
 
     def wait(self) -> None:
         """Until the block has ended."""
@@ -128,8 +131,15 @@ class Silence:
 
     def interrupt_and_wait(self) -> None:
         """As `wait`; the main thread gets Ctrl-C meanwhile."""
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # Again if need be: Python does not hear of a signal that comes just before it begins to wait for a lock.
+        while not self._interrupted.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         self.wait()
+
+    def _interrupt(self, *_: object) -> None:
+        if not self._interrupted.is_set():
+            self._interrupted.set()
+            raise KeyboardInterrupt
 
 
 @contextmanager
