@@ -123,12 +123,17 @@ def test_a_data_file_with_encrypted_columns_is_refused(tmp_path: Path, with_spli
         read_rows(table.metadata)
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-def test_deletes_with_encrypted_columns_are_refused_as_such(tmp_path: Path, by_position: bool) -> None:
-    table = TableWriter(tmp_path)
+def table_with_deletes(root: Path, by_position: bool) -> tuple[TableWriter, Path]:
+    """A table of three rows, the first of them deleted, and its delete file."""
+    table = TableWriter(root)
     table.evolve(field_of(1, "a", "long"))
     path = table.append([{"a": i} for i in range(3)])
-    deletes = Path(table.delete_positions([(path, 0)]) if by_position else table.delete_equal([1], [{"a": 0}]))
+    return table, Path(table.delete_positions([(path, 0)]) if by_position else table.delete_equal([1], [{"a": 0}]))
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_deletes_with_encrypted_columns_are_refused_as_such(tmp_path: Path, by_position: bool) -> None:
+    table, deletes = table_with_deletes(tmp_path, by_position)
     content = pq.read_table(deletes)
     write_encrypted(deletes, content, content.schema.names)
     with pytest.raises(UnsupportedFeatureError, match=rf"{deletes.name}.*columns are encrypted"):
@@ -137,10 +142,7 @@ def test_deletes_with_encrypted_columns_are_refused_as_such(tmp_path: Path, by_p
 
 @pytest.mark.parametrize("by_position", [False, True])
 def test_deletes_that_were_cut_are_refused_as_such(tmp_path: Path, by_position: bool) -> None:
-    table = TableWriter(tmp_path)
-    table.evolve(field_of(1, "a", "long"))
-    path = table.append([{"a": i} for i in range(3)])
-    deletes = Path(table.delete_positions([(path, 0)]) if by_position else table.delete_equal([1], [{"a": 0}]))
+    table, deletes = table_with_deletes(tmp_path, by_position)
     deletes.write_bytes(deletes.read_bytes()[:-10])
     with pytest.raises(CorruptFileError, match=rf"{deletes.name}.*no Parquet file, or it was cut"):
         read_rows(table.metadata)

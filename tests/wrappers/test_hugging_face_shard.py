@@ -55,6 +55,18 @@ def ids(stream):
     return [row["id"] for row in stream]
 
 
+def check_resume(make, counts):
+    """A stream saved after each of these numbers of rows goes on with exactly the rest."""
+    whole = ids(make())
+    for count in sorted(counts):
+        stream = make()
+        rows = iter(stream)
+        part = [next(rows)["id"] for _ in range(count)]
+        resumed = make()
+        resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+        assert part + ids(resumed) == whole, count
+
+
 def contents(stream, num_shards, **options):
     return [ids(streaming_shard(stream, num_shards, index, **options)) for index in range(num_shards)]
 
@@ -180,15 +192,9 @@ def test_resume_is_exact(parquet_stream, kind, options, is_mapped):
         shard = streaming_shard(source, 2, 1, **options)
         return shard.map(lambda row: {"id": row["id"]}) if is_mapped else shard
 
-    whole = ids(make())
+    num_rows = len(ids(make()))
     # Around the borders of files, row groups and rounds, and at the end.
-    for count in sorted({1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 18, len(whole) - 1, len(whole)}):
-        stream = make()
-        rows = iter(stream)
-        part = [next(rows)["id"] for _ in range(count)]
-        resumed = make()
-        resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
-        assert part + ids(resumed) == whole, count
+    check_resume(make, {1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 18, num_rows - 1, num_rows})
 
 
 @pytest.fixture
@@ -207,14 +213,7 @@ def test_resume_is_exact_after_a_shuffle_before_the_cut(parquet_stream, kind, op
         shard.set_epoch(epoch)
         return shard.map(lambda row: {"id": row["id"]})
 
-    whole = ids(make())
-    for count in (1, 13, len(whole)):
-        stream = make()
-        rows = iter(stream)
-        part = [next(rows)["id"] for _ in range(count)]
-        resumed = make()
-        resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
-        assert part + ids(resumed) == whole, count
+    check_resume(make, {1, 13, len(ids(make()))})
 
 
 @pytest.mark.usefixtures("ends_at_once")
@@ -233,12 +232,7 @@ def test_a_shuffled_shard_that_is_cut_again_resumes_exactly():
     def make():
         return streaming_shard(streaming_shard(generated([20, 30]).shuffle(seed=5, buffer_size=8), 2, 1), 2, 0)
 
-    stream = make()
-    rows = iter(stream)
-    part = [next(rows)["id"] for _ in range(5)]
-    resumed = make()
-    resumed.load_state_dict(stream.state_dict())
-    assert part + ids(resumed) == ids(make())
+    check_resume(make, {5})
 
 
 def test_resume_reads_on_and_does_not_start_over():

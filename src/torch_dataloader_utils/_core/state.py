@@ -22,7 +22,7 @@ from typing import Any
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
-from torch_dataloader_utils._core.state_values import check_values
+from torch_dataloader_utils._core.state_values import check_values, log_entries
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
 VERSION = 1
@@ -194,9 +194,7 @@ def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
 
 
 def _decode_log(log: Mapping[str, Any]) -> tuple[Segment, ...]:
-    cursors = log["cursors"] or [[]] * len(log["steps"])
-    columns = (log["num_ranks"], log["num_workers"], log["batch_size"], log["drop_last"], log["steps"], cursors)
-    return tuple(_decode_segment(*entry) for entry in zip(*columns, strict=True))
+    return tuple(_decode_segment(*entry) for entry in log_entries(log))
 
 
 def _decode_segment(

@@ -44,8 +44,7 @@ def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     yield "log", log, isinstance(log, Mapping) and set(log) == set(_LOG_KEYS) and all(map(is_list, log.values()))
     columns = [log[name] for name in _LOG_KEYS if log[name] or name != "cursors"]
     yield "log", log, all(len(one) == len(other) for one, other in pairwise(columns))
-    cursors = log["cursors"] or [[]] * len(log["steps"])
-    for num_ranks, num_workers, batch_size, drop_last, steps, of_ranks in zip(*columns[:5], cursors, strict=True):
+    for num_ranks, num_workers, batch_size, drop_last, steps, of_ranks in log_entries(log):
         yield "num_ranks", num_ranks, is_count(num_ranks, 1) and num_ranks <= _MOST_WORKERS
         yield "num_workers", num_workers, is_count(num_workers, 1) and num_ranks * num_workers <= _MOST_WORKERS
         yield "batch_size", batch_size, is_count(batch_size, 1)
@@ -53,6 +52,12 @@ def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         each = steps if is_list(steps, num_ranks) else [steps]
         yield "steps", steps, _are_steps(each)
         yield "cursors", of_ranks, is_list(of_ranks) and all(_is_cursors(c, num_ranks, num_workers) for c in of_ranks)
+
+
+def log_entries(log: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Its entries, one a topology: the values of `_LOG_KEYS`, with no cursors where the log has none at all."""
+    cursors = log["cursors"] or [[]] * len(log["steps"])
+    return zip(*(log[name] for name in _LOG_KEYS[:-1]), cursors, strict=True)
 
 
 def _are_steps(values: Sequence[Any]) -> bool:

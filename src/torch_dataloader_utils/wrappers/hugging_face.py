@@ -2,7 +2,7 @@
 
 Written and tested against `datasets` 5.2. Its public `filter` and `map` would decode and convert every row of every
 shard before the cut; an examples iterable of our own does not. That interface is private to `datasets`; all use of it
-is in this module, in chained_examples.py and in replayed_examples.py.
+is in this module, in chained_examples.py, in replayed_examples.py and in wrapped_examples.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,6 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from datasets.iterable_dataset import _BaseExamplesIterable
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.wrappers.chained_examples import ChainedExamples, OpenState, check_index, check_options
@@ -28,6 +27,7 @@ from torch_dataloader_utils.wrappers.shard_layout import (
     shard_positions,
 )
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
+from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples
 
 # Steps of a stream under which dealing out files deals out the same rows. `take`, `skip` and `interleave_datasets`
 # choose other rows when files are dealt out first, so they and all unknown steps are sharded item by item.
@@ -119,7 +119,7 @@ def _all_but_last_file(examples: Any) -> list[Any]:
     return pieces
 
 
-class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
+class ShardExamples(WrappedExamples):
     """The examples of one shard of another examples iterable, untouched: no decoding, no formatting.
 
     Under DataLoader workers `datasets` first deals the files to the workers, and each worker cuts its own part; all
@@ -128,8 +128,7 @@ class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
 
     def __init__(self, ex_iterable: Any, layout: ShardLayout) -> None:
         """Wraps the examples of all shards."""
-        super().__init__()
-        self.ex_iterable = ex_iterable
+        super().__init__(ex_iterable)
         self.layout = layout
 
     @property
@@ -139,19 +138,9 @@ class ShardExamples(_BaseExamplesIterable):  # type: ignore[misc]
         return self._iter_arrow if can_cut_tables and self.ex_iterable.iter_arrow else None
 
     @property
-    def is_typed(self) -> bool:
-        """As the source."""
-        return bool(self.ex_iterable.is_typed)
-
-    @property
-    def features(self) -> Any:
-        """As the source."""
-        return self.ex_iterable.features
-
-    @property
     def num_shards(self) -> int:
         """Files that workers can share: those of the source, but one for a span, which cannot be cut by files."""
-        return 1 if isinstance(self.layout, ContiguousLayout) else int(self.ex_iterable.num_shards)
+        return 1 if isinstance(self.layout, ContiguousLayout) else super().num_shards
 
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict = OpenState(

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets.iterable_dataset import _BaseExamplesIterable
 
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.wrappers.chained_examples import OpenState
+from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples
 
 
 def holds_rows_back(examples: Any) -> bool:
@@ -22,37 +22,17 @@ def holds_rows_back(examples: Any) -> bool:
     return any(holds_rows_back(each) for each in inner if each is not None)
 
 
-class ReplayedExamples(_BaseExamplesIterable):  # type: ignore[misc]
+class ReplayedExamples(WrappedExamples):
     """The examples of a source, with a state that is their number: a resume steps over those that were given.
 
     The order is a function of seed and epoch, so the steps lead to the same place, for the price of reading again what
     lies before it. Transforms that come after the cut do not run for it.
     """
 
-    def __init__(self, ex_iterable: Any) -> None:
-        """Wraps a source."""
-        super().__init__()
-        self.ex_iterable = ex_iterable
-
     @property
     def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
         """Tables instead of rows where the source has them."""
         return self._iter_arrow if self.ex_iterable.iter_arrow else None
-
-    @property
-    def is_typed(self) -> bool:
-        """As the source."""
-        return bool(self.ex_iterable.is_typed)
-
-    @property
-    def features(self) -> Any:
-        """As the source."""
-        return self.ex_iterable.features
-
-    @property
-    def num_shards(self) -> int:
-        """As the source."""
-        return int(self.ex_iterable.num_shards)
 
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict = OpenState(given=0, type=type(self).__name__)

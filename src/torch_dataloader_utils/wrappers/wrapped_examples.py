@@ -1,0 +1,29 @@
+"""What every Hugging Face examples iterable around another one takes over from it as it is."""
+
+from typing import Any
+
+from datasets.iterable_dataset import _BaseExamplesIterable
+
+
+class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
+    """The columns and the files of another examples iterable; what is given of its examples, subclasses say."""
+
+    def __init__(self, ex_iterable: Any) -> None:
+        """Wraps a source."""
+        super().__init__()
+        self.ex_iterable = ex_iterable
+
+    @property
+    def is_typed(self) -> bool:
+        """As the source."""
+        return bool(self.ex_iterable.is_typed)
+
+    @property
+    def features(self) -> Any:
+        """As the source."""
+        return self.ex_iterable.features
+
+    @property
+    def num_shards(self) -> int:
+        """Files that workers can share: those of the source."""
+        return int(self.ex_iterable.num_shards)
