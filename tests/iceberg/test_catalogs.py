@@ -206,6 +206,16 @@ def test_no_error_of_a_catalog_shows_a_secret_nor_does_its_traceback(
     assert CANARY[4:] not in "".join(traceback.format_exception(error.value))
 
 
+def test_what_a_caller_was_handling_is_left_as_it_was() -> None:
+    handled = ValueError("a?b=c of the caller")
+    try:
+        raise handled
+    except ValueError:
+        with pytest.raises(StoreError):
+            scan_iceberg("db.t", {"type": "rest", "uri": "http://127.0.0.1:9"})
+    assert str(handled) == "a?b=c of the caller"
+
+
 def test_a_reply_of_a_catalog_that_does_not_parse_is_not_quoted(rest: RestCatalog) -> None:
     rest.bodies["ns.odd"] = {"config": {"s3.secret-access-key": CANARY}}
     with pytest.raises(CorruptFileError, match="does not parse") as error:

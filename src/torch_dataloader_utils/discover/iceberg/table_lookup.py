@@ -1,6 +1,7 @@
 """A table looked up in its catalog, in bounded time; what catalogs raise becomes an error that says what to do."""
 
 import queue
+import sys
 from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any
@@ -28,6 +29,7 @@ def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = 
         UnsupportedFeatureError, CorruptFileError: it answered with metadata that pyiceberg does not parse.
     """
     properties = with_present_names(properties)
+    handled = sys.exception()
     try:
         return _in_time(lambda: _find(_catalog(properties), name), patience_seconds)
     except LoaderError:
@@ -38,7 +40,7 @@ def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = 
             "that it is up and can be reached with this catalog_config, then try again."
         ) from None
     except Exception as error:  # noqa: BLE001 - catalogs are plug-ins; it is raised again as one of ours
-        censor(error, properties)
+        censor(error, properties, handled=handled)
         # pydantic's errors quote what the catalog sent, with the credentials of the table.
         raise _lookup_error(redact(name), error) from (None if _is_invalid(error) else error)
 
