@@ -34,6 +34,15 @@ def test_a_file_of_the_other_side_is_read(tmp_path: Path) -> None:
     assert read_sequences(tmp_path / "s.json") == {"/data/c": CorpusFacts(sequence_count=3, document_count=3)}
 
 
+def test_the_file_is_local_and_no_signature_is_repeated(tmp_path: Path) -> None:
+    url = "https://host/s.json?X-Amz-Signature=hunter2"
+    prefix = write_corpus(tmp_path / "a", EXAMPLE)
+    with pytest.raises(ConfigError, match=r"^https://host/s\.json is the URL of a store: give"):
+        write_sequences([prefix], url)
+    with pytest.raises(ConfigError, match=r"^https://host/s\.json is the URL of a store: give"):
+        read_sequences(url)
+
+
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', '{"a": [1]}', '{"a": [1, -1]}', '{"a": ["x", 1]}'])
 def test_what_is_no_sequences_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "s.json").write_text(content)
