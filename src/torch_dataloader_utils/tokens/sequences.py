@@ -15,16 +15,16 @@ from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
     Credentials,
     FileStat,
-    LocalStore,
     RemoteOptions,
     Secret,
     StoreAccess,
-    is_local,
+    censored_text,
     write_atomically,
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, of_type
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.local_files import local_path
 
 _EXTRAS = "torch_dataloader_utils"
 _VERSION = 2
@@ -71,10 +71,10 @@ def write_sequences(
         ConfigTypeError: no list of paths. ConfigError: `path` is the URL of a store.
         What `IndexedDataset` raises for a corpus that is not there or is damaged.
     """
-    target = _local_path(path)
+    target = local_path("path", path)
     access = StoreAccess.of(storage_options, credentials, remote)
     if isinstance(path_prefixes, str | PurePath) or not isinstance(path_prefixes, Iterable):
-        raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
+        raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
     prefixes = sorted({check_path("A prefix of path_prefixes", prefix) for prefix in path_prefixes})
     describe = partial(describe_corpus, storage_options=access)
     corpora = dict(zip(prefixes, map_watched(describe, prefixes, threads=_THREADS, name="tdu-tokens"), strict=True))
@@ -85,16 +85,6 @@ def write_sequences(
     content[_EXTRAS] = {"version": _VERSION, "corpora": extras}
     with write_atomically(target) as file:
         file.write(json.dumps(content, indent=1).encode())
-
-
-def _local_path(path: str | Path) -> Path:
-    text = check_path("path", path)
-    if not is_local(text):
-        raise ConfigError(
-            f"{redact(text)} is the URL of a store: give a sequences file on a local disk, or on a file system that "
-            "nodes share."
-        )
-    return Path(LocalStore().local_path(text))
 
 
 def _encode_extras(facts: CorpusFacts) -> dict[str, Any]:
@@ -109,7 +99,7 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
         ConfigTypeError: no path. ConfigError: the URL of a store. NoDataError: there is no such file.
         CorruptFileError: not JSON, or not of this shape; names the entry.
     """
-    path = _local_path(path)
+    path = local_path("path", path)
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
