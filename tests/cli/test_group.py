@@ -97,6 +97,23 @@ def test_secrets_are_not_repeated(table):
     assert "hunter2" not in one_line(tdu("scan", "/nowhere", "--option", "key=hunter2", code=2))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{url}"],
+        ["state", "{url}"],
+        ["scan", "{table}", "--inventory", "{url}"],
+        ["plan", "{table}", "--html", "{url}"],
+        ["plan", "{table}", "--png", "{url}"],
+        ["plan", "{table}", "--save", "{url}"],
+        ["tokens", "sequences", "corpus", "{url}"],
+    ],
+)
+def test_a_signed_url_is_not_repeated_where_a_local_file_belongs(table, arguments):
+    url = "https://host/a.parquet?X-Amz-Signature=hunter2"
+    assert "hunter2" not in one_line(tdu(*(each.format(table=table, url=url) for each in arguments), code=2))
+
+
 def test_warnings_are_lines_on_stderr(table):
     result = tdu("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")
     assert "Traceback" not in result.stderr

@@ -274,6 +274,18 @@ def test_planned_loader_reads_every_sequence_once_per_epoch_in_another_order():
     assert (len(loader), len(planned(drop_last=True))) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "scheduler", "says"),
+    [
+        ([[3, 4]], DpBalancedScheduler(8), r"lengths have the shape \(1, 2\): pass one number"),
+        ([3, 4], "dp_balanced", "scheduler='dp_balanced': pass a scheduler, such as"),
+    ],
+)
+def test_planned_loader_says_what_it_takes(lengths, scheduler, says):
+    with pytest.raises(ConfigTypeError, match=says):
+        PlannedPackedLoader(Sequences([3, 4]), lengths, scheduler, global_batch_size=2)
+
+
 def test_planned_loader_resumes_from_every_step():
     straight = list(chain(*epochs(planned(), 2)))
     for steps in range(6):

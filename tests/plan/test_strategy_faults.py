@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.plan.model import make_space
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
+from torch_dataloader_utils.epochs.plugins import ENTRY_POINT_GROUP, find_strategy
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.cover import find_fault
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
@@ -232,3 +233,28 @@ def test_a_type_error_within_generate_stays_its_own(num_ranks):
     with pytest.raises(TypeError, match="has no len") as caught:
         units(Broken(), num_ranks=num_ranks)
     assert not isinstance(caught.value, ConfigError)
+
+
+class NeedsASetting:
+    def __init__(self, setting):
+        self.setting = setting
+
+    generate = Generators.generate
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("no_such_module:Strategy", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (f"{__name__}:NoSuchClass", "AttributeError: .* has no attribute 'NoSuchClass'"),
+        (f"{__name__}:NeedsASetting", "TypeError: .* missing 1 required positional argument: 'setting'"),
+    ],
+)
+def test_a_plug_in_that_does_not_load_is_named(tmp_path, monkeypatch, target, says):
+    package = tmp_path / "broken_plug_in-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: broken-plug-in\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nbroken = {target}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=rf"^Split strategy 'broken' \({target}\) does not load: {says}"):
+        find_strategy("broken")

@@ -205,6 +205,7 @@ def test_what_is_printed_holds_no_secret(trips):
         ("stack", 5, "stack=5: pass a dict of lists of columns"),
         ("stack", {"x": 5}, r"stack=\{'x': 5\}: give a list of one or more column names"),
         ("stack", {"x": [["row"]]}, r"names column \['row'\], which is not read"),
+        ("format", "https://host/b?sig=hunter2", r"format='https://host/b' is unknown; .* Several paths are one list"),
     ],
 )
 def test_an_option_of_another_type_is_refused_before_anything_is_read(trips, name, value, says):

@@ -87,7 +87,7 @@ def test_a_directory_without_corpora_is_an_error(tmp_path: Path, monkeypatch: py
     for directory in ("none", "file"):
         with pytest.raises(NoDataError, match=f"There is no directory {directory}"):
             find_corpora(directory)
-    with pytest.raises(ConfigError, match="no local path"):
+    with pytest.raises(ConfigError, match="is the URL of a store"):
         find_corpora("http://127.0.0.1:9/corpora")
 
 
@@ -332,7 +332,10 @@ def test_corpora_in_a_store_are_refused_before_they_are_opened(tmp_path: Path, e
     # There is nobody at this address: a look would be another error.
     remote = "http://127.0.0.1:9/corpus"
     for prefixes, output in (([example, remote], tmp_path / "out"), ([remote], tmp_path / "out"), ([example], remote)):
-        with pytest.raises(ConfigError, match="is remote and has no local path"):
+        with pytest.raises(ConfigError, match="is the URL of a store"):
             merge_corpora(prefixes, str(output))
-    with IndexedDatasetBuilder(tmp_path / "out.bin") as builder, pytest.raises(ConfigError, match="no local path"):
+    with (
+        IndexedDatasetBuilder(tmp_path / "out.bin") as builder,
+        pytest.raises(ConfigError, match="is the URL of a store"),
+    ):
         builder.add_index(remote)

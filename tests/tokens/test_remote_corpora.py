@@ -96,7 +96,7 @@ def test_requests_that_fail_for_good_are_store_errors(s3: MotoS3, s3_access: Sto
 
 
 def test_a_corpus_cannot_be_written_or_merged_in_place_in_a_store(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no local path"):
+    with pytest.raises(ConfigError, match="is the URL of a store"):
         IndexedDatasetBuilder("s3://bucket/out.bin")
 
 

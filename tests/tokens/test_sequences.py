@@ -5,7 +5,7 @@ import pytest
 
 from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError
-from torch_dataloader_utils.tokens import CorpusFacts, describe_corpus, read_sequences, write_sequences
+from torch_dataloader_utils.tokens import CorpusFacts, describe_corpus, merge_corpora, read_sequences, write_sequences
 
 
 def test_one_file_serves_both_sides(tmp_path: Path) -> None:
@@ -32,6 +32,19 @@ def test_prefixes_may_be_paths(tmp_path: Path) -> None:
 def test_a_file_of_the_other_side_is_read(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"/data/c": [3, 3]}')
     assert read_sequences(tmp_path / "s.json") == {"/data/c": CorpusFacts(sequence_count=3, document_count=3)}
+
+
+def test_the_file_is_local_and_no_signature_is_repeated(tmp_path: Path) -> None:
+    url = "https://host/s.json?X-Amz-Signature=hunter2"
+    prefix = write_corpus(tmp_path / "a", EXAMPLE)
+    with pytest.raises(ConfigError, match=r"^path='https://host/s\.json' is the URL of a store: give"):
+        write_sequences([prefix], url)
+    with pytest.raises(ConfigError, match=r"^path='https://host/s\.json' is the URL of a store: give"):
+        read_sequences(url)
+    with pytest.raises(ConfigTypeError, match=r"^path_prefixes='https://host/s\.json': pass a list"):
+        write_sequences(url, tmp_path / "s.json")
+    with pytest.raises(ConfigTypeError, match=r"^path_prefixes='https://host/s\.json': pass a list"):
+        merge_corpora(url, str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', '{"a": [1]}', '{"a": [1, -1]}', '{"a": ["x", 1]}'])

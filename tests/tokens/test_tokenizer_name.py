@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils.errors import ConfigTypeError
-from torch_dataloader_utils.tokens import IndexedDataset, build_corpus
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.tokens import IndexedDataset, TokenizerFile, build_corpus
 from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
 
 
@@ -144,3 +144,9 @@ def test_a_function_of_a_script_has_one_name_in_all_processes(source: Path, tmp_
     command = [sys.executable, str(tmp_path / "script.py"), str(source), str(tmp_path / "out")]
     subprocess.run(command, check=True, timeout=120)
     assert [sequence.tolist() for sequence in IndexedDataset(str(tmp_path / "out"))] == [[2], [1]] * 4
+
+
+def test_the_signature_of_a_url_is_not_repeated() -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(ConfigError, match=r"^https://host/t\.json is no tokenizer\.json .* on this machine"):
+        TokenizerFile("https://host/t.json?sig=hunter2")(["a"])

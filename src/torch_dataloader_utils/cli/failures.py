@@ -36,10 +36,12 @@ _WRONG_PLACE = frozenset(
 
 
 class Failure(click.ClickException):
-    """An error for people: one line, and the exit code."""
+    """An error for people: one line without the secrets of URLs that the command was given, and the exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
+        from torch_dataloader_utils._store.censor import censored_text
+
+        super().__init__(censored_text(" ".join(message.split())))
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:

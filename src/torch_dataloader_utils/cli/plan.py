@@ -23,12 +23,20 @@ Examples:
 """
 
 
+def _local_file(_context: click.Context, _option: click.Parameter, value: str | None) -> Path | None:
+    if value is not None and "://" in value:
+        raise click.BadParameter("a plan is written to this machine. Give a path, not a URL.")
+    return None if value is None else Path(value)
+
+
 @click.command("plan", epilog=_EXAMPLES)
 @data_options
 @plan_options
-@click.option("--html", "html_path", metavar="FILE", type=click.Path(path_type=Path), help="Draw it as a web page.")
-@click.option("--png", "png_path", metavar="FILE", type=click.Path(path_type=Path), help="Draw it (needs matplotlib).")
-@click.option("--save", "save_path", metavar="FILE", help="Every row range that is read, as a Parquet file.")
+@click.option("--html", "html_path", metavar="FILE", callback=_local_file, help="Draw it as a web page.")
+@click.option("--png", "png_path", metavar="FILE", callback=_local_file, help="Draw it (needs matplotlib).")
+@click.option(
+    "--save", "save_path", metavar="FILE", callback=_local_file, help="Every row range that is read, as a Parquet file."
+)
 @click.option(
     "--max-ranks", type=click.IntRange(min=1), default=32, show_default=True, help="Ranks to show and to draw."
 )
@@ -38,7 +46,7 @@ def command(
     planning: dict[str, Any],
     html_path: Path | None,
     png_path: Path | None,
-    save_path: str | None,
+    save_path: Path | None,
     max_ranks: int,
     as_json: bool,
 ) -> None:

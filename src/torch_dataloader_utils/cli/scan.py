@@ -32,17 +32,20 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
     Reads metadata only (of text files, which have none, the lines are counted).
     """
     inventory = source.inventory()
+    saved = None
     if save_path is not None:
+        from torch_dataloader_utils._store import redact
         from torch_dataloader_utils.discover import save_inventory
 
         save_inventory(inventory, save_path, source.storage or None)
+        saved = redact(save_path)
     report = describe(inventory, lists_files=lists_files)
     if as_json:
-        emit_json({**report, **({"saved": save_path} if save_path else {})})
+        emit_json({**report, **({"saved": saved} if saved else {})})
         return
     _print(report, inventory.notes, source.filter_text)
-    if save_path is not None:
-        click.echo(f"\nSaved to {save_path}. Use it with --inventory {save_path}")
+    if saved is not None:
+        click.echo(f"\nSaved to {saved}. Use it with --inventory {saved}")
 
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:

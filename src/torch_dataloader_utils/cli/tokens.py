@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils.cli.failures import DATA_PROBLEM, USAGE, Failure, disk_is_full, of_interrupt, of_os_error
 from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
@@ -101,6 +102,7 @@ def build(
             on_progress=_progress(),
             **options,
         )
+    report = replace(report, prefixes=tuple(map(redact, report.prefixes)))
     if as_json:
         emit_json(asdict(report))
     else:

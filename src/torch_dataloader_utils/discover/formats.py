@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from torch_dataloader_utils._core.inventory import FileFormat
-from torch_dataloader_utils._core.paths import codec_of
+from torch_dataloader_utils._core.paths import codec_of, redact
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
@@ -39,7 +39,9 @@ def file_format_of(name: str) -> FileFormat:
         given = of_type(name) if isinstance(name, Mapping) else repr(name)
         raise ConfigTypeError(f"format={given}: pass one of the texts {', '.join(_NAMES)}.")
     if name not in _NAMES:
-        raise ConfigError(f"format={name!r} is unknown; choose one of {', '.join(_NAMES)}.")
+        raise ConfigError(
+            f"format={redact(name)!r} is unknown; choose one of {', '.join(_NAMES)}. Several paths are one list."
+        )
     return _NAMES[name]
 
 

@@ -12,7 +12,7 @@ def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
     """The strategy: an object as it is, or the entry point of that name (a class is called without arguments).
 
     Raises:
-        ConfigError: no such entry point.
+        ConfigError: no such entry point, or one that does not load.
         ConfigTypeError: a class, or an object without `generate`.
     """
     found = _load(strategy) if isinstance(strategy, str) else strategy
@@ -36,6 +36,13 @@ def _load(name: str) -> SplitStrategy:
             f"point in the group {ENTRY_POINT_GROUP!r}. Those of this library have no names: pass an object, such as "
             "RoundRobinSplitStrategy()."
         )
-    loaded = installed[name].load()
-    strategy: SplitStrategy = loaded() if isinstance(loaded, type) else loaded
+    point = installed[name]
+    try:
+        loaded = point.load()
+        strategy: SplitStrategy = loaded() if isinstance(loaded, type) else loaded
+    except Exception as error:
+        raise ConfigError(
+            f"Split strategy {name!r} ({point.value}) does not load: {type(error).__name__}: {error}. Mend the package "
+            "that announces it. A class is called without arguments: pass an object of one that needs some."
+        ) from error
     return strategy

@@ -80,6 +80,10 @@ class PlannedPackedLoader:
     ) -> None:
         self._source = source
         self._lengths = checked_lengths(lengths)
+        if not isinstance(scheduler, BasePackingScheduler):
+            raise ConfigTypeError(
+                f"scheduler={scheduler!r}: pass a scheduler, such as ComputeBalancedScheduler(8192, cp_size, dp_size)."
+            )
         self._scheduler = scheduler
         self._global_batch_size = check_integer("global_batch_size", global_batch_size, least=1)
         self._groups = known_groups(groups)

@@ -10,7 +10,15 @@ from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import hold_integers
 from torch_dataloader_utils._arguments.reals import check_not_negative
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store, redact
+from torch_dataloader_utils._store import (
+    Credentials,
+    RemoteOptions,
+    Secret,
+    StoreAccess,
+    censored_text,
+    open_store,
+    redact,
+)
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
@@ -174,7 +182,7 @@ def _check_blend(blend: Any) -> None:
     if not is_pair or not _is_list(blend[0]) or len(blend[0]) == 0 or not (blend[1] is None or _is_list(blend[1])):
         raise ConfigError(
             f"A blend is a list of corpus prefixes and their weights or None, as in (['web', 'code'], [7, 3]); "
-            f"{blend!r} was given."
+            f"{censored_text(repr(blend))} was given."
         )
     prefixes, weights = blend
     for prefix in prefixes:

@@ -4,19 +4,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import PendingFile, open_store
-from torch_dataloader_utils.errors import LoaderError, StoreError
+from torch_dataloader_utils._core.paths import check_path, redact
+from torch_dataloader_utils._store import LocalStore, PendingFile, is_local
+from torch_dataloader_utils.errors import ConfigError, LoaderError, StoreError
 
 
 def local_path(name: str, path: str | Path) -> Path:
-    """Where a corpus lies that is written, or merged from; `name` is what the user called it.
+    """Where a corpus or sequences file lies that is written, or read whole; `name` is what the user called it.
 
     Raises:
         ConfigTypeError: no path. ConfigError: the URL of a store.
     """
     text = check_path(name, path)
-    return Path(open_store(text).local_path(text))
+    if not is_local(text):
+        raise ConfigError(
+            f"{name}={redact(text)!r} is the URL of a store: give a path on a local disk, or on a file system that "
+            "nodes share."
+        )
+    return Path(LocalStore().local_path(text))
 
 
 def pending_file(name: str, path: str | Path) -> PendingFile:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch_dataloader_utils._store import censored_text
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
@@ -40,7 +41,7 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
         SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
     """
     if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
-        raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
+        raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
     if not path_prefixes:
         raise ConfigError("There is no corpus to merge: path_prefixes is empty. Pass one prefix or more.")
     # Before any is opened.

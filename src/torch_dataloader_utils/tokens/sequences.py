@@ -10,12 +10,21 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._core.paths import check_path, redact
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, write_atomically
+from torch_dataloader_utils._store import (
+    Credentials,
+    FileStat,
+    RemoteOptions,
+    Secret,
+    StoreAccess,
+    censored_text,
+    write_atomically,
+)
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, of_type
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
+from torch_dataloader_utils.tokens.local_files import local_path
 
 _EXTRAS = "torch_dataloader_utils"
 _VERSION = 2
@@ -59,11 +68,13 @@ def write_sequences(
     corpora are read, see `IndexedDataset`.
 
     Raises:
-        ConfigTypeError: no list of paths. What `IndexedDataset` raises for a corpus that is not there or is damaged.
+        ConfigTypeError: no list of paths. ConfigError: `path` is the URL of a store.
+        What `IndexedDataset` raises for a corpus that is not there or is damaged.
     """
+    target = local_path("path", path)
     access = StoreAccess.of(storage_options, credentials, remote)
     if isinstance(path_prefixes, str | PurePath) or not isinstance(path_prefixes, Iterable):
-        raise ConfigTypeError(f"path_prefixes={path_prefixes!r}: pass a list of prefixes.")
+        raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
     prefixes = sorted({check_path("A prefix of path_prefixes", prefix) for prefix in path_prefixes})
     describe = partial(describe_corpus, storage_options=access)
     corpora = dict(zip(prefixes, map_watched(describe, prefixes, threads=_THREADS, name="tdu-tokens"), strict=True))
@@ -72,7 +83,7 @@ def write_sequences(
     }
     extras = {prefix: _encode_extras(facts) for prefix, facts in corpora.items()}
     content[_EXTRAS] = {"version": _VERSION, "corpora": extras}
-    with write_atomically(Path(path)) as file:
+    with write_atomically(target) as file:
         file.write(json.dumps(content, indent=1).encode())
 
 
@@ -85,12 +96,12 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
     """The facts of every corpus in a sequences file, ours or one that Megatron-Core's tool wrote.
 
     Raises:
-        ConfigTypeError: no path. NoDataError: there is no such file.
+        ConfigTypeError: no path. ConfigError: the URL of a store. NoDataError: there is no such file.
         CorruptFileError: not JSON, or not of this shape; names the entry.
     """
-    path = check_path("path", path)
+    path = local_path("path", path)
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise NoDataError(f"There is no sequences file {path}. Check the path, or call write_sequences.") from error
     except ValueError as error:
@@ -118,7 +129,7 @@ def select_facts(corpora: Mapping[str, CorpusFacts] | None, path_prefix: str) ->
         return None
     if path_prefix not in corpora:
         raise ConfigError(
-            f"The sequences file does not know {path_prefix}; it has {len(corpora)} others. Write it again."
+            f"The sequences file does not know {redact(path_prefix)}; it has {len(corpora)} others. Write it again."
         )
     return corpora[path_prefix]
 

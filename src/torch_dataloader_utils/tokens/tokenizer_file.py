@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
@@ -49,7 +50,9 @@ def _load(path: str) -> Any:
     try:
         tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # it raises no narrower class
-        raise ConfigError(f"{path} is no tokenizer.json of the tokenizers package: {error}. Pass one.") from error
+        raise ConfigError(
+            f"{redact(path)} is no tokenizer.json of the tokenizers package: {error}. Pass one on this machine."
+        ) from error
     # The file may hold those of whoever saved it: documents would be cut, or filled up to the longest one.
     tokenizer.no_truncation()
     tokenizer.no_padding()

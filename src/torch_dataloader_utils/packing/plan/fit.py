@@ -13,13 +13,15 @@ def checked_lengths(lengths: Sequence[int] | Ints) -> Ints:
     """Lengths as int64, shape [n].
 
     Raises:
-        ConfigTypeError: lengths that are no integers. ConfigError: no sequence at all, or a length below 1.
+        ConfigTypeError: lengths that are no list of integers. ConfigError: no sequence at all, or a length below 1.
     """
     given = np.asarray(lengths)
     if given.size and given.dtype.kind not in "iu":
         raise ConfigTypeError(f"lengths are {given.dtype}: pass whole numbers of tokens.")
+    if given.ndim != 1:
+        raise ConfigTypeError(f"lengths have the shape {given.shape}: pass one number of tokens for each sequence.")
     checked = given.astype(np.int64)
-    if checked.ndim != 1 or not len(checked):
+    if not len(checked):
         raise ConfigError("the global batch has no sequence; a schedule needs at least one.")
     if checked.min() < 1:
         position = int(checked.argmin())
