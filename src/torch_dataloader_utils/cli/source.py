@@ -131,7 +131,7 @@ class DataSource:
         from torch_dataloader_utils.tables.counting import under_filter
 
         found = load_inventory(path, self.storage)
-        check_columns(self.columns or (), decode_schema(found.schema), "columns")
+        check_columns(self.columns or (), decode_schema(found.schema))
         return under_filter(found, self.filters)
 
     def _counted(self, inventory: "Inventory") -> "Inventory":

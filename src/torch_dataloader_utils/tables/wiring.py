@@ -11,6 +11,7 @@ from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import StoreAccess, open_store
 from torch_dataloader_utils.epochs.plan_warnings import warn_about
 from torch_dataloader_utils.epochs.planning import Planner
+from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
@@ -32,7 +33,7 @@ def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> St
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
-    strategy = options.strategy()
+    strategy = find_strategy(options.split_strategy)
     plan_options = options.plan_options(strategy)
     share = counting_share(options, num_ranks, rank)
     rows = wire_rows(inventory, options, access, share)
