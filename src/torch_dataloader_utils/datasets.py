@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
+from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.shapers import OutputFormat
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 class WiredDataset(TableDataset):
     """A data set wired from an inventory and options, which it keeps so that it can be wired once more."""
 
-    _wired_from: tuple[Inventory, TableOptions, StoreAccess | Secret | None] | None = None
+    _wired_from: tuple[Inventory, TableOptions, StoreAccess] | None = None
 
-    def __init__(
-        self, inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None
-    ) -> None:
-        super().__init__(wire(inventory, options, storage_options))
-        self._wired_from = inventory, options, storage_options
+    def __init__(self, inventory: Inventory, options: TableOptions, access: StoreAccess) -> None:
+        super().__init__(wire(inventory, options, access))
+        self._wired_from = inventory, options, access
 
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
         """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
@@ -53,9 +51,9 @@ class WiredDataset(TableDataset):
         """
         if self._wired_from is None:
             raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
-        inventory, options, storage_options = self._wired_from
+        inventory, options, access = self._wired_from
         chosen = pack_tokens(column, sequence_length, **packing)
-        return TableDataset(wire(inventory, replace(options, pack=chosen, columns=None), storage_options))
+        return TableDataset(wire(inventory, replace(options, pack=chosen, columns=None), access))
 
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes only iterate: they need neither a second inventory nor the caller's options.
@@ -93,9 +91,7 @@ class StructuredDataset(WiredDataset):
         """
         chosen = TableOptions.of({"num_workers": 1, **options})
         access = StoreAccess.of(storage_options, credentials, remote)
-        found = find_inventory(
-            files, format, chosen, partitioning=partitioning, storage_options=access, inventory=inventory
-        )
+        found = find_inventory(files, format, chosen, partitioning=partitioning, access=access, inventory=inventory)
         super().__init__(found, chosen, access)
 
     @classmethod

@@ -98,9 +98,7 @@ class RowDataset(Dataset[Any]):
         )
         cache_bytes = parse_bytes("cache_bytes", cache_bytes)
         access = StoreAccess.of(storage_options, credentials, remote)
-        found = find_inventory(
-            files, format, options, partitioning=partitioning, storage_options=access, inventory=inventory
-        )
+        found = find_inventory(files, format, options, partitioning=partitioning, access=access, inventory=inventory)
         rows = wire_rows(found, options, access, Share(threads=options.threads))
         schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper

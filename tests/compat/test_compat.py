@@ -17,7 +17,7 @@ VERSIONS = sorted(path for path in Path(__file__).parent.iterdir() if (path / "s
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_states_still_load_and_continue(version):
     planner = Planner(inventory=make_inventory(), options=OPTIONS)
-    identity = Identity(fingerprint=planner.fingerprint, options=OPTIONS)
+    identity = Identity(fingerprint=planner.identity.fingerprint, options=OPTIONS)
     state = json.loads((version / "state.json").read_text())
     position, worker = decode_state(state, identity, Topology())
     assert worker is None

@@ -107,7 +107,7 @@ def test_options_of_the_user_stay_when_the_catalog_gives_new_ones(
 ) -> None:
     config = vend(rest, server, table, "vended-one")
     _, dataset = IcebergDataset.create_dataloader("ns.t", config, storage_options={"key": "mine"}, remote=REMOTE)
-    access = dataset.pipeline.reader.spec.storage_options
+    access = dataset.pipeline.reader.spec.access
     assert isinstance(access.credentials, CatalogCredentials)
     vend(rest, server, table, "vended-two")
     assert access.client_options(renews=True) == access.client_options() | {"token": "vended-two"}

@@ -113,6 +113,17 @@ def test_a_footer_of_rows_that_cannot_be_is_refused_too(tmp_path: Path, lie: dic
         scan_iceberg(table.metadata)
 
 
+def test_a_data_file_whose_chunks_lie_elsewhere_is_refused_by_the_scan(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    path = Path(table.append([{"a": i} for i in range(3)], with_split_offsets=False))
+    metadata = pq.read_metadata(path)
+    metadata.set_file_path("elsewhere.parquet")
+    metadata.write_metadata_file(path)
+    with pytest.raises(UnsupportedFeatureError, match=rf"{path.name}: its column chunks lie in other files"):
+        scan_iceberg(table.metadata)
+
+
 @pytest.mark.parametrize("with_split_offsets", [False, True])
 def test_a_data_file_with_encrypted_columns_is_refused(tmp_path: Path, with_split_offsets: bool) -> None:
     table = TableWriter(tmp_path)

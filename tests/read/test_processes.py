@@ -13,7 +13,7 @@ import pytest
 
 from tests.read.files import make_spec, write_parquet
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._store import Secret
+from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.reader import Reader, make_reader
 
@@ -36,7 +36,7 @@ def test_many_threads_read_row_groups_of_one_file_at_once(tmp_path: Path) -> Non
 def test_a_spawned_child_reads_with_a_pickled_reader(tmp_path: Path) -> None:
     tasks = write_parquet(tmp_path / "a.parquet", TABLE, 10_000)
     spec = make_spec(
-        TABLE.schema, columns=("row",), row_filter=pc.field("half") >= 0, storage_options=Secret({"key": "canary"})
+        TABLE.schema, columns=("row",), row_filter=pc.field("half") >= 0, access=StoreAccess.of({"key": "canary"})
     )
     reader = make_reader(spec)
     assert row_sum(reader, tasks[0]) == sum(range(10_000))

@@ -41,9 +41,9 @@ def test_a_secret_shows_in_no_text_and_survives_the_way_to_a_worker():
 
 def test_a_store_shows_no_storage_options_whether_they_come_plain_or_wrapped():
     for options in ({"password": CANARY}, Secret({"password": CANARY})):
-        store = open_store("memory://a", options)
+        store = open_store("memory://a", StoreAccess.of(options))
         assert CANARY not in repr(store)
-        assert store.options.reveal() == {"password": CANARY}
+        assert store.access.options.reveal() == {"password": CANARY}
 
 
 def test_urls_lose_passwords_and_signatures_in_messages():
@@ -168,7 +168,7 @@ def test_dicts_in_storage_options_stay_as_the_caller_wrote_them(tmp_path):
     options = {"filecache": {"cache_storage": str(tmp_path)}, "memory": {"session": session}}
     fsspec.filesystem("memory").pipe_file("/secrets/a", b"1")
     url = "filecache::memory://secrets/a"
-    assert open_store(url, options).stat(url).size == 1
+    assert open_store(url, StoreAccess.of(options)).stat(url).size == 1
     assert options == {"filecache": {"cache_storage": str(tmp_path)}, "memory": {"session": session}}
 
 

@@ -14,7 +14,7 @@ from threading import Event, Timer, get_native_id
 import fsspec
 import pytest
 
-from torch_dataloader_utils._store import CoalesceLimits, open_store
+from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, StoreError
 
 DATA = bytes(range(256)) * 4
@@ -93,7 +93,8 @@ def test_stat_tail_and_ranges_agree(place):
 
 def test_ranges_that_are_not_merged_give_the_same_bytes(place):
     path = place.put("a", DATA)
-    store = open_store(path, limits=CoalesceLimits(hole_bytes=0, most_bytes=1))
+    limits = CoalesceLimits(hole_bytes=0, most_bytes=1)
+    store = open_store(path, StoreAccess.of(remote=RemoteOptions(coalesce=limits)))
     spans = [(i, 3) for i in range(0, 300, 7)]
     assert [bytes(b) for b in store.ranges(path, spans)] == [DATA[a : a + n] for a, n in spans]
 

@@ -111,7 +111,7 @@ def test_a_session_that_the_user_makes_has_the_times_that_the_user_gives_it(web:
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600), **options)
 
     url = web.url("other.parquet")
-    assert open_store(url, {"get_client": get_client}).stat(url).size == len(web.files["other.parquet"])
+    assert open_store(url, StoreAccess.of({"get_client": get_client})).stat(url).size == len(web.files["other.parquet"])
 
 
 def test_a_server_that_takes_no_connection_is_given_up_as_by_the_client_itself() -> None:

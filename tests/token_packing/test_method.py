@@ -31,7 +31,7 @@ def test_it_is_the_data_set_of_a_packed_loader(corpus, workers):
     options = {"batch_size": 3, "num_workers": 0, "pack": pack_tokens("tokens", 16, eod=EOD)}
     other = StructuredDataset.create_dataloader(corpus, **options)[1]
     assert len(dataset) == len(other)
-    assert dataset.planner.fingerprint == other.planner.fingerprint
+    assert dataset.planner.identity.fingerprint == other.planner.identity.fingerprint
 
 
 def test_the_unpacked_data_set_stays_as_it_is(corpus):

@@ -102,11 +102,6 @@ class GroupTable:
         """The groups at `indices`, in that order; `file` still points into the whole file table."""
         return GroupTable(**{name: getattr(self, name)[indices] for name in self.__slots__})
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the arrays."""
-        return sum(getattr(self, name).nbytes for name in self.__slots__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroupTask:

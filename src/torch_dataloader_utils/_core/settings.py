@@ -55,5 +55,5 @@ def short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def _shortened(text: str, most: int = 100) -> str:
-    return text if len(text) <= most else f"{text[: most - 16]}... {short_digest(text.encode())}"
+def _shortened(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:84]}... {short_digest(text.encode())}"

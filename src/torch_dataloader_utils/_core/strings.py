@@ -40,8 +40,3 @@ class StringColumn:
     def take(self, indices: npt.NDArray[np.int64]) -> "StringColumn":
         """The strings at `indices`, in that order."""
         return StringColumn.of(self[int(index)] for index in indices)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the two buffers."""
-        return self.data.nbytes + self.offsets.nbytes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import Units, ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +35,7 @@ def group_uses(units: Units, group_start: Int64s, group_stop: Int64s) -> GroupUs
     last = np.searchsorted(group_start, stop, side="left")
     counts = last - first
     piece = np.repeat(np.arange(len(unit)), counts)
-    within = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
-    group = first[piece] + within
+    group = ranges(first, counts)
     filled = group_stop[group] > group_start[group]
     piece, group = piece[filled], group[filled]
     return GroupUses(
@@ -56,8 +55,7 @@ def _pieces(units: Units) -> tuple[Int64s, Int64s, Int64s]:
         return np.arange(len(units)), units.start, units.stop
     counts = np.where(is_plain, 1, offsets[window + 1] - offsets[window])
     unit = np.repeat(np.arange(len(units)), counts)
-    within = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
-    piece = np.where(is_plain[unit], 0, offsets[window[unit]] + within)
+    piece = ranges(np.where(is_plain, 0, offsets[window]), counts)
     start = np.where(is_plain[unit], units.start[unit], units.windows.piece_start[piece])
     stop = np.where(is_plain[unit], units.stop[unit], units.windows.piece_stop[piece])
     return unit, start, stop

@@ -117,7 +117,7 @@ def read_list(data: bytes, start: int) -> tuple[int, int, int]:
     return length, _of_items(header & 15), start
 
 
-def read_varint(data: bytes, start: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
     """An unsigned number, and where it ends.
 
     Raises:

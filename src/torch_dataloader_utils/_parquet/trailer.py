@@ -1,4 +1,4 @@
-"""The last bytes of a Parquet file: the length of its footer (uint32), and the magic.
+"""The last bytes of a Parquet file, the length of its footer (uint32) and the magic; and which footers are refused.
 
 Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext footer mode".
 """
@@ -6,7 +6,6 @@ Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext 
 from collections.abc import Callable
 from typing import Any
 
-from torch_dataloader_utils._parquet.limits import check_footer_size
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 TRAILER_BYTES = 8
@@ -17,6 +16,12 @@ _ENCRYPTED_MAGIC = b"PARE"
 
 # A nonce and a tag, which follow the footer of a file whose columns are encrypted and its footer is not.
 _SIGNATURE_BYTES = 28
+
+# More than any table needs, and what hostile files have: decoding a footer takes about 30 times its bytes of memory,
+# and each column and row group some Python objects.
+_MOST_FOOTER_BYTES = 64 << 20
+_MOST_COLUMNS = 100_000
+_MOST_ROW_GROUPS = 100_000
 
 
 def footer_length(tail: bytes | memoryview) -> int:
@@ -45,7 +50,7 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
     length = footer_length(tail)
     if length > file_size:
         raise _corrupt(where, f"the footer claims {length:,} bytes of a file of {file_size:,}")
-    check_footer_size(where, footer_bytes=length)
+    _check_most(where, length, _MOST_FOOTER_BYTES, "bytes of footer")
     return length
 
 
@@ -65,6 +70,26 @@ def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
         )
 
 
+def check_footer(tail: bytes | memoryview, metadata: Any, where: str) -> None:
+    """Refuse a footer once it is parsed; arguments as of `check_unsigned`.
+
+    Raises:
+        UnsupportedFeatureError: encrypted columns, or more columns or row groups than any table needs.
+    """
+    check_unsigned(tail, metadata, where)
+    _check_most(where, metadata.num_columns, _MOST_COLUMNS, "leaf columns")
+    _check_most(where, metadata.num_row_groups, _MOST_ROW_GROUPS, "row groups")
+
+
+def check_metadata(tail: bytes | memoryview, metadata: Any, where: str) -> None:
+    """The same of a data file; UnsupportedFeatureError too if it only says where column chunks lie."""
+    check_footer(tail, metadata, where)
+    if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
+        raise UnsupportedFeatureError(
+            f"{where}: its column chunks lie in other files (a _metadata file?). Name the data files themselves."
+        )
+
+
 def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], Any]) -> Any:
     """The pyarrow.parquet.ParquetFile that `open_file` makes of a whole file's bytes, checked before and after.
 
@@ -77,6 +102,14 @@ def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], A
     file = open_file()
     check_unsigned(data, file.metadata, where)
     return file
+
+
+def _check_most(where: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise UnsupportedFeatureError(
+            f"{where}: the file has {count:,} {what}, the limit is {most:,}. Write the table as more files, or check "
+            "this one."
+        )
 
 
 def _corrupt(where: str, what: str) -> CorruptFileError:

@@ -2,18 +2,18 @@
 
 import multiprocessing
 import os
+import shutil
 import threading
-from collections.abc import Callable
 from multiprocessing import connection
 
 
-def end_with_parent(before_end: Callable[[], object] | None = None) -> None:
+def end_with_parent(directory: str) -> None:
     """Start a thread that ends this process as soon as its parent has ended; call it early in a worker.
 
     The parent is the process that asked for this one, under forkserver too; without a parent nothing is done. An idle
     worker would not notice by itself: it waits on pipes that its siblings hold open as well.
 
-    before_end: called first, to clean up.
+    directory: of temporary files, which is removed first: a process that is killed removes none.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -21,8 +21,7 @@ def end_with_parent(before_end: Callable[[], object] | None = None) -> None:
 
     def wait() -> None:
         connection.wait([parent.sentinel])
-        if before_end is not None:
-            before_end()
+        shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, name="tdu-parent-watch", daemon=True).start()

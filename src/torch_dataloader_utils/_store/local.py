@@ -30,8 +30,6 @@ class LocalStore:
     save no request here, so only spans that touch, or nearly, are merged.
     """
 
-    limits: CoalesceLimits = _LIMITS
-
     @property
     def is_local(self) -> bool:
         """True."""
@@ -64,7 +62,7 @@ class LocalStore:
 
     def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
         """The bytes of each span; the identity is checked on the open file, after the reads."""
-        plan = coalesce(spans, self.limits)
+        plan = coalesce(spans, _LIMITS)
         with translated(path, "read", identity):
             buffers = [_new_buffer(length) for _, length in plan.reads]
         self.read_into(path, plan.reads, buffers, identity)

@@ -1,37 +1,24 @@
 """From a path to the store it lies in."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from torch_dataloader_utils._core.paths import check_no_password
 from torch_dataloader_utils._store.access import StoreAccess
-from torch_dataloader_utils._store.interface import CoalesceLimits, Store
+from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils._store.local import LocalStore
 from torch_dataloader_utils._store.remote import FsspecStore
-from torch_dataloader_utils._store.secret import Secret
 
 
-def open_store(
-    path: str,
-    storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
-    limits: CoalesceLimits | None = None,
-) -> Store:
+def open_store(path: str, access: StoreAccess | None = None) -> Store:
     """The store of `path`: a local path, file://, or any fsspec URL. Opens nothing yet.
 
-    storage_options go to the storage client as they are (plain, wrapped, or with all else that describes the
-    access); local files ignore them. limits: instead of the access's own.
+    access: how remote files are reached; None for nothing special. Local files ignore it.
 
     Raises:
         ConfigError: the URL carries a password; it would end up in plans and logs.
     """
     if is_local(path):
-        return LocalStore() if limits is None else LocalStore(limits=limits)
+        return LocalStore()
     check_no_password(path)
-    access = StoreAccess.of(storage_options)
-    if limits is not None:
-        access = replace(access, remote=replace(access.remote, coalesce=limits))
-    return FsspecStore(access=access)
+    return FsspecStore(access=access or StoreAccess())
 
 
 def is_local(path: str) -> bool:

@@ -19,13 +19,12 @@ from torch_dataloader_utils._store.ending import ask, pause
 from torch_dataloader_utils._store.faults import store_error
 from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
-from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
 from torch_dataloader_utils._store.remote_pattern import Infos, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
-from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
@@ -43,16 +42,6 @@ class FsspecStore:
     """
 
     access: StoreAccess
-
-    @property
-    def options(self) -> Secret:
-        """What the storage client is opened with, credentials from a function aside."""
-        return self.access.options
-
-    @property
-    def limits(self) -> CoalesceLimits:
-        """Which spans share a read."""
-        return self.access.remote.coalesce
 
     @property
     def is_local(self) -> bool:
@@ -76,7 +65,7 @@ class FsspecStore:
 
     def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
         """The bytes of each span; where requests carry no conditions, an identity costs a look-up after the reads."""
-        plan = coalesce(spans, self.limits)
+        plan = coalesce(spans, self.access.remote.coalesce)
         reads = self._read(path, plan.reads, identity)
         if identity is not None and not reads.are_pinned:
             check_identity(path, identity, stat_of(self._request(path, "look up", identity, _look_up)))

@@ -1,6 +1,6 @@
 """The shell command `tdu`: look at data, plans, speed and states without writing a script.
 
-    tdu scan | plan | verify | bench | head | state | tokens build
+    tdu scan | plan | verify | bench | head | state | tokens
 
 In: paths, patterns, saved inventories, Iceberg tables. Out: tables for people, or `--json` for programs; pictures of
 plans. Exit codes: 0 well, 1 the data (or a state) is wrong, 2 the command is. An error is one line that says what to

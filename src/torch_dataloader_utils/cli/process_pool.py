@@ -1,13 +1,11 @@
 """Worker processes of a command, which end when the command does, however it ends."""
 
 import multiprocessing
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 from torch_dataloader_utils._runtime.parent import end_with_parent
@@ -55,9 +53,9 @@ class _SpawnedPool(ProcessPoolExecutor):
 
 
 def _begin(directory: str) -> None:
-    """directory: for temporary files, which a process that is killed cannot remove itself."""
+    """directory: for temporary files."""
     tempfile.tempdir = directory
-    end_with_parent(partial(shutil.rmtree, directory, ignore_errors=True))
+    end_with_parent(directory)
 
 
 @contextmanager

@@ -131,15 +131,15 @@ class DataSource:
         from torch_dataloader_utils.tables.counting import under_filter
 
         found = load_inventory(path, self.storage)
-        check_columns(self.columns or (), decode_schema(found.schema), "columns")
+        check_columns(self.columns or (), decode_schema(found.schema))
         return under_filter(found, self.filters)
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
-        from torch_dataloader_utils._store import Secret
+        from torch_dataloader_utils._store import StoreAccess
         from torch_dataloader_utils.tables.counting import count_alone
 
         with work_bar("row groups") as on_progress:
-            return count_alone(inventory, self.filters, Secret(dict(self.storage)), on_progress)
+            return count_alone(inventory, self.filters, StoreAccess.of(self.storage), on_progress)
 
     def _file_options(self) -> dict[str, Any]:
         return {

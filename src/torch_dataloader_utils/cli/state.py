@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,17 +103,8 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
         "fingerprint": state["fingerprint"],
         "settings": dict(state.get("settings", ())),
         "worker": worker,
-        "topologies": [
-            {
-                "num_ranks": segment.topology.num_ranks,
-                "num_workers": segment.topology.num_workers,
-                "batch_size": segment.topology.batch_size,
-                "drop_last": segment.topology.drop_last,
-                "steps": segment.steps,
-            }
-            for segment in position.segments
-        ],
-        "rows": None if remains is None else {name: getattr(remains, name) for name in Remains.__slots__},
+        "topologies": [{**asdict(segment.topology), "steps": segment.steps} for segment in position.segments],
+        "rows": None if remains is None else asdict(remains),
     }
 
 

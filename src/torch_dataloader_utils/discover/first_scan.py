@@ -73,7 +73,7 @@ def _scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioni
         partitions, fields = type_partitions(texts, first.schema, path)
     schema = dataset_schema(first.schema, fields, keeps_required=request.text_schema is not None)
     hint = partial(hive_hint, [path] if partitioning is None else [], files.root)
-    check_columns(request.columns or (), schema, "columns", hint)
+    check_columns(request.columns or (), schema, hint)
     return FirstScan(
         path=path,
         file_schema=first.schema,

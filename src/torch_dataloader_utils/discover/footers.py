@@ -12,14 +12,12 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._parquet.known_footers import KnownFooters
-from torch_dataloader_utils._parquet.limits import check_footer_size
-from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_unsigned, checked_footer_length, footer_length
+from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_metadata, checked_footer_length, footer_length
 from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.schemas import leaf_counts
-from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 _PARQUET = ds.ParquetFileFormat()
 _log = logging.getLogger(__name__)
@@ -63,11 +61,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             reader = pq.ParquetReader()
             reader.open(pa.BufferReader(tail.data))
             metadata, schema = reader.metadata, reader.schema_arrow
-        check_metadata(path, tail, metadata)
-        if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
-            raise UnsupportedFeatureError(
-                f"{redact(path)}: its column chunks lie in other files. Name the data files themselves."
-            )
+        check_metadata(tail.data, metadata, redact(path))
         leaves = projected_leaves(metadata, schema, request.columns)
         rows = group_rows(metadata, leaves)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
@@ -101,12 +95,6 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
         tail = store.tail(entry.path, need, entry.stat)
     store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
     return tail
-
-
-def check_metadata(path: str, tail: Tail, metadata: pq.FileMetaData) -> None:
-    """Raises UnsupportedFeatureError for encrypted columns, or more columns or row groups than any table needs."""
-    check_unsigned(tail.data, metadata, redact(path))
-    check_footer_size(redact(path), num_columns=metadata.num_columns, num_row_groups=metadata.num_row_groups)
 
 
 def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._parquet.compact_protocol import read_varint
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -74,38 +75,25 @@ def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
 def _fields(message: Buffer) -> Iterator[tuple[int, "int | Buffer"]]:
     """The fields of a protobuf message: (number, value); sub-messages and strings as views.
 
-    Source: protobuf encoding, wire types 0 (varint), 1 (64 bit), 2 (length-delimited) and 5 (32 bit).
+    Source: protobuf encoding, wire types 0 (varint, as in Thrift), 1 (64 bit), 2 (length-delimited) and 5 (32 bit).
     """
     position = 0
     while position < len(message):
-        tag, position = _varint(message, position)
+        tag, position = read_varint(message, position)
         match tag & 7:
             case 0:
-                value, position = _varint(message, position)
+                value, position = read_varint(message, position)
                 yield tag >> 3, value
             case 1 | 5 as kind:
                 position += 8 if kind == 1 else 4
             case 2:
-                length, position = _varint(message, position)
+                length, position = read_varint(message, position)
                 if position + length > len(message):
                     raise ValueError(f"a field of {length} bytes runs over the end of its message")
                 yield tag >> 3, message[position : position + length]
                 position += length
             case kind:
                 raise ValueError(f"protobuf wire type {kind}")
-
-
-def _varint(message: Buffer, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a protobuf number of more than 64 bits")
 
 
 def _message(value: "int | Buffer") -> Buffer:

@@ -3,15 +3,13 @@
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
     FileEntry,
     Listing,
-    Secret,
     Store,
     StoreAccess,
     dead_link,
@@ -48,7 +46,7 @@ class DataFiles:
 
 def find_files(
     path: PathLike | Sequence[PathLike],
-    storage_options: Mapping[str, Any] | Secret | StoreAccess | None,
+    access: StoreAccess,
     *,
     empty_has_no_rows: bool = False,
 ) -> tuple[Store, DataFiles]:
@@ -71,7 +69,7 @@ def find_files(
     places = sorted({_place(each) for each in named})
     if len(places) > 1:
         raise ConfigError(f"{source}: the list mixes stores ({', '.join(places)}). Scan each alone.")
-    store = open_store(named[0], storage_options)
+    store = open_store(named[0], access)
     listings = _listings(store, named)
     found: dict[str, FileEntry] = {}
     for listing in listings:

@@ -25,7 +25,7 @@ from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils._runtime.executor import Executor
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, map_quick, threads_for, watched
-from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Secret, Store, StoreAccess
+from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
@@ -111,7 +111,7 @@ def scan_files(
 
 def scan_paths(
     path: PathLike | Sequence[PathLike],
-    access: StoreAccess | Secret | None,
+    access: StoreAccess,
     request: ScanRequest,
     *,
     partitioning: Literal["hive"] | None = None,

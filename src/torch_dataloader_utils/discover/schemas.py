@@ -57,9 +57,7 @@ def _without_view(field: pa.Field) -> pa.Field:
     return field.with_type(pa.binary()) if pa.types.is_binary_view(field.type) else field
 
 
-def check_columns(
-    names: Iterable[str], schema: pa.Schema, purpose: str, hint: Callable[[str], str] | None = None
-) -> None:
+def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str], str] | None = None) -> None:
     """Raises ConfigError, naming near matches, unless every name is a column of the schema.
 
     hint: gives, for a name that is no column, more about what to do.
@@ -71,7 +69,7 @@ def check_columns(
             near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
             which = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
             raise ConfigError(
-                f"{purpose} names {name!r}, which is no column of the data; {which}{hint(name) if hint else ''}"
+                f"columns names {name!r}, which is no column of the data; {which}{hint(name) if hint else ''}"
             )
 
 

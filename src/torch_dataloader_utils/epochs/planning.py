@@ -133,14 +133,10 @@ class Planner:
         return RowSpace.of(self.inventory.groups)
 
     @cached_property
-    def fingerprint(self) -> str:
-        """See planning_fingerprint."""
-        return planning_fingerprint(self.inventory)
-
-    @cached_property
     def identity(self) -> Identity:
-        """What states are bound to, in full."""
-        return Identity(fingerprint=self.fingerprint, options=self.options, settings=data_settings(self.inventory))
+        """What states are bound to."""
+        fingerprint, settings = planning_fingerprint(self.inventory), data_settings(self.inventory)
+        return Identity(fingerprint=fingerprint, options=self.options, settings=settings)
 
     @cached_property
     def _strategy_call(self) -> StrategyCall | None:

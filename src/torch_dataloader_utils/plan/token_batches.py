@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import Units, ranges
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.window import cut_windows
 
@@ -104,7 +104,7 @@ def cap_rows(batches: Units, most_rows: int) -> Units:
     """
     parts = -(-batches.rows // most_rows)
     part_of = np.repeat(np.arange(len(batches)), parts)
-    part = np.arange(len(part_of)) - np.repeat(np.cumsum(parts) - parts, parts)
+    part = ranges(np.zeros_like(parts), parts)
     rows, parts, start = batches.rows[part_of], parts[part_of], batches.start[part_of]
     return Units(
         start=start + rows * part // parts,

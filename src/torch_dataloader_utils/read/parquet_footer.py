@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers
 from torch_dataloader_utils._parquet.known_footers import KnownFooters
-from torch_dataloader_utils._parquet.limits import check_footer_size
-from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_unsigned, checked_footer_length, footer_length
-from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_metadata, checked_footer_length, footer_length
 from torch_dataloader_utils.read.checks import no_such_group
 from torch_dataloader_utils.read.column_chunks import EncodedNumbers
 from torch_dataloader_utils.read.file_cache import FileCache
@@ -115,13 +113,7 @@ def _footer(source: TaskSource, encoded: bytes) -> Footer:
     if matched is not None and matched.known is not None:
         return Footer(encoded, matched.known, numbers=matched.numbers)
     metadata = _parsed(encoded)
-    check_unsigned(encoded, metadata, source.task.where)
-    counts = {"num_columns": metadata.num_columns, "num_row_groups": metadata.num_row_groups}
-    check_footer_size(source.task.where, **counts)
-    if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
-        raise UnsupportedFeatureError(
-            f"{source.task.where} keeps its columns in other files (a _metadata file?). Scan those files instead."
-        )
+    check_metadata(encoded, metadata, source.task.where)
     columns = _known_columns.of(metadata, encoded)
     if matched is not None:
         _known_footers.learn(matched, columns)

@@ -183,7 +183,7 @@ class Reader:
         key = path if "::" in path else f"{head}{separator}{rest.partition('/')[0]}" if separator else ""
         store = self._stores.get(key)
         if store is None:
-            store = self._stores.setdefault(key, open_store(path, self.spec.storage_options))
+            store = self._stores.setdefault(key, open_store(path, self.spec.access))
         return store
 
 

@@ -1,9 +1,9 @@
 """What a reader delivers, said once for all row groups of a data set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch_dataloader_utils._store import Secret, StoreAccess
+from torch_dataloader_utils._store import StoreAccess
 
 # The largest that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
 MAX_ROW_GROUP_BYTES = (2 << 30) - 1
@@ -18,7 +18,7 @@ class ReadSpec:
     row_filter: a pyarrow.compute.Expression over any columns of the schema, delivered or not; rows for which it
         is false or null are dropped.
     partition_columns: columns that no file holds; their values come with the task.
-    storage_options: for the storage client; unused for local files.
+    access: how files are reached; unused for local ones.
     page_checksums: whether pages that carry a CRC-32 (Parquet) are checked against it. Files without checksums
         cost nothing; measured in docs/design/0004-read.md for files with them.
     max_row_group_bytes: decoded size above which a row group is refused instead of read.
@@ -28,6 +28,6 @@ class ReadSpec:
     columns: tuple[str, ...] | None = None
     row_filter: Any = None
     partition_columns: tuple[str, ...] = ()
-    storage_options: StoreAccess | Secret | None = None
+    access: StoreAccess = field(default_factory=StoreAccess)
     page_checksums: bool = True
     max_row_group_bytes: int = MAX_ROW_GROUP_BYTES

@@ -193,7 +193,7 @@ class TableDataLoader(DataLoader[Any]):
             num_batches=left,
             num_rows=None if left is None else sum(scheduled_rows(work.program.schedule) for work in works),
             padding_rows=plan.padding_rows(dataset.rank),
-            fingerprint=dataset.planner.fingerprint,
+            fingerprint=dataset.planner.identity.fingerprint,
         )
         given = self._meter.watch(batches, watched)
         if placement is not None:

@@ -35,13 +35,8 @@ class PlanSource(Protocol):
         ...
 
     @property
-    def fingerprint(self) -> str:
-        """What states are bound to."""
-        ...
-
-    @property
     def identity(self) -> Identity:
-        """What states are bound to, in full: the options, and what the fingerprint is made of."""
+        """What states are bound to: the data, and the options."""
         ...
 
     @property

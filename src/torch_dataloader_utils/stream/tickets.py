@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, Sampler
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import Tally
+from torch_dataloader_utils._runtime.parent import end_with_parent
 from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.pace import BatchPace
@@ -25,12 +26,7 @@ from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory, SlabShare
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
-from torch_dataloader_utils.stream.worker_death import (
-    Notes,
-    NotingReader,
-    end_with_trainer,
-    sweep_if_orphaned,
-)
+from torch_dataloader_utils.stream.worker_death import Notes, NotingReader, sweep_if_orphaned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +131,9 @@ class TicketWorker(Dataset[Answer]):
             close()
         if self._start is None:
             sweep_if_orphaned(self.directory)
-            end_with_trainer(self.directory)
+            # torch looks at the parent every five seconds, which under forkserver is a server that outlives the trainer
+            # as long as workers do.
+            end_with_parent(self.directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = with_sendable_results(self._pipeline.functions)

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import RowGroupReader, RowsTogether
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._runtime.parent import end_with_parent
 from torch_dataloader_utils.errors import TransformError, WorkerDiedError
 from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
@@ -247,15 +246,6 @@ def share_temporary_directory() -> str:
         config["tempdir"] = None
         _own_directory = os.getpid(), util.get_temp_dir()
     return _own_directory[1]
-
-
-def end_with_trainer(directory: str) -> None:
-    """In a worker, early: a thread that waits for the end of the trainer, and then ends this process at once.
-
-    torch looks at the parent every five seconds, which under forkserver is a server that outlives the trainer as long
-    as workers do. Nothing here is worth saving by then; the trainer's directory is removed.
-    """
-    end_with_parent(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 def sweep_if_orphaned(directory: str) -> None:

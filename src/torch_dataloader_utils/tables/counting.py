@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, Inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
-from torch_dataloader_utils._store import Secret, StoreAccess
+from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -50,7 +50,7 @@ def count_live_rows(
 def count_alone(
     inventory: Inventory,
     filters: Any,
-    storage_options: StoreAccess | Secret | None,
+    access: StoreAccess,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
     """The same by this process alone, with a reader of its own, under the filter that the inventory was scanned with.
@@ -63,7 +63,7 @@ def count_alone(
         columns=(),
         row_filter=filters,
         partition_columns=tuple(column.name for column in inventory.files.partitions),
-        storage_options=storage_options,
+        access=access,
     )
     return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()), on_progress)
 

@@ -18,7 +18,6 @@ from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._runtime.cpus import available_cpus
-from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_check import strategy_name
 from torch_dataloader_utils.shape.padding import PadRagged
@@ -194,10 +193,6 @@ class TableOptions:
     def budget_bytes(self) -> int:
         """Bytes decoded ahead of the trainer."""
         return parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
-
-    def strategy(self) -> SplitStrategy | None:
-        """The custom split strategy, if any."""
-        return find_strategy(self.split_strategy)
 
     @property
     def window_rows(self) -> int | None:

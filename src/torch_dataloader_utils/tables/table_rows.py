@@ -15,7 +15,7 @@ from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
-from torch_dataloader_utils._store import Secret, StoreAccess
+from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
@@ -62,7 +62,7 @@ def find_inventory(
     options: TableOptions,
     *,
     partitioning: Any,
-    storage_options: StoreAccess | Secret | None,
+    access: StoreAccess,
     inventory: Inventory | None,
 ) -> Inventory:
     """The inventory that was given, if it fits the filter, or that of the files.
@@ -80,7 +80,7 @@ def find_inventory(
             count_rows=options.count_rows is not False,
             on_error=options.on_error,
         )
-        scan = partial(scan_paths, paths, storage_options, request, partitioning=partitioning)
+        scan = partial(scan_paths, paths, access, request, partitioning=partitioning)
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
             inventory = from_rank_zero(scan) if options.broadcast_inventory else _scanning(options).together(scan)
@@ -112,9 +112,7 @@ def _scanning(options: TableOptions) -> Share:
     return counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
 
 
-def wire_rows(
-    inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None, share: Share
-) -> TableRows:
+def wire_rows(inventory: Inventory, options: TableOptions, access: StoreAccess, share: Share) -> TableRows:
     """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
 
     share: of the counting.
@@ -123,7 +121,7 @@ def wire_rows(
         ConfigError: columns or options that do not fit the schema.
     """
     if options.pack is not None:
-        return _wire_samples(inventory, options, options.pack, storage_options, share)
+        return _wire_samples(inventory, options, options.pack, access, share)
     inventory = stored_inventory(inventory, None)
     schema = decode_schema(inventory.schema)
     columns = tuple(schema.names if options.columns is None else options.columns)
@@ -132,7 +130,7 @@ def wire_rows(
         check_has_lengths(schema, options.bucket_by, "bucket_by")
         shaper = LengthShaper(shaper=shaper, column=options.bucket_by)
         columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
-    reader = make_reader(read_spec(inventory, options, storage_options, columns))
+    reader = make_reader(read_spec(inventory, options, access, columns))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         if options.on_error == "skip":
             inventory = leave_out_bad_groups(inventory, reader, share, on_progress)
@@ -141,9 +139,7 @@ def wire_rows(
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
 
 
-def wire_lengths(
-    inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None, share: Share
-) -> Lengths | None:
+def wire_lengths(inventory: Inventory, options: TableOptions, access: StoreAccess, share: Share) -> Lengths | None:
     """Whole tokens of every row where batches are limited by them, else None; reads the column of `bucket_by` once.
 
     inventory, share: as `wire_rows` gives and takes them.
@@ -155,7 +151,7 @@ def wire_lengths(
     budget = options.token_budget
     if budget is None or options.bucket_by is None:
         return None
-    reader = make_reader(read_spec(inventory, options, storage_options, (options.bucket_by,)))
+    reader = make_reader(read_spec(inventory, options, access, (options.bucket_by,)))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         tokens = read_token_counts(inventory, reader, share, on_progress)
     check_rows_fit(tokens, inventory, budget, options.bucket_by)
@@ -163,14 +159,12 @@ def wire_lengths(
 
 
 def _wire_samples(
-    inventory: Inventory, options: TableOptions, packing: TokenPacking, storage_options: Any, share: Share
+    inventory: Inventory, options: TableOptions, packing: TokenPacking, access: StoreAccess, share: Share
 ) -> TableRows:
     """The same for `pack`: the inventory counts samples, and the reader packs what another reader reads."""
     stored = stored_inventory(inventory, packing)
     token_type(decode_schema(stored.schema), packing)
-    reader = PackingReader(
-        reader=make_reader(read_spec(stored, options, storage_options, (packing.column,))), packing=packing
-    )
+    reader = PackingReader(reader=make_reader(read_spec(stored, options, access, (packing.column,))), packing=packing)
     if options.on_error == "skip":
         with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
             good = leave_out_bad_groups(stored, reader.reader, share, on_progress)
@@ -183,16 +177,14 @@ def _wire_samples(
     return TableRows(inventory=packed, reader=reader, shaper=shaper)
 
 
-def read_spec(
-    inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None, columns: tuple[str, ...]
-) -> ReadSpec:
+def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:
     """The order to read `columns` of the rows that the options' filter keeps."""
     return ReadSpec(
         schema=inventory.schema,
         columns=columns,
         row_filter=options.filters,
         partition_columns=tuple(column.name for column in inventory.files.partitions),
-        storage_options=storage_options,
+        access=access,
         page_checksums=options.page_checksums,
     )
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
-from torch_dataloader_utils._store import Secret, StoreAccess, open_store
+from torch_dataloader_utils._store import StoreAccess, open_store
 from torch_dataloader_utils.epochs.plan_warnings import warn_about
 from torch_dataloader_utils.epochs.planning import Planner
+from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
@@ -27,18 +28,17 @@ _REMOTE_THREADS = 16
 _SMALL_BYTES = 64 << 10
 
 
-def wire(inventory: Inventory, options: TableOptions, storage_options: StoreAccess | Secret | None) -> Stages:
+def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> Stages:
     """The stages of one data set."""
     num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
-    strategy = options.strategy()
+    strategy = find_strategy(options.split_strategy)
     plan_options = options.plan_options(strategy)
     share = counting_share(options, num_ranks, rank)
-    rows = wire_rows(inventory, options, storage_options, share)
-    lengths = wire_lengths(rows.inventory, options, storage_options, share)
+    rows = wire_rows(inventory, options, access, share)
+    lengths = wire_lengths(rows.inventory, options, access, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
-    access = storage_options if isinstance(storage_options, StoreAccess) else StoreAccess()
     return Stages(
         planner=planner,
         pipeline=Pipeline(

@@ -187,4 +187,4 @@ def _column_reader(inventory: Inventory, column: str, access: StoreAccess) -> Re
     """A reader that knows of this column alone: each part carries it to its worker, and schemas may be wide."""
     field = decode_schema(inventory.schema).field(column)
     schema = pa.schema([field]).serialize().to_pybytes()
-    return make_reader(ReadSpec(schema=schema, columns=(column,), storage_options=access))
+    return make_reader(ReadSpec(schema=schema, columns=(column,), access=access))

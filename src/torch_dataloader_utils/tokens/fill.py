@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 # Positions of tokens are int64; half of what it holds leaves room for a sample behind the last document.
@@ -154,8 +155,7 @@ def _expand(first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s]:
     """All (i, v) with first[i] <= v < stop[i], in order."""
     counts = stop - first
     owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    offsets = np.cumsum(counts) - counts
-    return owner, np.arange(len(owner), dtype=np.int64) - offsets[owner] + first[owner]
+    return owner, ranges(first, counts)
 
 
 def _check_lengths(lengths: npt.ArrayLike) -> Int64s:

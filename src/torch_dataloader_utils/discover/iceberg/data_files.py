@@ -13,19 +13,14 @@ import pyarrow.dataset as ds
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._parquet.trailer import check_metadata
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.checks import checked
 from torch_dataloader_utils.discover.faults import decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
-from torch_dataloader_utils.discover.footers import (
-    check_metadata,
-    check_total,
-    group_rows,
-    projected_leaves,
-    read_footer,
-)
+from torch_dataloader_utils.discover.footers import check_total, group_rows, projected_leaves, read_footer
 from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
@@ -155,7 +150,7 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
     with decoding(file.path, "Parquet footer"):
         fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data))
         metadata, schema = fragment.metadata, fragment.physical_schema
-        check_metadata(file.path, tail, metadata)
+        check_metadata(tail.data, metadata, redact(file.path))
         ids = _field_ids(schema)
         names = request.projected if not ids else _names_in_file(request, ids)
         rows = group_rows(metadata, projected_leaves(metadata, schema, names))

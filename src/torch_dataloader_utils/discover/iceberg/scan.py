@@ -81,7 +81,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
     """
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
     schema = arrow_schema(target.schema, options.columns)
-    check_columns(options.columns or (), schema, "columns")
+    check_columns(options.columns or (), schema)
     request = _scan_request(table, target, options, schema)
     pruner = FilePruner(table.metadata, target.schema, pruning_expression(options.filters, options.scan_filter, schema))
     with named_by_metadata(table.name):
