@@ -71,8 +71,8 @@ class WorkerProcesses:
         return _start_anew, (self._pipeline, self._decode, self._num_workers, self._options)
 
     def decode_within(self, budget_bytes: int) -> None:
-        """Let processes that are started from now on decode ahead no more than this, all together."""
-        self._decode = replace(self._decode, budget_bytes=budget_bytes)
+        """See TableDataLoader; for processes that are started from now on, all together."""
+        self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
         self._worker.options = self._share()
 
     def _share(self) -> DecodeOptions:
