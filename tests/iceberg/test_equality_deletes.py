@@ -147,6 +147,36 @@ def test_a_key_set_contains_what_a_set_of_tuples_contains(wanted: list[Any], row
     assert np.array_equal(seen, [plain(row) in {plain(each) for each in wanted} for row in rows])
 
 
+@given(
+    wanted=st.lists(st.integers(-128, 127), max_size=20),
+    rows=st.lists(st.none() | st.integers(-128, 127), max_size=20),
+    also=st.sampled_from([(), (3, 4)]),
+)
+@settings(max_examples=100 * EFFORT)
+def test_a_key_set_of_integers_contains_what_a_set_does(
+    wanted: list[int], rows: list[int | None], also: tuple[int, ...]
+) -> None:
+    def columns(values: list[Any]) -> list[pa.Array]:
+        others = [pa.array(np.arange(len(values)) % each, pa.uint64()) for each in also]
+        return [pa.array(values, pa.int8()), *others]
+
+    keys = set(zip(*(column.to_pylist() for column in columns(wanted)), strict=True))
+    asked = zip(*(column.to_pylist() for column in columns(rows)), strict=True)
+    assert KeySet.of(columns(wanted)).contains(columns(rows)).tolist() == [key in keys for key in asked]
+
+
+def test_to_look_up_integers_takes_no_memory_for_each_key() -> None:
+    keys = KeySet.of([pa.array(np.random.default_rng(0).permutation(1_000_000))])
+    rows, usual = pa.array(np.arange(1000)), pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counted)
+    try:
+        assert keys.contains([rows]).all()
+    finally:
+        pa.set_memory_pool(usual)
+    assert counted.max_memory() < keys.nbytes // 100
+
+
 def test_uuids_are_keys(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "id", "uuid"), field_of(2, "x", "int"))

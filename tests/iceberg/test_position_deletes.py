@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
@@ -39,6 +40,20 @@ def test_unsorted_repeated_and_spread_deletes_in_all_formats(
     assert sorted(read_ids(table)) == [number for number in range(90) if number not in gone]
     if "orc" not in (file_format, delete_format):
         assert in_order(read_rows(table.metadata)) == in_order(pyiceberg_rows(table.metadata))
+
+
+def test_the_paths_of_many_deletes_take_no_memory_as_texts(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    first, second = (table.append(ids(start, start + 20_000), rows_per_group=20_000) for start in (0, 20_000))
+    table.delete_positions([((first, second)[row % 3 == 0], row) for row in range(20_000)])
+    usual = pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counted)
+    try:
+        assert scan_iceberg(table.metadata).num_rows == 20_000
+    finally:
+        pa.set_memory_pool(usual)
+    assert counted.max_memory() < 20_000 * len(first)
 
 
 def test_files_with_deletes_are_split_into_row_groups_and_counted_exactly(tmp_path: Path) -> None:

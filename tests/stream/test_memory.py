@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -65,3 +66,18 @@ def test_row_groups_of_repeated_values_count_as_they_are_decoded(tmp_path):
         assert decoder.room_for(range(1, 20)) == 4
     finally:
         decoder.close()
+
+
+def test_sources_of_a_blend_hold_two_row_groups_of_repeated_values_whatever_the_threads(tmp_path):
+    column = np.zeros(100_000, dtype=np.int64)
+    loaders = []
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"n": np.tile(column, 12)}), tmp_path / f"{name}.parquet", row_group_size=len(column))
+        options = {"batch_size": len(column), "decode_threads": 4, "decode_ahead_bytes": column.nbytes}
+        loaders.append(
+            tdu.StructuredDataset.create_dataloader(tmp_path / f"{name}.parquet", num_workers=0, **options)[0]
+        )
+    with closing(iter(tdu.blend(loaders, [1, 1]))) as batches:
+        for _ in range(8):
+            next(batches)
+        assert max(loader.metrics().row_groups for loader in loaders) <= 4 + 2

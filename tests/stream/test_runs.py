@@ -114,6 +114,17 @@ def test_a_run_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tmp_path, 
     assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == length
 
 
+def test_a_run_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_path):
+    same = pa.table({f"x{i}": np.zeros(900_000) for i in range(5)})
+    same = same.append_column(
+        "l", pa.FixedSizeListArray.from_arrays(pa.nulls(900_000 * 10, pa.float64()).fill_null(0), 10)
+    )
+    pq.write_table(same, tmp_path / "same.parquet", row_group_size=900_000)
+    for columns, length in ((None, 12), (["x0", "x1", "x2", "x3", "x4"], 30)):  # a seventh, a third
+        _, dataset = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None, columns=columns)
+        assert run_length(dataset.plan().worker_inputs(0), dataset.pipeline) == length
+
+
 def test_a_run_has_at_most_64_batches_and_no_more_rows_than_a_row_group(tmp_path):
     write_table(tmp_path, [[300_000]])
     _, narrow = load(tmp_path, batch_size=100, num_workers=1, split_rows=None)

@@ -43,10 +43,11 @@ _file_keys: FileCache[list[pa.Array]] = FileCache(_FILE_KEYS_BYTES)
 class KeySet:
     """Distinct keys of one or more columns.
 
-    values: the distinct values of each column. prefixes: for each column, the distinct keys up to and with it,
-    ascending int64: the number of the key up to the column before, times the distinct values, plus the value's place.
+    values: the distinct values of each column. prefixes: for each column but the first, whose values are keys
+    themselves, the distinct keys up to and with it, ascending int64: the number of the key up to the column before,
+    times the distinct values, plus the value's place.
 
-        keys (a, 1) (b, 1) (b, 2)      values [a, b] and [1, 2], prefixes [0, 1] and [0, 2, 3]
+        keys (a, 1) (b, 1) (b, 2)      values [a, b] and [1, 2], prefixes [0, 2, 3]
     """
 
     values: tuple[pa.Array, ...]
@@ -55,10 +56,10 @@ class KeySet:
     @classmethod
     def of(cls, columns: Sequence[pa.Array]) -> "KeySet":
         """The set of the rows of these columns."""
-        values = tuple(column.unique() for column in columns)
+        values = tuple(map(_distinct, columns))
         prefixes: list[Int64s] = []
-        keys = np.zeros(len(columns[0]), dtype=np.int64)
-        for column, distinct in zip(columns, values, strict=True):
+        keys = _places(columns[0], values[0]) if len(columns) > 1 else np.zeros(0, dtype=np.int64)
+        for column, distinct in zip(columns[1:], values[1:], strict=True):
             # Numbered anew after each column, so that the product of two counts always fits 63 bits.
             unique, keys = np.unique(keys * len(distinct) + _places(column, distinct), return_inverse=True)
             prefixes.append(unique)
@@ -71,10 +72,10 @@ class KeySet:
 
     def contains(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
         """For each row of these columns, whether it is in the set."""
-        found = np.full(len(columns[0]), bool(len(self.prefixes[-1])))
-        keys = np.zeros(len(columns[0]), dtype=np.int64)
+        keys = _places(columns[0], self.values[0])
+        found = keys >= 0
         if found.any():
-            for column, distinct, prefix in zip(columns, self.values, self.prefixes, strict=True):
+            for column, distinct, prefix in zip(columns[1:], self.values[1:], self.prefixes, strict=True):
                 place = _places(column, distinct)
                 wanted = keys * len(distinct) + place
                 keys = np.minimum(np.searchsorted(prefix, wanted), len(prefix) - 1)
@@ -186,8 +187,26 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
 
 
+def _distinct(column: pa.Array) -> pa.Array:
+    """The distinct values; integers ascending, unless there are nulls.
+
+    Arrow's table of 2.6 million integers takes 200 MB and 0.2 s, and each row group that is looked up makes its own.
+    """
+    if not pa.types.is_integer(column.type) or column.null_count:
+        return column.unique()
+    ascending = np.sort(column.to_numpy())
+    is_first = np.ones(len(ascending), dtype=np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
+    return pa.array(ascending[is_first], column.type)
+
+
 def _places(column: pa.Array, distinct: pa.Array) -> Int64s:
-    """Where each value is among the distinct ones, -1 for not."""
+    """Where each value is among the distinct ones (of `_distinct`), -1 for not."""
+    if pa.types.is_integer(distinct.type) and distinct.null_count == 0 and len(distinct):
+        ascending, values = distinct.to_numpy(), column.fill_null(0).to_numpy()
+        place = np.minimum(np.searchsorted(ascending, values), len(distinct) - 1)
+        is_there = (ascending[place] == values) & column.is_valid().to_numpy(zero_copy_only=False)
+        return np.where(is_there, place, -1)
     found = pc.index_in(column, value_set=distinct)
     places: Int64s = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return places

@@ -39,13 +39,15 @@ class DecodeOptions:
     threads: row groups decoded at once. budget_bytes: blocks held ahead of the trainer, all lanes of a worker together;
         a row group that is needed now is decoded even if it alone exceeds the budget. worker_threads: instead of
         threads, in a worker process. small_bytes: row groups of no more are decoded several by one job, see
-        `SmallGroups`; 0 for none, where threads wait for a store.
+        `SmallGroups`; 0 for none, where threads wait for a store. least_groups: row groups that are held if their
+        stored bytes fit, whatever they take decoded; None for one a thread and the one that is delivered.
     """
 
     threads: int
     budget_bytes: int
     worker_threads: int = 1
     small_bytes: int = 0
+    least_groups: int | None = None
 
 
 # Small row groups are many within the budget. More than these a thread (those of one job, and of one that the trainer
@@ -93,8 +95,7 @@ class Decoder:
         self._shaper = shaper
         self._budget_bytes = options.budget_bytes
         self._most_groups = options.threads * _GROUPS_A_THREAD
-        # One for each thread, and the one that is delivered.
-        self._working_groups = options.threads + 1
+        self._least_groups = options.threads + 1 if options.least_groups is None else options.least_groups
         self._growth = _Growth()
         self._held_bytes = 0
         self._held_groups = 0
@@ -112,11 +113,11 @@ class Decoder:
         """How many row groups, of these from the first on, may be decoded ahead beside what is held.
 
         Stored bytes say little where values repeat: those of a dictionary may take hundreds of times as many decoded.
-        So what is more than the threads work on must fit as it is once decoded.
+        So what is more than `least_groups` must fit as it is once decoded.
         """
         num_bytes = self._held_bytes + np.cumsum(self._bytes[np.asarray(groups)])
         num_groups = self._held_groups + np.arange(1, len(groups) + 1)
-        growth = np.where(num_groups <= self._working_groups, 1, self._growth.ratio)
+        growth = np.where(num_groups <= self._least_groups, 1, self._growth.ratio)
         fit = np.count_nonzero(num_bytes <= self._budget_bytes / growth)
         return max(0, min(int(fit), self._most_groups - self._held_groups))
 

@@ -122,8 +122,11 @@ class TableDataLoader(DataLoader[Any]):
         return self._decode.budget_bytes
 
     def decode_within(self, budget_bytes: int) -> None:
-        """Decode ahead no more than this from the next pass on; worker processes that persist go on as they began."""
-        self._decode = replace(self._decode, budget_bytes=budget_bytes)
+        """Decode ahead no more than this from the next pass on; worker processes that persist go on as they began.
+
+        But always the row group in use and the next one, if the stored bytes of both fit.
+        """
+        self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
         if self._processes is not None:
             self._processes.decode_within(budget_bytes)
 

@@ -27,12 +27,14 @@ class Pipeline:
 
     codec: writes batches into shared slabs, where their format has one; without, they are pickled through a queue.
     functions: the user's transform and collate function, applied to each batch in turn.
+    row_bytes: what a row takes in columns of fixed width.
     """
 
     reader: RowGroupReader
     shaper: Shaper
     codec: SlabCodec | None = None
     functions: tuple[Function, ...] = ()
+    row_bytes: int = 0
 
 
 class WorkerStream:

@@ -6,6 +6,9 @@ inventory, options  →  plan  →  read  →  shape  →  stream      `datasets
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import StoreAccess, open_store
@@ -46,6 +49,7 @@ def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> St
             shaper=rows.shaper,
             codec=TensorBatchCodec() if options.output_format == "torch" else None,
             functions=options.functions,
+            row_bytes=_row_bytes(rows.inventory, options),
         ),
         topology=topology,
         rank=rank,
@@ -68,6 +72,19 @@ def make_loader(dataset: TableDataset, options: Mapping[str, Any]) -> TableDataL
     """
     warn_about(dataset.plan())
     return TableDataLoader(dataset, **options)
+
+
+def _row_bytes(inventory: Inventory, options: TableOptions) -> int:
+    """What a delivered row takes in columns of fixed width."""
+    schema = decode_schema(inventory.schema)
+    names = options.columns if options.pack is None else options.pack.fields
+    return sum(_value_bits(schema.field(name).type) for name in names or schema.names) // 8
+
+
+def _value_bits(data_type: Any) -> int:
+    if pa.types.is_fixed_size_list(data_type):
+        return int(data_type.list_size) * _value_bits(data_type.value_type)
+    return int(data_type.bit_width) if pa.types.is_primitive(data_type) else 0
 
 
 def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:

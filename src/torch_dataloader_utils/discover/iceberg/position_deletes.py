@@ -132,7 +132,9 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
     match file_format:
         case "parquet":
             # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.
-            open_file = partial(pq.ParquetFile, pa.BufferReader(data), page_checksum_verification=True)
+            # Few paths, each once a deleted row: as texts 100 bytes a row.
+            options = {"page_checksum_verification": True, "read_dictionary": ["file_path"]}
+            open_file = partial(pq.ParquetFile, pa.BufferReader(data), **options)
             file = open_checked(data, redact(path), open_file)
             names = _names(path, file.schema_arrow)
             table = file.read(columns=list(names), use_threads=False)
@@ -148,7 +150,7 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
     paths, positions = (pa.concat_arrays(table.column(name).chunks) if table.num_rows else None for name in names)
     if paths is None or positions is None:
         return pa.array([], pa.string()), pa.array([], pa.int64())
-    return paths.cast(pa.string()), positions
+    return paths if pa.types.is_dictionary(paths.type) else paths.cast(pa.string()), positions
 
 
 def _names(path: str, schema: pa.Schema) -> tuple[str, str]:
