@@ -117,6 +117,12 @@ def test_a_text_is_no_flag_of_a_corpus(tmp_path: Path, name: str) -> None:
         IndexedDataset(write_lengths(tmp_path / "web", [9]), **{name: "False"})
 
 
+def test_a_signed_url_is_no_prefix() -> None:
+    for ask in (IndexedDataset, IndexedDataset.exists):
+        with pytest.raises(ConfigError, match=r"^path_prefix='https://host/web' has a query, .* headers in storage"):
+            ask("https://host/web?sig=hunter2")
+
+
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_text_is_no_flag(name: str) -> None:
     with pytest.raises(ConfigTypeError, match=f"{name}='False': pass True or False"):
@@ -129,6 +135,7 @@ def test_a_text_is_no_flag(name: str) -> None:
         ("blend", 5, "A blend is a list of corpus prefixes and their weights"),
         ("blend", (["web"], 5), "A blend is a list of corpus prefixes and their weights"),
         ("blend", ["https://host/web?sig=hunter2"], r"\['https://host/web'\] was given"),
+        ("blend", (["https://host/web?sig=hunter2"], None), r"blend='https://host/web' has a query, .* put behind"),
         ("blend", ([5], None), "A prefix of a blend=5: pass a path"),
         ("blend", (["web"], ["a"]), r"weights=\['a'\]: pass a list of numbers"),
         ("blend", (["web", "code"], [[1], [2]]), "pass a list of numbers"),

@@ -185,6 +185,11 @@ def one_rank(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+def test_what_is_no_mesh_is_named():
+    with pytest.raises(ConfigTypeError, match=r"^mesh is .*None.*: pass a DeviceMesh"):
+        ShardedDataset.from_mesh([1, 2, 3], None, "dp")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_process_group_and_a_mesh_say_which_shard(one_rank):
     assert list(ShardedDataset.from_process_group([1, 2, 3], torch.distributed.group.WORLD)) == [1, 2, 3]

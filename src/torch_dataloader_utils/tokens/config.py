@@ -21,6 +21,7 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.open_corpus import check_prefix
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
 
 # Prefixes, and their weights (None: their lengths).
@@ -186,7 +187,7 @@ def _check_blend(blend: Any) -> None:
         )
     prefixes, weights = blend
     for prefix in prefixes:
-        check_path("A prefix of a blend", prefix)
+        check_prefix("A prefix of a blend", prefix)
     if weights is None:
         return
     if len(weights) != len(prefixes):

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import (
     Credentials,
     RemoteOptions,
@@ -24,7 +23,7 @@ from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataE
 from torch_dataloader_utils.tokens.dtypes import TokenDtype
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.index_format import IndexHeader, TokenIndex
-from torch_dataloader_utils.tokens.open_corpus import Identities, OpenCorpus, Tokens, bin_path, index_path
+from torch_dataloader_utils.tokens.open_corpus import Identities, OpenCorpus, Tokens, bin_path, check_prefix, index_path
 
 Part = tuple[int, int, int | None]
 _Item = TypeVar("_Item")
@@ -57,7 +56,8 @@ class IndexedDataset(Dataset[Any]):
         trust_index: skip the full check of the arrays. Each access is still checked.
 
     Raises:
-        ConfigTypeError: no path, or a text for a flag. NoDataError: a file is missing.
+        ConfigTypeError: no path, or a text for a flag. ConfigError: a web URL with a query.
+        NoDataError: a file is missing.
         CorruptFileError: the index is truncated or does not describe the .bin.
         FileChangedError: a file is not the one that was opened before (on every read of a remote corpus).
         StoreError: the storage failed.
@@ -75,7 +75,7 @@ class IndexedDataset(Dataset[Any]):
         facts: CorpusFacts | None = None,
         trust_index: bool = False,
     ) -> None:
-        self.path_prefix = check_path("path_prefix", path_prefix)
+        self.path_prefix = check_prefix("path_prefix", path_prefix)
         self.multimodal = check_flag("multimodal", multimodal)
         self.mmap = check_flag("mmap", mmap)
         self._access = StoreAccess.of(storage_options, credentials, remote)
@@ -98,9 +98,9 @@ class IndexedDataset(Dataset[Any]):
         """Whether both files of the corpus are there.
 
         Raises:
-            ConfigTypeError: no path. StoreError: the storage does not say.
+            ConfigTypeError, ConfigError: no prefix. StoreError: the storage does not say.
         """
-        prefix = check_path("path_prefix", path_prefix)
+        prefix = check_prefix("path_prefix", path_prefix)
         paths = (index_path(prefix), bin_path(prefix))
         store = open_store(paths[0], StoreAccess.of(storage_options, credentials, remote))
         if store.is_local:

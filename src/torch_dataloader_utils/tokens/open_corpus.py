@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._store import FileStat, StoreAccess, open_store, redact
-from torch_dataloader_utils.errors import FileChangedError, NoDataError
+from torch_dataloader_utils._core.paths import check_path, redact
+from torch_dataloader_utils._store import FileStat, StoreAccess, open_store
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError
 from torch_dataloader_utils.tokens.index_format import (
     HEADER_BYTES,
     IndexHeader,
@@ -23,6 +24,21 @@ Tokens = npt.NDArray[Any]
 
 # Of .idx and .bin.
 Identities = tuple[FileStat, FileStat]
+
+
+def check_prefix(name: str, path_prefix: Any) -> str:
+    """The text of a prefix that a user gives, as `name`.
+
+    Raises:
+        ConfigTypeError: no path. ConfigError: a web URL with a query, behind which no ending can be put.
+    """
+    prefix = check_path(name, path_prefix)
+    if prefix.startswith(("http://", "https://")) and "?" in prefix:
+        raise ConfigError(
+            f"{name}={redact(prefix)!r} has a query, such as a signature: .idx and .bin are put behind a prefix. Pass "
+            'it without, and headers in storage_options, such as {"headers": {"Authorization": ...}}.'
+        )
+    return prefix
 
 
 def index_path(path_prefix: str) -> str:

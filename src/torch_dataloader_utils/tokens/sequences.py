@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from torch_dataloader_utils._core.paths import check_path, redact
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
     Credentials,
@@ -25,6 +25,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptF
 from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.local_files import local_path
+from torch_dataloader_utils.tokens.open_corpus import check_prefix
 
 _EXTRAS = "torch_dataloader_utils"
 _VERSION = 2
@@ -75,7 +76,7 @@ def write_sequences(
     access = StoreAccess.of(storage_options, credentials, remote)
     if isinstance(path_prefixes, str | PurePath) or not isinstance(path_prefixes, Iterable):
         raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
-    prefixes = sorted({check_path("A prefix of path_prefixes", prefix) for prefix in path_prefixes})
+    prefixes = sorted({check_prefix("A prefix of path_prefixes", prefix) for prefix in path_prefixes})
     describe = partial(describe_corpus, storage_options=access)
     corpora = dict(zip(prefixes, map_watched(describe, prefixes, threads=_THREADS, name="tdu-tokens"), strict=True))
     content: dict[str, Any] = {

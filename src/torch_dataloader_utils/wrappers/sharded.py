@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._arguments.states import check_fits
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
 
 ItemT = TypeVar("ItemT")
@@ -100,7 +100,14 @@ class ShardedDataset(Dataset[ItemT]):
 
         Ranks that differ in other dimensions only (tensor or pipeline parallel) get the same shard. Without
         `mesh_dim` the mesh must have one dimension.
+
+        Raises:
+            ConfigTypeError: no mesh. As the constructor, and what torch raises for a dimension that is not there.
         """
+        if not isinstance(mesh, DeviceMesh):
+            raise ConfigTypeError(
+                f"mesh is {of_type(mesh)}: pass a DeviceMesh, such as init_device_mesh of torch gives."
+            )
         if mesh_dim is not None:
             mesh = mesh[mesh_dim]
         return cls(dataset, mesh.size(), mesh.get_local_rank(), indexing_mode, pad_to_equal_size_across_shards)
