@@ -95,6 +95,17 @@ def test_ranks_that_see_other_files_are_told(tmp_path: Path, options: dict[str, 
         assert "Rank 0 found 2 files with 2 row groups, rank 1 found 1 files with 1 row groups. " in error
 
 
+def test_ranks_that_filter_otherwise_are_warned(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": np.arange(100) % 7}), file)
+
+    def build(rank: int) -> None:
+        with pytest.warns(UserWarning, match="filters= of rank 1 is not that of rank 0"):
+            StructuredDataset(file, num_ranks="auto", filters=pc.field("n").isin([1, 2][:: 1 - 2 * rank]))
+
+    assert raised(tmp_path, build) == ["none"] * RANKS
+
+
 def test_copies_on_the_disks_of_ranks_are_counted_together(tmp_path: Path) -> None:
     for rank in range(RANKS):
         folder = tmp_path / f"disk{rank}"

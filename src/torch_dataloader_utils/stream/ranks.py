@@ -1,13 +1,12 @@
 """Which rank of a loader this process is, by torch.distributed, a mesh, Ray or the environment; and work of all ranks.
 
-Nothing else that loads tables asks them. Beside it, `tokens/rank_turns.py` asks which process of a node goes first,
-`wrappers/sharded.py` what a user's group or mesh says, and `packing/` works on groups of its own.
+Nothing else that loads tables asks them, but for `alike.py`. Beside it, `tokens/rank_turns.py` asks which process of a
+node goes first, `wrappers/sharded.py` what a user's group or mesh says, and `packing/` works on groups of its own.
 """
 
 import os
 import sys
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from torch_dataloader_utils._arguments.integers import check_integer, is_integer
-from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, InternalError, LoaderError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, LoaderError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -238,36 +236,6 @@ def _failures(failure: BaseException | None) -> list[LoaderError]:
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, None if failure is None else (type(failure), str(failure)))
     return [each[0](f"rank {rank} failed: {each[1]}") for rank, each in enumerate(told) if each is not None]
-
-
-def check_alike(inventory: Inventory) -> None:
-    """Makes sure that all ranks number the same row groups; every rank of the default process group must call it.
-
-    Paths, times and the texts of filters may differ: of copies on local disks, and of sets, which have any order.
-
-    Raises:
-        DataError: they have other files or row groups; all ranks raise it.
-    """
-    ranks = np.zeros((3, dist.get_world_size()), dtype=np.int64)
-    ranks[:, dist.get_rank()] = _digest(inventory), inventory.num_files, inventory.num_groups
-    digests, files, groups = add_over_ranks(ranks)
-    others = np.flatnonzero(digests != digests[0])
-    if len(others) == 0:
-        return
-    first, other = (f"{files[rank]:,} files with {groups[rank]:,} row groups" for rank in (0, others[0]))
-    raise DataError(
-        f"{inventory.source}: ranks see other data. Rank 0 found {first}, rank {others[0]} found {other}"
-        f"{' of other sizes or rows' if first == other else ''}. Files may have come while the ranks looked, or "
-        "arguments differ. Pass the same ones on all ranks, with broadcast_inventory=True or one inventory= for all."
-    )
-
-
-def _digest(inventory: Inventory) -> int:
-    """Of what decides how many rows the row group of a number has."""
-    digest, groups = blake2b(digest_size=7), inventory.groups
-    for array in (inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return int.from_bytes(digest.digest(), "little")
 
 
 def from_rank_zero(make: Callable[[], T]) -> T:

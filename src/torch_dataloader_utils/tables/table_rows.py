@@ -24,10 +24,10 @@ from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
+from torch_dataloader_utils.stream.alike import check_alike
 from torch_dataloader_utils.stream.ranks import (
     add_over_ranks,
     all_or_none,
-    check_alike,
     counting_part,
     from_rank_zero,
     resolve_ranks,
