@@ -1,5 +1,6 @@
 """One rank fails where all work together: the others raise its error too, and do not wait for it."""
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -68,6 +69,52 @@ def write(folder: Path) -> Path:
         content[first + column.total_compressed_size - 1] ^= 0xFF
     (folder / "b.parquet").write_bytes(content)
     return folder
+
+
+@pytest.mark.parametrize("has_inventory", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"filters": SOME},
+        {"on_error": "skip"},
+        {"pack": pack_tokens("tokens", 8)},
+        {"bucket_by": "n", "max_tokens_per_batch": 100, "shuffle_rows": 50},
+    ],
+)
+def test_ranks_that_see_other_files_are_told(tmp_path: Path, options: dict[str, Any], has_inventory: bool) -> None:
+    for name in "ab":
+        pq.write_table(pa.table({"n": np.arange(100) % 7, "tokens": [[1, 2]] * 100}), tmp_path / f"{name}.parquet")
+
+    def build(rank: int) -> object:
+        files = [tmp_path / f"{name}.parquet" for name in "ab"[rank:]]
+        given = scan_files(files) if has_inventory else None
+        return StructuredDataset(files, num_ranks="auto", inventory=given, **options)
+
+    for error in raised(tmp_path, build):
+        assert error.startswith("DataError: ")
+        assert "Rank 0 found 2 files with 2 row groups, rank 1 found 1 files with 1 row groups. " in error
+
+
+def test_ranks_that_filter_otherwise_are_warned(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": np.arange(100) % 7}), file)
+
+    def build(rank: int) -> None:
+        with pytest.warns(UserWarning, match="filters= of rank 1 is not that of rank 0"):
+            StructuredDataset(file, num_ranks="auto", filters=pc.field("n").isin([1, 2][:: 1 - 2 * rank]))
+
+    assert raised(tmp_path, build) == ["none"] * RANKS
+
+
+def test_copies_on_the_disks_of_ranks_are_counted_together(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        folder = tmp_path / f"disk{rank}"
+        folder.mkdir()
+        for name in "ab":
+            pq.write_table(pa.table({"n": np.arange(100) % 7}), folder / f"{name}.parquet")
+        os.utime(folder / "a.parquet", (rank, rank))
+    build = partial(StructuredDataset, num_ranks="auto", filters=SOME)
+    assert raised(tmp_path, lambda rank: build(tmp_path / f"disk{rank}")) == ["none"] * RANKS
 
 
 @pytest.mark.parametrize(

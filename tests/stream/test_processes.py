@@ -429,6 +429,20 @@ def test_workers_that_are_busy_are_killed_and_not_waited_for_one_by_one(table, t
     assert [worker.exitcode for worker in workers] == [-signal.SIGKILL] * 2
 
 
+def keep_the_process(batch):
+    threading.Thread(target=threading.Event().wait).start()
+    return batch
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_workers_that_do_not_end_after_their_last_batch_are_killed_without_an_error(table, in_order):
+    loader, _ = load(table[0], transform=keep_the_process, in_order=in_order)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(table[1]))
+        assert list(filter(is_worker, psutil.Process().children())) == []
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_error_of_a_worker_does_not_keep_what_received_it(in_order):
     receiver = Receiver({0: SlabReader(None)}, LoaderMeter())

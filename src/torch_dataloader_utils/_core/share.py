@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
 
 T = TypeVar("T")
 
@@ -23,6 +23,10 @@ def alone(counts: Int64s) -> Int64s:
     return counts
 
 
+def seen_by_one(inventory: Inventory) -> None:
+    """The check of a process that works on everything itself: nobody else sees other data."""
+
+
 def by_itself(work: Callable[[], T]) -> T:
     """The same for work: an error is nobody else's."""
     return work()
@@ -34,6 +38,8 @@ class Share:
 
     exchange: with a count above 1 all processes must call it, once for each piece of work.
     together: likewise. What may fail before an exchange goes through it, or those who did not fail would wait there.
+    check_alike: likewise, before the row groups of an inventory are divided: raises DataError in all of them if their
+        inventories have other row groups, so that one number means two.
     threads: how many numbers this process works on at once.
 
         index=1, count=3, of 8      1  4  7
@@ -43,6 +49,7 @@ class Share:
     count: int = 1
     exchange: Exchange = alone
     together: Together = by_itself
+    check_alike: Callable[[Inventory], None] = seen_by_one
     threads: int = 1
 
     def of(self, total: int) -> range:

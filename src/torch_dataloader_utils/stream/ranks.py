@@ -1,7 +1,7 @@
 """Which rank of a loader this process is, by torch.distributed, a mesh, Ray or the environment; and work of all ranks.
 
-Nothing else that loads tables asks them. Beside it, `tokens/rank_turns.py` asks which process of a node goes first,
-`wrappers/sharded.py` what a user's group or mesh says, and `packing/` works on groups of its own.
+Nothing else that loads tables asks them, but for `alike.py`. Beside it, `tokens/rank_turns.py` asks which process of a
+node goes first, `wrappers/sharded.py` what a user's group or mesh says, and `packing/` works on groups of its own.
 """
 
 import os

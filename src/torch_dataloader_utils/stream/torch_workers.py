@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
@@ -103,6 +103,7 @@ class _DoneEvent:
     """Tells workers to end. Only the trainer's process sets it, so nobody else need be asked whether it is set."""
 
     def __init__(self, loading: Any) -> None:
+        self._loading = ref(loading)
         self._shared = loading._workers_done_event
         self._workers: Sequence[BaseProcess] = loading._workers
         self._index_queues = loading._index_queues
@@ -112,8 +113,11 @@ class _DoneEvent:
         return self._is_set
 
     def set(self) -> None:
-        """Workers that do not end soon are killed; if one of them is dead, at once."""
+        """Workers that do not end soon are killed; if one of them is dead, at once. That is no death to be told of."""
         self._is_set = True
+        loading = self._loading()
+        if loading is not None:
+            _forget(loading)
         wait_sec = 0.0
         if not _ended(self._workers):
             self._shared.set()

@@ -29,8 +29,9 @@ def leave_out_bad_groups(
 
     Raises:
         NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped; all processes
-            of the share raise them.
+            of the share raise them. DataError: see Share.check_alike.
     """
+    share.check_alike(inventory)
     mine = share.of(inventory.num_groups)
     verdicts = share.together(
         lambda: map_watched(

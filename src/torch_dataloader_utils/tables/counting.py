@@ -26,11 +26,12 @@ def count_live_rows(
     on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
 
     Raises:
-        DataError, StoreError: see Reader.read; all processes of the share raise it.
+        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
     """
     unknown = np.flatnonzero(inventory.groups.live_rows == UNKNOWN)
     if len(unknown) == 0:
         return inventory
+    share.check_alike(inventory)
     mine = unknown[share.of(len(unknown))]
     counted = np.zeros(len(inventory.groups), dtype=np.int64)
     counted[mine] = share.together(

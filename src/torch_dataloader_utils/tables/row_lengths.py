@@ -67,7 +67,7 @@ def read_token_counts(
 
     Raises:
         ConfigError: row counts are not known, so that rows have no numbers.
-        DataError, StoreError: see Reader.read; all processes of the share raise it.
+        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
     """
     space = RowSpace.of(inventory.groups)
     if not space.exact:
@@ -75,6 +75,7 @@ def read_token_counts(
             "max_tokens_per_batch needs exact row counts, and those of this data set are not known: leave count_rows "
             'at its default, or pass count_rows="auto".'
         )
+    share.check_alike(inventory)
     read = share.together(lambda: _whole(read_lengths(inventory, reader, share, on_progress)))
     if share.count == 1:
         return _narrow(share.exchange(read))

@@ -3,7 +3,7 @@
 discover  →  read  →  shape      paths or an inventory in; an inventory with row counts, a reader and a shaper out
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
+from torch_dataloader_utils.stream.alike import check_alike
 from torch_dataloader_utils.stream.ranks import (
     add_over_ranks,
     all_or_none,
@@ -83,8 +84,14 @@ def find_inventory(
         scan = partial(scan_paths, paths, access, request, partitioning=partitioning)
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
-            inventory = from_rank_zero(scan) if options.broadcast_inventory else _scanning(options).together(scan)
+            inventory = from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, _scanning(options))
     return under_filter(check_inventory(inventory), options.filters)
+
+
+def _scan_alike(scan: Callable[[], Inventory], share: Share) -> Inventory:
+    inventory = share.together(scan)
+    share.check_alike(inventory)
+    return inventory
 
 
 def shows_bars(options: TableOptions) -> bool:
@@ -102,7 +109,14 @@ def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
     threads = options.threads
     if count == 1:
         return Share(threads=threads)
-    return Share(index=index, count=count, exchange=add_over_ranks, together=all_or_none, threads=threads)
+    return Share(
+        index=index,
+        count=count,
+        exchange=add_over_ranks,
+        together=all_or_none,
+        check_alike=check_alike,
+        threads=threads,
+    )
 
 
 def _scanning(options: TableOptions) -> Share:

@@ -51,7 +51,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
 
     Raises:
         ConfigError: it counts samples of another packing, or the column does not hold tokens.
-        DataError, StoreError: see Reader.read; all processes of the share raise it.
+        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
     """
     packing = reader.packing
     metadata = decode_schema(inventory.schema).metadata or {}
@@ -65,6 +65,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
             return inventory
     stored = stored_inventory(inventory, packing)
     schema = packed_schema(stored.schema, packing)
+    share.check_alike(stored)
     samples = share.exchange(share.together(lambda: _count(stored, reader, share)))
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
