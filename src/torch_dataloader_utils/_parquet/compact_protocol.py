@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.varint import read_varint
 
 
 class Type(IntEnum):
@@ -31,7 +32,6 @@ class Type(IntEnum):
 END_OF_STRUCT = b"\0"
 
 _LONG_LIST = 15
-_MOST_VARINT_BYTES = 10
 
 
 def skip(data: bytes, start: int, kind: int) -> int:
@@ -115,22 +115,6 @@ def read_list(data: bytes, start: int) -> tuple[int, int, int]:
         length, start = read_varint(data, start)
     _within(data, start + length)  # no item is shorter than a byte
     return length, _of_items(header & 15), start
-
-
-def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
-    """An unsigned number, and where it ends.
-
-    Raises:
-        IndexError: it goes on after the data.
-        ValueError: it is longer than any number is.
-    """
-    number = 0
-    for place in range(_MOST_VARINT_BYTES):
-        byte = data[start + place]
-        number |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return number, start + place + 1
-    raise ValueError(f"a number of more than {_MOST_VARINT_BYTES} bytes")
 
 
 def read_integer(data: bytes, start: int = 0) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Self
 
+from torch_dataloader_utils._core.varint import read_varint
 from torch_dataloader_utils._parquet.compact_protocol import (
     Type,
     read_integer,
     read_list,
-    read_varint,
     skip,
     write_field,
 )

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.compact_protocol import read_integer, read_integers, read_varint
+from torch_dataloader_utils._core.varint import read_varint
+from torch_dataloader_utils._parquet.compact_protocol import read_integer, read_integers
 from torch_dataloader_utils._parquet.footer_parts import (
     MALFORMED,
     NUMBERS_OF_CHUNK,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.compact_protocol import read_varint
+from torch_dataloader_utils._core.varint import read_varint
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -75,7 +75,7 @@ def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
 def _fields(message: Buffer) -> Iterator[tuple[int, "int | Buffer"]]:
     """The fields of a protobuf message: (number, value); sub-messages and strings as views.
 
-    Source: protobuf encoding, wire types 0 (varint, as in Thrift), 1 (64 bit), 2 (length-delimited) and 5 (32 bit).
+    Source: protobuf encoding, wire types 0 (varint), 1 (64 bit), 2 (length-delimited) and 5 (32 bit).
     """
     position = 0
     while position < len(message):
