@@ -30,7 +30,7 @@ from torch_dataloader_utils.shape.memory import (
 )
 from torch_dataloader_utils.shape.python_objects import python_objects
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.views import split_rows
+from torch_dataloader_utils.shape.views import split_batches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class Rows:
 
     def split(self, batch_rows: int) -> Iterator[Tensor]:
         """Views of `batch_rows` rows."""
-        return split_rows(self.values, batch_rows)
+        return split_batches(self.values, batch_rows)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -92,7 +92,7 @@ class Matrix:
 
     def split(self, batch_rows: int) -> Iterator[Tensor]:
         """Views of `batch_rows` rows."""
-        return split_rows(self.columns.t(), batch_rows)
+        return split_batches(self.columns.t(), batch_rows)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
