@@ -236,7 +236,7 @@ def check_inventory(inventory: Any) -> Inventory:
     """
     if not isinstance(inventory, Inventory):
         raise ConfigTypeError(
-            f"Got {of_type(inventory)} as inventory: pass what scan_files(path), scan_iceberg(table) or "
+            f"inventory is {of_type(inventory)}: pass what scan_files(path), scan_iceberg(table) or "
             "load_inventory(path) gives."
         )
     return inventory

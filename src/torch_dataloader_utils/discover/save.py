@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import (
     Buffer,
@@ -31,7 +32,7 @@ from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.inventory_table import from_table, to_table
 from torch_dataloader_utils.discover.seal import check_seal, sealed_parquet
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError, UnsupportedFeatureError, of_type
+from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
@@ -57,9 +58,8 @@ def save_inventory(
         UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
         StoreError: it cannot be written there, or the storage failed after retries.
     """
-    if not isinstance(inventory, Inventory):
-        raise ConfigTypeError(f"inventory is {of_type(inventory)}: pass what scan_files gives.")
-    target = _as_text(path)
+    check_inventory(inventory)
+    target = check_path("path", path)
     store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(
@@ -103,7 +103,7 @@ def load_inventory(
         UnsupportedFeatureError: it names a file outside of `allowed_roots`.
     """
     roots = None if allowed_roots is None else Roots.of(allowed_roots)
-    target = _as_text(path)
+    target = check_path("path", path)
     store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
     tail = store.tail(target, store.stat(target).size)
     is_sealed = check_seal(tail.data, target)
@@ -117,12 +117,6 @@ def load_inventory(
     if roots is not None:
         roots.check_inventory(inventory)
     return inventory
-
-
-def _as_text(path: Any) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigTypeError(f"a path is a str or os.PathLike; got {type(path).__name__}.")
-    return os.fspath(path)
 
 
 def _first_with_credentials(paths: StringColumn) -> str | None:
