@@ -107,7 +107,7 @@ def load_inventory(
     store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
     tail = store.tail(target, store.stat(target).size)
     is_sealed = check_seal(tail.data, target)
-    with decoding(target, "saved inventory"):
+    with _fitting(target):
         table = pq.read_table(pa.BufferReader(tail.data), use_threads=False)
     about = _about(table, target)
     if about.get("is_sealed") and not is_sealed:
@@ -143,11 +143,11 @@ def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
 
 @contextmanager
 def _fitting(path: str) -> Iterator[None]:
-    """Runs the decoding of what Parquet gave; columns and keys that are missing or of other types are damage too."""
+    """Runs the decoding; what is missing, of other types or such as Arrow cannot read was never saved: damage too."""
     with decoding(path, "saved inventory"):
         try:
             yield
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, NotImplementedError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
