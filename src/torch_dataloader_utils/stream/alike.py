@@ -13,10 +13,10 @@ from torch_dataloader_utils.stream.ranks import add_over_ranks
 
 
 def check_alike(inventory: Inventory) -> None:
-    """Makes sure that all ranks number the same row groups; every rank of the default process group must call it.
+    """Make sure that all ranks number the same row groups; every rank of the default process group must call it.
 
-    Paths and times may differ, as those of copies on local disks do. Filters that differ are warned of: as texts they
-    do where they hold a set of strings, which each process has in another order.
+    Paths and times may differ, as those of copies on local disks do. Filters are compared as texts, and only warned of:
+    a set of strings in one has another order in each process, and keeps the same rows.
 
     Raises:
         DataError: they have other files or row groups; all ranks raise it.

@@ -70,7 +70,7 @@ def find_inventory(
 
     Raises:
         ConfigTypeError: what was given is none. ConfigError: it was scanned with another filter.
-        ConfigError, DataError, StoreError: as `scan_files`.
+        ConfigError, DataError, StoreError: as `scan_files`. DataError: see Share.check_alike.
     """
     if inventory is None:
         paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
@@ -160,7 +160,7 @@ def wire_lengths(inventory: Inventory, options: TableOptions, access: StoreAcces
 
     Raises:
         ConfigError: a row that exceeds the budget alone; row counts that are not known.
-        DataError, StoreError: see Reader.read.
+        DataError, StoreError: see Reader.read and Share.check_alike.
     """
     budget = options.token_budget
     if budget is None or options.bucket_by is None:
