@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from tests.iceberg.arrow_memory import counted_memory
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import scan_iceberg
@@ -167,13 +168,9 @@ def test_a_key_set_of_integers_contains_what_a_set_does(
 
 def test_to_look_up_integers_takes_no_memory_for_each_key() -> None:
     keys = KeySet.of([pa.array(np.random.default_rng(0).permutation(1_000_000))])
-    rows, usual = pa.array(np.arange(1000)), pa.default_memory_pool()
-    counted = pa.proxy_memory_pool(usual)
-    pa.set_memory_pool(counted)
-    try:
+    rows = pa.array(np.arange(1000))
+    with counted_memory() as counted:
         assert keys.contains([rows]).all()
-    finally:
-        pa.set_memory_pool(usual)
     assert counted.max_memory() < keys.nbytes // 100
 
 

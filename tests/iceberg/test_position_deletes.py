@@ -2,9 +2,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
+from tests.iceberg.arrow_memory import counted_memory
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import plan_epoch, scan_iceberg
@@ -46,13 +46,8 @@ def test_the_paths_of_many_deletes_take_no_memory_as_texts(tmp_path: Path) -> No
     table = numbered(tmp_path)
     first, second = (table.append(ids(start, start + 20_000), rows_per_group=20_000) for start in (0, 20_000))
     table.delete_positions([((first, second)[row % 3 == 0], row) for row in range(20_000)])
-    usual = pa.default_memory_pool()
-    counted = pa.proxy_memory_pool(usual)
-    pa.set_memory_pool(counted)
-    try:
+    with counted_memory() as counted:
         assert scan_iceberg(table.metadata).num_rows == 20_000
-    finally:
-        pa.set_memory_pool(usual)
     assert counted.max_memory() < 20_000 * len(first)
 
 

@@ -124,7 +124,7 @@ class TableDataLoader(DataLoader[Any]):
     def decode_within(self, budget_bytes: int) -> None:
         """Decode ahead no more than this from the next pass on; worker processes that persist go on as they began.
 
-        But always the row group in use and the next one, if the stored bytes of both fit.
+        The row group in use and the next one are held if their stored bytes fit, however large they are decoded.
         """
         self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
         if self._processes is not None:
