@@ -95,6 +95,15 @@ def test_ranks_that_see_other_files_are_told(tmp_path: Path, options: dict[str, 
         assert "Rank 0 found 2 files with 2 row groups, rank 1 found 1 files with 1 row groups. " in error
 
 
+def test_ranks_that_see_files_of_other_rows_are_told(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        pq.write_table(pa.table({"n": np.arange(100 + rank) % 7}), tmp_path / f"{rank}.parquet")
+    build = partial(StructuredDataset, num_ranks="auto", filters=SOME)
+    for error in raised(tmp_path, lambda rank: build(tmp_path / f"{rank}.parquet")):
+        assert error.startswith("DataError: ")
+        assert "rank 1 found 1 files with 1 row groups of other sizes or rows. " in error
+
+
 def test_ranks_that_filter_otherwise_are_warned(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"n": np.arange(100) % 7}), file)
