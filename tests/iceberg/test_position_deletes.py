@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.iceberg.arrow_memory import counted_memory
@@ -42,13 +43,27 @@ def test_unsorted_repeated_and_spread_deletes_in_all_formats(
         assert in_order(read_rows(table.metadata)) == in_order(pyiceberg_rows(table.metadata))
 
 
+@pytest.mark.parametrize("names", [("file_path", "pos"), ("pos", "file_path"), ("a", "b")])
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "dictionary"])
+def test_delete_files_of_all_encodings_with_columns_found_by_id(
+    tmp_path: Path, encoding: str, names: tuple[str, str]
+) -> None:
+    table = numbered(tmp_path)
+    first, second = table.append(ids(0, 10)), table.append(ids(10, 20))
+    path = table.delete_positions([(first, 3), (second, 0), (first, 9)])
+    as_dictionary = encoding == "dictionary"
+    options = {} if as_dictionary else {"column_encoding": {names[0]: encoding}}
+    pq.write_table(pq.read_table(path).rename_columns(names), path, use_dictionary=as_dictionary, **options)
+    assert sorted(read_ids(table)) == [number for number in range(20) if number not in {3, 9, 10}]
+
+
 def test_the_paths_of_many_deletes_take_no_memory_as_texts(tmp_path: Path) -> None:
     table = numbered(tmp_path)
-    first, second = (table.append(ids(start, start + 20_000), rows_per_group=20_000) for start in (0, 20_000))
-    table.delete_positions([((first, second)[row % 3 == 0], row) for row in range(20_000)])
+    first, second = (table.append(ids(start, start + 150_000), rows_per_group=150_000) for start in (0, 150_000))
+    table.delete_positions([((first, second)[row % 3 == 0], row) for row in range(150_000)])
     with counted_memory() as counted:
-        assert scan_iceberg(table.metadata).num_rows == 20_000
-    assert counted.max_memory() < 20_000 * len(first)
+        assert scan_iceberg(table.metadata).num_rows == 150_000
+    assert counted.max_memory() < 150_000 * len(first)
 
 
 def test_files_with_deletes_are_split_into_row_groups_and_counted_exactly(tmp_path: Path) -> None:

@@ -132,25 +132,26 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
     match file_format:
         case "parquet":
             # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.
-            # Few paths, each once a deleted row: as texts 100 bytes a row.
-            options = {"page_checksum_verification": True, "read_dictionary": ["file_path"]}
-            open_file = partial(pq.ParquetFile, pa.BufferReader(data), **options)
+            open_file = partial(pq.ParquetFile, pa.BufferReader(data), page_checksum_verification=True)
             file = open_checked(data, redact(path), open_file)
             names = _names(path, file.schema_arrow)
-            table = file.read(columns=list(names), use_threads=False)
+            batches = file.iter_batches(8192, columns=list(names), use_threads=False)
         case "orc":
             stripes = pa_orc.ORCFile(pa.BufferReader(data))
             names = _names(path, stripes.schema)
-            table = stripes.read(columns=list(names))
+            batches = iter(stripes.read(columns=list(names)).to_batches())
         case _:
             raise UnsupportedFeatureError(
                 f"{redact(path)}: delete files in {file_format} are not supported; rewrite the table's deletes."
             )
-    table = table.select(list(names)).combine_chunks()
-    paths, positions = (pa.concat_arrays(table.column(name).chunks) if table.num_rows else None for name in names)
-    if paths is None or positions is None:
+    # Few paths, each once a deleted row: as texts 100 bytes a row. Arrow reads some encodings as texts only.
+    parts = [
+        (batch.column(names[0]).cast(pa.string()).dictionary_encode(), batch.column(names[1])) for batch in batches
+    ]
+    if not parts:
         return pa.array([], pa.string()), pa.array([], pa.int64())
-    return paths if pa.types.is_dictionary(paths.type) else paths.cast(pa.string()), positions
+    paths, positions = map(pa.concat_arrays, zip(*parts, strict=True))
+    return paths, positions
 
 
 def _names(path: str, schema: pa.Schema) -> tuple[str, str]:
