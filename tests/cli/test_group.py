@@ -114,6 +114,18 @@ def test_a_signed_url_is_not_repeated_where_a_local_file_belongs(table, argument
     assert "hunter2" not in one_line(tdu(*(each.format(table=table, url=url) for each in arguments), code=2))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no/?ear=2024/*.parquet"], "no/?ear=2024/*.parquet: the pattern matches no file"),
+        (["{table}", "--columns", "a:b@c"], "columns names 'a:b@c'"),
+        (["{table}", "--filter", "id==1&q==2"], "--filter 'id==1&q==2'"),
+    ],
+)
+def test_what_is_no_url_is_repeated_as_it_is(table, arguments, says):
+    assert says in one_line(tdu("scan", *(each.format(table=table) for each in arguments), code=2))
+
+
 def test_warnings_are_lines_on_stderr(table):
     result = tdu("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")
     assert "Traceback" not in result.stderr

@@ -41,7 +41,9 @@ class Failure(click.ClickException):
     def __init__(self, message: str, exit_code: int) -> None:
         from torch_dataloader_utils._store.censor import censored_text
 
-        super().__init__(censored_text(" ".join(message.split())))
+        text = " ".join(message.split())
+        # Without a URL (which pathlib writes with one slash) "?year=2024" is a pattern, and "a:b@c" a column.
+        super().__init__(censored_text(text) if ":/" in text else text)
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
