@@ -104,6 +104,20 @@ def test_ranks_that_see_files_of_other_rows_are_told(tmp_path: Path) -> None:
         assert "rank 1 found 1 files with 1 row groups of other sizes or rows. " in error
 
 
+def test_ranks_that_build_data_sets_in_another_order_are_told(tmp_path: Path) -> None:
+    files = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    for size, file in enumerate(files, start=10):
+        pq.write_table(pa.table({"n": np.arange(size)}), file)
+
+    def build(rank: int) -> None:
+        for file in files[:: 1 - 2 * rank]:
+            StructuredDataset(file, num_ranks="auto", filters=pc.field("n") >= 0)
+
+    for error in raised(tmp_path, build):
+        assert error.startswith("DataError: ")
+        assert "built in another order" in error
+
+
 def test_ranks_that_filter_otherwise_are_warned(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"n": np.arange(100) % 7}), file)

@@ -29,8 +29,9 @@ def check_alike(inventory: Inventory) -> None:
         first, others = (f"{files[rank]:,} files with {groups[rank]:,} row groups" for rank in (0, other))
         raise DataError(
             f"{inventory.source}: ranks see other data. Rank 0 found {first}, rank {other} found {others}"
-            f"{' of other sizes or rows' if first == others else ''}. Files may have come while the ranks looked, or "
-            "arguments differ. Pass the same on all ranks, with broadcast_inventory=True or one inventory= for all."
+            f"{' of other sizes or rows' if first == others else ''}. Files may have come while the ranks looked, "
+            "arguments differ, or loaders are built in another order. Pass the same on all ranks, with "
+            "broadcast_inventory=True or one inventory= for all."
         )
     if (other := _first_other(filters)) is not None:
         warn_user(
