@@ -78,7 +78,7 @@ def _row_bytes(inventory: Inventory, options: TableOptions) -> int:
     """What a delivered row takes in columns of fixed width."""
     schema = decode_schema(inventory.schema)
     names = options.columns if options.pack is None else options.pack.fields
-    return sum(_value_bits(schema.field(name).type) for name in names or schema.names) // 8
+    return sum(_value_bits(schema.field(name).type) for name in (schema.names if names is None else names)) // 8
 
 
 def _value_bits(data_type: Any) -> int:
