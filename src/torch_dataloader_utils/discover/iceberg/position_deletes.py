@@ -134,11 +134,11 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
             # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.
             open_file = partial(pq.ParquetFile, pa.BufferReader(data), page_checksum_verification=True)
             file = open_checked(data, redact(path), open_file)
-            names = _names(path, file.schema_arrow)
+            names, num_rows = _names(path, file.schema_arrow), file.metadata.num_rows
             batches = file.iter_batches(8192, columns=list(names), use_threads=False)
         case "orc":
             stripes = pa_orc.ORCFile(pa.BufferReader(data))
-            names = _names(path, stripes.schema)
+            names, num_rows = _names(path, stripes.schema), stripes.nrows
             batches = iter(stripes.read(columns=list(names)).to_batches())
         case _:
             raise UnsupportedFeatureError(
@@ -148,6 +148,9 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
     parts = [
         (batch.column(names[0]).cast(pa.string()).dictionary_encode(), batch.column(names[1])) for batch in batches
     ]
+    if (found := sum(len(positions) for _, positions in parts)) != num_rows:
+        # Where the header of a page is damaged, Arrow gives the batches before it, and no error.
+        raise corrupt(path, f"it has {found:,} of its {num_rows:,} rows")
     if not parts:
         return pa.array([], pa.string()), pa.array([], pa.int64())
     paths, positions = map(pa.concat_arrays, zip(*parts, strict=True))
