@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -122,8 +123,8 @@ class Lists:
 
     def slice(self, start: int, stop: int) -> Self:
         """Rows [start, stop), a view of the values."""
-        rows = Ragged(self.values, self.offsets).narrow(start, stop)
-        return type(self)(rows.values, rows.offsets)
+        ends = self.offsets[start : stop + 1].numpy()
+        return type(self)(self.values[ends[0] : ends[-1]], torch.from_numpy(ends - ends[0]))
 
     def value(self) -> Ragged:
         """All rows."""
@@ -131,15 +132,16 @@ class Lists:
 
     def split(self, batch_rows: int) -> Iterator[Ragged]:
         """`batch_rows` rows each, offsets from 0: all batches at once, none costs more than its views."""
-        num_rows = len(self.offsets) - 1
-        cuts = torch.cat([self.offsets[:-1:batch_rows], self.offsets[-1:]])
-        values = torch.unsafe_split_with_sizes(self.values, cuts.diff().tolist())
+        ends = self.offsets.numpy()
+        num_rows = len(ends) - 1
+        cuts = np.append(ends[:-1:batch_rows], ends[-1:])
+        values = torch.unsafe_split_with_sizes(self.values, np.diff(cuts).tolist())
         full = num_rows // batch_rows
         if full:
-            offsets = self.offsets.unfold(0, batch_rows + 1, batch_rows) - cuts[:full, None]
-            yield from map(Ragged, values, offsets.unbind())
+            offsets = np.lib.stride_tricks.sliding_window_view(ends, batch_rows + 1)[::batch_rows] - cuts[:full, None]
+            yield from map(Ragged, values, torch.from_numpy(offsets).unbind())
         if full * batch_rows < num_rows:
-            yield Ragged(values[-1], self.offsets[full * batch_rows :] - cuts[full])
+            yield Ragged(values[-1], torch.from_numpy(ends[full * batch_rows :] - cuts[full]))
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:

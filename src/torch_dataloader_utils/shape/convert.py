@@ -157,7 +157,7 @@ def _shaped(values: Tensor, kind: NumberType, num_rows: int) -> Tensor:
 
 
 def _mask(valid: Bools | None, count: int) -> Tensor:
-    return torch.ones(count, dtype=torch.bool) if valid is None else torch.from_numpy(valid)
+    return torch.from_numpy(np.ones(count, np.bool_) if valid is None else valid)
 
 
 def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:

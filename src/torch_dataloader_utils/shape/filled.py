@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.shape.memory import fill
 
 
 def filled(like: torch.Tensor, shape: Sequence[int], value: float, *, name: str) -> torch.Tensor:
@@ -18,13 +19,16 @@ def filled(like: torch.Tensor, shape: Sequence[int], value: float, *, name: str)
     """
     try:
         _check_kept(value, like.dtype, name)
-        return like.new_full(tuple(shape), value)
+        # Two, for torch makes infinity of a number that is too large for a half-precision tensor of one.
+        number, tensor = like.new_full((2,), value)[:1], like.new_empty(tuple(shape))
     except TypeError as error:
         raise ConfigTypeError(f"{name} is {of_type(value)}: pass a number.") from error
     except (RuntimeError, OverflowError) as error:
         raise ConfigError(
             f"A tensor {list(shape)} of {like.dtype} filled with {name}={value} cannot be: {error}"
         ) from error
+    fill(tensor, number)
+    return tensor
 
 
 def _check_kept(value: float, dtype: torch.dtype, name: str) -> None:

@@ -2,7 +2,10 @@
 
 Memory is recycled, or comes from Arrow's pool, which keeps its pages; torch's CPU allocator gives large ones back to
 the system, and touching fresh pages costs as much as the work (windows of 65,536 rows of 51 columns: 7 ms with fresh
-pages, 4 ms without). numpy joins: `torch.cat` would start threads that wait for the cores that decode.
+pages, 4 ms without).
+
+numpy does the work. Of more than 32,768 numbers torch gives a part to threads of its own, and waits for them while all
+cores decode: `order.max()` of 65,536 rows takes 8 us by numpy, and milliseconds by torch.
 """
 
 from collections.abc import Sequence
@@ -16,8 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.shape.one_piece import is_plain
 from torch_dataloader_utils.shape.pickling import signed
 from torch_dataloader_utils.shape.recycled import RECYCLED, SMALLEST_BYTES
+
+# Numbers are moved as bits, for numpy does not know all of torch's dtypes.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -44,6 +52,23 @@ def new_lots(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> lis
 def is_flat(tensor: Tensor) -> bool:
     """Whether a column holds one number of at most 8 bytes a row, as `Gatherer.columns` takes it."""
     return tensor.dim() == 1 and tensor.dtype.itemsize in _BITS
+
+
+def fill(tensor: Tensor, number: Tensor) -> None:
+    """Writes one number, a tensor [1] of the same dtype, everywhere."""
+    if _has_bits(tensor):
+        _bits(tensor).numpy().fill(_bits(number).item())
+    else:
+        tensor.copy_(number)
+
+
+def copy_rows(source: Tensor, rows: Int64s, target: Tensor, places: Int64s) -> None:
+    """Row places[i] of the target becomes row rows[i] of the source, for all i; both of one dtype, on one device."""
+    if _has_bits(source):
+        _bits(target).numpy()[places] = _bits(source).numpy()[rows]
+        return
+    index, place = (torch.from_numpy(numbers).to(source.device) for numbers in (rows, places))
+    signed(target).index_copy_(0, place, signed(source).index_select(0, index))
 
 
 def join(parts: Sequence[Tensor], dim: int = 0, out: Tensor | None = None) -> Tensor:
@@ -94,7 +119,7 @@ def take_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor, 
     width = values.dtype.itemsize * prod(values.shape[1:])
     if len(order) == 0 or width == 0 or len(values) == 0:
         return gather_lists(values, offsets, order)
-    ends = pa.py_buffer((offsets * width).numpy())
+    ends = pa.py_buffer(offsets.numpy() * width)
     strings = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, ends, pa.py_buffer(values.numpy())])
     _, ends, data = strings.take(pa.array(order.numpy())).buffers()
     gathered = torch.from_numpy(np.frombuffer(ends, np.int64)[: len(order) + 1] // width)
@@ -110,9 +135,6 @@ Numbers = npt.NDArray[Any]
 # 3.0 ms by four, 3.5 ms by eight).
 COLUMNS_AT_ONCE = 4
 
-# Numbers are gathered as bits, for numpy does not know all of torch's dtypes.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 class Gatherer:
     """Gathers columns of several blocks by one order: int64, shape [rows].
@@ -127,29 +149,35 @@ class Gatherer:
 
     def __init__(self, order: Tensor) -> None:
         self.order = order
-        self._last_row = int(order.max()) if len(order) else -1
-        self._has_negative = bool(len(order)) and int(order.min()) < 0
+        rows = order.numpy()
+        self._last_row = int(rows.max(initial=-1))
+        self._has_negative = bool(rows.min(initial=0) < 0)
         self._scratch: dict[int, Tensor] = {}
 
     def rows(self, parts: Sequence[Tensor]) -> Tensor:
         """Row order[i] of the parts' concatenation for all i, shape [len(order), ...]."""
-        gathered = new_tensor((len(self.order), *parts[0].shape[1:]), parts[0].dtype)
-        torch.index_select(signed(join(parts)), 0, self.order, out=signed(gathered))
+        rows = join(parts)
+        self._check(len(rows))
+        gathered = new_tensor((len(self.order), *rows.shape[1:]), rows.dtype)
+        np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
         return gathered
 
     def columns(self, columns: Sequence[Sequence[Tensor]], out: Tensor) -> None:
         """Gathers columns of one dtype, each given as its parts, into `out` [columns, len(order)]; see `is_flat`."""
         num_rows = sum(map(len, columns[0]))
-        if self._has_negative or self._last_row >= num_rows:
-            raise IndexError(f"rows are asked for that are not there: there are {num_rows}")
-        if len(columns[0]) == 1 and len(self.order) < num_rows // 2:
-            for (part,), gathered in zip(columns, out, strict=True):
-                torch.index_select(signed(part), 0, self.order, out=signed(gathered))
-            return
+        self._check(num_rows)
         target, order = _bits(out).numpy(), self.order.numpy()
+        if len(columns[0]) == 1 and len(order) < num_rows // 2:
+            for (part,), gathered in zip(columns, target, strict=True):
+                np.take(_bits(part).numpy(), order, out=gathered, mode="clip")
+            return
         for start in range(0, len(columns), COLUMNS_AT_ONCE):
             joined = self._joined(columns[start : start + COLUMNS_AT_ONCE], num_rows)
             np.take(joined, order, axis=1, out=target[start : start + len(joined)], mode="clip")
+
+    def _check(self, num_rows: int) -> None:
+        if self._has_negative or self._last_row >= num_rows:
+            raise IndexError(f"rows are asked for that are not there: there are {num_rows}")
 
     def _joined(self, columns: Sequence[Sequence[Tensor]], num_rows: int) -> Numbers:
         """The columns one after the other in scratch memory, [columns, num_rows]."""
@@ -161,6 +189,10 @@ class Gatherer:
         joined = scratch[:count].numpy()
         np.concatenate([_bits(part).numpy() for parts in columns for part in parts], out=joined)
         return joined.reshape(len(columns), num_rows)
+
+
+def _has_bits(numbers: Tensor) -> bool:
+    return is_plain(numbers) and numbers.dtype.itemsize in _BITS and not numbers.is_complex()
 
 
 def _bits(numbers: Tensor) -> Tensor:

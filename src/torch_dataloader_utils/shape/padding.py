@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+import numpy as np
 import torch
 
 from torch_dataloader_utils._arguments.column_names import check_column_names
 from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -68,14 +70,16 @@ class PadRagged:
             if name not in chosen:
                 padded[name] = column
                 continue
-            padded[name] = self._pad(name, column)
+            lengths = np.diff(column.offsets.cpu().numpy())
+            width = self._width(lengths)
+            padded[name] = self._pad(name, column, width)
             if self.with_masks:
                 if name + MASK_SUFFIX in batch:
                     raise ConfigError(
                         f"PadRagged: the batch already has {name + MASK_SUFFIX!r}. Rename the column, give nulls of "
                         f"{name!r} a fill value instead of a mask, or pass with_masks=False."
                     )
-                padded[name + MASK_SUFFIX] = self._mask(column)
+                padded[name + MASK_SUFFIX] = self._mask(lengths, width).to(column.offsets.device)
         return padded
 
     def _chosen(self, batch: TensorBatch) -> set[str]:
@@ -87,15 +91,13 @@ class PadRagged:
                 raise ConfigError(f"PadRagged: {name!r} is no ragged column of the batch; ragged are {sorted(ragged)}.")
         return set(self.columns)
 
-    def _width(self, column: Ragged) -> int:
-        longest = int(column.lengths.max()) if len(column) else 0
-        return -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of
+    def _width(self, lengths: Int64s) -> int:
+        return -(-int(lengths.max(initial=0)) // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def _pad(self, name: str, column: Ragged) -> torch.Tensor:
+    def _pad(self, name: str, column: Ragged, width: int) -> torch.Tensor:
         value = self.padding_value.get(name, 0) if isinstance(self.padding_value, Mapping) else self.padding_value
-        return column.to_padded(value, max_length=self._width(column), side=self.side)
+        return column.to_padded(value, max_length=width, side=self.side)
 
-    def _mask(self, column: Ragged) -> torch.Tensor:
-        place = torch.arange(self._width(column), device=column.offsets.device)
-        lengths = column.lengths[:, None]
-        return place < lengths if self.side == "right" else place >= len(place) - lengths
+    def _mask(self, lengths: Int64s, width: int) -> torch.Tensor:
+        place, count = np.arange(width), lengths[:, None]
+        return torch.from_numpy(place < count if self.side == "right" else place >= width - count)

@@ -3,13 +3,15 @@
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.filled import filled
-from torch_dataloader_utils.shape.memory import gather_lists
-from torch_dataloader_utils.shape.pickling import from_portable, portable, signed
+from torch_dataloader_utils.shape.memory import copy_rows, gather_lists
+from torch_dataloader_utils.shape.pickling import from_portable, portable
 
 
 class Ragged:
@@ -106,17 +108,13 @@ class Ragged:
             raise ConfigError(f'to_padded: side={side!r}; it is "right" (values first) or "left" (padding first)')
         if max_length is not None and max_length < 0:
             raise ConfigError(f"to_padded: max_length={max_length}; it counts values and cannot be negative")
-        lengths, values = self.lengths, signed(self.values)
-        width = max_length if max_length is not None else int(lengths.max()) if len(self) else 0
-        if max_length is not None:
-            row_starts = torch.repeat_interleave(self.offsets[:-1], lengths, output_size=len(values))
-            values = values[torch.arange(len(values), device=values.device) - row_starts < width]
-        shape = (len(self), width, *values.shape[1:])
-        padded = filled(self.values, shape, padding_value, name="padding_value")
-        column, kept = torch.arange(width, device=values.device), lengths.clamp(max=width)[:, None]
-        taken = column < kept if side == "right" else column >= width - kept
-        # Row by row, the places to fill are in the order of the values.
-        signed(padded).masked_scatter_(taken.view(*taken.shape, *(1 for _ in shape[2:])), values)
+        offsets = self.offsets.cpu().numpy()
+        lengths = np.diff(offsets)
+        width = int(lengths.max(initial=0)) if max_length is None else max_length
+        padded = filled(self.values, (len(self), width, *self.values.shape[1:]), padding_value, name="padding_value")
+        kept = np.minimum(lengths, width)
+        begins = np.arange(len(self)) * width + (width - kept if side == "left" else 0)
+        copy_rows(self.values, ranges(offsets[:-1], kept), padded.flatten(0, 1), ranges(begins, kept))
         return padded
 
     def to_nested(self) -> Tensor:

@@ -1,0 +1,84 @@
+"""No pass makes torch start threads of its own: they would wait for the cores that decode, and the trainer for them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+# Torch splits work on more than 32,768 numbers.
+ROWS = 70_000
+
+# Each team of torch's threads would have as many.
+TEAM = 40
+
+counts_threads = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+
+PROGRAM = """
+import json, os, sys, torch
+from torch_dataloader_utils import PadRagged, StructuredDataset
+
+torch.set_num_threads(int(sys.argv[4]))
+before = len(os.listdir("/proc/self/task"))
+folder, options, splits = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "splits"
+if options.pop("pads", False):
+    options["collate_fn"] = PadRagged()
+loader, _ = StructuredDataset.create_dataloader(folder, num_workers=0, **options)
+rows = sum(len(batch["row_id"]) for batch in loader)
+if splits:
+    torch.zeros(1 << 20).max()
+print(json.dumps([rows, len(os.listdir("/proc/self/task")) - before]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    floats = pa.array(rng.random(4 * ROWS, dtype=np.float32))
+    table = pa.table(
+        {
+            "row_id": np.arange(ROWS),
+            "x": rng.random(ROWS),
+            "vector": pa.FixedSizeListArray.from_arrays(floats, 4),
+            "tokens": pa.ListArray.from_arrays(np.arange(0, 4 * ROWS + 1, 4, dtype=np.int32), floats),
+        }
+    )
+    pq.write_table(table, path / "0.parquet", row_group_size=ROWS)
+    return path
+
+
+def ends_with(folder, *, splits=False, **options):
+    """(rows, new threads) at the end of a pass in a process of its own; splits: of torch's too, for work behind it."""
+    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(options), "splits" if splits else "", str(TEAM)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+
+
+@counts_threads
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 40_000},
+        {"nulls": "mask"},
+        {"stack": {"features": ["x"]}, "columns": ["row_id", "x"]},
+        {"columns": ["row_id", "tokens"], "pads": True, "batch_size": 20_000},
+        {"shuffle": True, "shuffle_rows": ROWS},
+        {"shuffle": True, "shuffle_rows": ROWS, "batch_size": 40_000, "columns": ["row_id", "tokens"]},
+        {"num_lanes": 4, "lane_rows": 64, "batch_size": 256, "split_rows": 500},
+    ],
+    ids=str,
+)
+def test_a_pass_starts_no_threads_of_torch(folder, options):
+    rows, threads = ends_with(folder, **options)
+    assert rows == ROWS
+    assert threads < TEAM // 2
+
+
+@counts_threads
+def test_threads_of_torch_are_counted(folder):
+    assert ends_with(folder, splits=True)[1] > TEAM // 2
