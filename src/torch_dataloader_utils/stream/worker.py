@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, SlabCodec
 from torch_dataloader_utils._core.position import Cursor
-from torch_dataloader_utils._core.program import Draws, SingleLane, UntilExhausted, WorkerInput
+from torch_dataloader_utils._core.program import Draws, RotatingLanes, SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
@@ -139,6 +139,8 @@ class WorkerStream:
                 yield from self._until_exhausted(self._lanes[0], schedule.batch_rows)
             case _ if self._assembler.mixes:
                 yield from self._mixed_batches()
+            case RotatingLanes():
+                yield from self._whole_batches(schedule)
             case _:
                 yield from map(self._batch, map(schedule.draws, range(schedule.num_batches or 0)))
 
@@ -153,6 +155,22 @@ class WorkerStream:
             if done == before:  # the present block holds no batch: one is put together from several
                 done += 1
                 yield self._batch(((0, rows),))
+
+    def _whole_batches(self, schedule: RotatingLanes) -> Iterator[tuple[Any, LaneReader]]:
+        """Every batch is a micro-batch of one lane; those of a block are split all at once, and wait for their turn."""
+        at_hand: dict[int, Iterator[Any]] = {}
+        for number in range(schedule.num_batches):
+            ((lane, rows),) = schedule.draws(number)
+            reader = self._lanes[lane]
+            batch = next(at_hand.get(lane, iter(())), None)
+            if batch is None:
+                at_hand[lane] = reader.whole_batches(rows, schedule.num_batches)
+                batch = next(at_hand[lane], None)
+            if batch is None:  # the present block holds no batch: one is put together from several
+                yield self._batch(((lane, rows),))
+                continue
+            self.counters.rows += rows
+            yield batch, reader
 
     def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
         while spans := list(lane.take(rows)):
