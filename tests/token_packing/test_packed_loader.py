@@ -144,6 +144,17 @@ def test_views_of_lists_are_documents_too(tmp_path, kind, counts):
     assert batch["tokens"].tolist() == [[1, 2, 3, 4], [5, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("kind", [pa.list_view(pa.int32()), pa.large_list_view(pa.int32())])
+@pytest.mark.parametrize("fill", ["greedy", "best_fit"])
+def test_the_last_view_of_a_list_ends_where_it_ends(tmp_path, kind, fill):
+    documents = [[document] * 8 for document in range(1, 17)]
+    table = pa.table({"tokens": pa.array(documents, kind)})
+    with pa.ipc.new_file(tmp_path / "views.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+    (batch,) = load(tmp_path, pack_tokens("tokens", 8, fill=fill), format="arrow", batch_size=16)
+    assert sorted(batch["tokens"].tolist()) == documents
+
+
 @pytest.mark.parametrize("output_format", ["numpy", "arrow", "dict"])
 def test_other_output_formats(corpus, output_format):
     loader = load(corpus, pack_tokens("tokens", 8), output_format=output_format)

@@ -12,7 +12,11 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.shape.python_objects import python_objects
+from torch_dataloader_utils.shape.sent_rows import send_own_rows
 from torch_dataloader_utils.shape.text import check_text
+
+# Here, since all that makes record batches for a trainer has this module, whoever's worker process it is in.
+send_own_rows()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

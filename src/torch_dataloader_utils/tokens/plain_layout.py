@@ -24,13 +24,21 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def to_plain(column: pa.Array) -> pa.Array:
-    """The same values and nulls in their `plain_type`; nothing is copied where it already is."""
+    """The same values and nulls in their `plain_type`; nothing is copied where it already is.
+
+    Views of lists stay what they are: `flatten` and `list_offsets` take them, and a cast of pyarrow 26.0.1 makes the
+    offsets one too few, so that where the last list ends is what lies in memory there.
+    """
     plain = plain_type(column.type)
-    return column if plain == column.type else column.cast(plain)
+    return column if plain == column.type or _is_list_view(column.type) else column.cast(plain)
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Where the lists of a plain column begin in what `flatten` gives, and where the last one ends; from 0.
+    """Where the lists of a column, or views of lists, begin in what `flatten` gives, and where the last ends; from 0.
 
     [[7, 8], null, [9]]      0 2 2 3
     """

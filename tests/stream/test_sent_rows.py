@@ -1,0 +1,77 @@
+"""Record batches from worker processes: those that threads give, and no other rows behind them."""
+
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils import RowDataset, StructuredDataset
+
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "part-0.parquet"
+    columns = {
+        "row": range(ROWS),
+        "name": [f"row-{row}" for row in range(ROWS)],
+        "point": pa.array([[row, None] for row in range(ROWS)], pa.list_(pa.float32(), 2)),
+        "tags": pa.array([[("a", row)] for row in range(ROWS)], pa.map_(pa.string(), pa.int64(), keys_sorted=True)),
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def load(path, num_workers):
+    return StructuredDataset.create_dataloader(path, batch_size=100, output_format="arrow", num_workers=num_workers)
+
+
+def as_text(batches):
+    return [(str(batch.schema), batch.to_pylist()) for batch in batches]
+
+
+def test_worker_processes_give_the_types_that_threads_give(table):
+    assert as_text(load(table, 1)[0]) == as_text(load(table, 0)[0])
+
+
+def test_a_batch_from_a_worker_holds_its_own_rows(table):
+    batches = [next(iter(load(table, 1)[0])), next(iter(DataLoader(load(table, 1)[1], batch_size=None, num_workers=1)))]
+    assert all(batch.get_total_buffer_size() < 2 * batch.nbytes for batch in batches)
+
+
+def test_a_row_from_a_worker_holds_itself(table):
+    rows = RowDataset(table, output_format="arrow")
+    (row, *_) = next(iter(DataLoader(rows, batch_size=100, num_workers=1, collate_fn=list)))
+    assert row.to_pylist() == rows[0].to_pylist()
+    assert row.get_total_buffer_size() < 1_000
+
+
+class Celsius(pa.ExtensionType):
+    """Registered nowhere."""
+
+    def __init__(self):
+        super().__init__(pa.float64(), "celsius")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type, serialized):
+        return cls()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.ExtensionArray.from_storage(Celsius(), pa.array([20.5, None])),
+        pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array([b"a" * 16, b"b" * 16], pa.uuid())),
+    ],
+    ids=["not registered", "categories"],
+)
+def test_columns_of_extension_types_stay_what_they_are(column):
+    batch = pa.record_batch({"x": column})
+    assert pickle.loads(ForkingPickler.dumps(batch)).equals(batch)
