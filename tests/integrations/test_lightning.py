@@ -1,6 +1,7 @@
 """Lightning on two processes: rows, epochs, checkpoints in the middle and at the end of an epoch."""
 
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,23 @@ def test_a_loader_without_a_length_loses_no_batch_that_lightning_read_ahead(tmp_
             assert all_rows(whole[:step] + resumed) == sorted(2 * [row for row in range(NUM_ROWS) if row != 5])
             # Of several workers it is not known whose turn it was.
             assert num_workers or resumed == whole[step:]
+
+
+@pytest.mark.parametrize("count_rows", [False, "auto"])
+def test_a_checkpoint_that_only_one_rank_could_go_on_from_warns(tmp_path: Path, count_rows: bool | str) -> None:
+    import pyarrow.compute as pc
+
+    from torch_dataloader_utils.integrations.lightning import TableDataModule
+
+    table = write_rows(tmp_path / "table")
+    options = {"filters": pc.field("row") != 5, "count_rows": count_rows, "split_rows": 9, "num_ranks": 2, "rank": 1}
+    data = TableDataModule(lambda: StructuredDataset.create_dataloader(table, batch_size=BATCH_ROWS, **options)[0])
+    data.setup("fit")
+    batches = iter(data.train_dataloader())
+    data.state_dict()  # of the start of an epoch, which is where all ranks are
+    next(batches), next(batches)
+    with nullcontext() if count_rows else pytest.warns(UserWarning, match="how far rank 1 came, of 2"):
+        data.state_dict()
 
 
 def test_a_program_may_call_the_hooks_itself(tmp_path: Path) -> None:

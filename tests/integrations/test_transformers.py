@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from tests.integrations.jobs import BATCH_ROWS, NUM_ROWS, STEPS, check_epochs, run_job, write_rows
@@ -84,6 +85,23 @@ def test_a_trainer_that_would_replay_is_an_error(tmp_path: Path) -> None:
     state = make_loader(write_rows(tmp_path / "table")).state_dict()
     with pytest.raises(ConfigError, match="ignore_data_skip=True"):
         resume(tmp_path / "table", state)
+
+
+def test_a_checkpoint_that_only_one_rank_could_go_on_from_warns(tmp_path: Path) -> None:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from torch_dataloader_utils.integrations.transformers import LoaderStateCallback
+
+    table = write_rows(tmp_path / "table")
+    callback = LoaderStateCallback()
+    loader = StructuredDataset.create_dataloader(
+        table, filters=pc.field("row") != 5, count_rows=False, batch_size=BATCH_ROWS, num_ranks=2, num_workers=0
+    )[0]
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    callback.on_train_begin(arguments, TrainerState(), TrainerControl(), train_dataloader=loader)
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="how far rank 0 came, of 2"):
+        callback.state()
 
 
 def test_a_trainer_that_ends_within_an_epoch_is_told_where_the_epoch_ends(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch_dataloader_utils.errors import (
     ConfigTypeError,
     CorruptFileError,
     DataError,
+    FileChangedError,
     MissingDependencyError,
     NoDataError,
     NullValueError,
@@ -29,6 +30,7 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, TokenizerFile, build_corpus
 from torch_dataloader_utils.tokens.corpus_plan import CorpusPart, divide_parts
+from torch_dataloader_utils.tokens.corpus_store import LocalParts
 
 Lists = list[list[int] | None]
 
@@ -270,6 +272,23 @@ def test_local_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
     receipts[1].with_suffix(".idx").unlink()
     assert build_corpus(directory, tmp_path / "out", **options).reused_parts == 2
     assert _documents(str(tmp_path / "out")) == ALL
+
+
+@pytest.mark.parametrize("ending", [".idx", ".bin"])
+def test_parts_that_another_build_took_away_are_told_as_that(directory: Path, tmp_path: Path, ending: str) -> None:
+    def take(done: int, total: int, _: int) -> None:
+        if done == total:
+            next((tmp_path / "out.parts").glob(f"*{ending}")).unlink()
+
+    options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
+    with pytest.raises(FileChangedError, match="Another process builds this corpus"):
+        build_corpus(directory, tmp_path / "out", on_progress=take, **options)
+    build_corpus(directory, tmp_path / "out", **options)
+    assert _documents(str(tmp_path / "out")) == ALL
+
+
+def test_parts_that_another_build_has_removed_need_no_removal(tmp_path: Path) -> None:
+    LocalParts(directory=tmp_path / "out.parts").remove()
 
 
 def test_files_of_others_beside_the_parts_stay(directory: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningDataModule
 from torch.distributed.checkpoint.stateful import Stateful
 
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.trainer_hooks import warn_of_lost_places
 
 LoaderFactory = Callable[[], TableDataLoader]
 
@@ -39,7 +40,8 @@ class TableDataModule(LightningDataModule):
     there, it is left alone, and loaders are made anew as often as it says.
 
     Of a loader that has no length (`count_rows=False`) Lightning always reads one batch more than it has trained on, to
-    know which is the last. States of such loaders stand before that batch.
+    know which is the last. States of such loaders stand before that batch. On several devices they cannot be resumed,
+    since a checkpoint has the state of one: saving one warns.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class TableDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Where the training loader stands; nothing before Lightning has asked for it."""
         loader = self._loaders.get("train_dataloader")
+        if isinstance(loader, TableDataLoader):
+            warn_of_lost_places(loader.dataset)
         return {"train": loader.state_dict()} if isinstance(loader, Stateful) else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from transformers.trainer_callback import ExportableState
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, of_type
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.trainer_hooks import warn_of_lost_places
 
 
 class LoaderStateCallback(TrainerCallback, ExportableState):
@@ -36,9 +37,11 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         self._resumed_epoch: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes into trainer_state.json; the same on every rank."""
-        attributes = {} if self._loader is None else {"loader": self._loader.state_dict()}
-        return {"args": {}, "attributes": attributes}
+        """What the Trainer writes into trainer_state.json; the same on every rank, or a warning says that it is not."""
+        if self._loader is None:
+            return {"args": {}, "attributes": {}}
+        warn_of_lost_places(self._loader.dataset)
+        return {"args": {}, "attributes": {"loader": self._loader.state_dict()}}
 
     def on_train_begin(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.stream.dataset import TableDataset
 
 
@@ -31,6 +32,15 @@ class EpochSampler(Sampler[None]):
         """
         if epoch != self._dataset.epoch:
             self._dataset.set_epoch(epoch)
+
+
+def warn_of_lost_places(dataset: TableDataset) -> None:
+    """Warn, where a trainer saves the state of one rank for all of them, if it says where that rank stands alone."""
+    if dataset.topology.num_ranks > 1 and dataset.progress.position.segment.cursors is not None:
+        warn_user(
+            f"This checkpoint says how far rank {dataset.rank} came, of {dataset.topology.num_ranks}: without row "
+            "counts the others cannot go on from it. Leave count_rows=False out, or save merge_states of all ranks."
+        )
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

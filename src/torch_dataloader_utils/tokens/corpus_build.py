@@ -104,7 +104,8 @@ def build_corpus(
             data set that gives no stored rows or is a contiguous shard, an eod outside the vocabulary, or an argument
             of another type or out of range.
         SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
-        FileChangedError: a source changed after it was planned. StoreError: a store failed, after retries.
+        FileChangedError: a source changed after it was planned, or another process builds the same corpus and took
+            parts away. StoreError: a store failed, after retries. OSError: a local disk is full or failed.
     """
     output_prefix = check_path("output_prefix", output_prefix)
     _check_prefix(output_prefix)

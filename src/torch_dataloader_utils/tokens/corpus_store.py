@@ -103,7 +103,7 @@ class LocalParts:
 
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
         whole = [key for key in keys if all((self.directory / f"{key}{ending}").exists() for ending in _PART_ENDINGS)]
-        return _known((key, _decode(self._receipt(key).read_bytes())) for key in whole)
+        return _known((key, self._read_receipt(key)) for key in whole)
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
         self.prepare()
@@ -113,12 +113,20 @@ class LocalParts:
         return receipt
 
     def join(self, keys: Sequence[str], output: str) -> None:
-        merge_corpora([str(self.directory / key) for key in keys], output)
+        try:
+            merge_corpora([str(self.directory / key) for key in keys], output)
+        except (FileNotFoundError, FileChangedError) as error:
+            raise FileChangedError(
+                f"Parts of {output} were removed or written anew while they were joined. Another process builds this "
+                "corpus, or workers of a killed build still do. Build it in one process, such as rank 0 of several "
+                "ranks. Once nobody else does, run the same call again."
+            ) from error
 
     def remove(self) -> None:
-        ours = [path for path in self.directory.iterdir() if _is_part(path.name)]
-        for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # receipts first: what has one is whole
-            path.unlink()
+        with contextlib.suppress(FileNotFoundError):  # another build of this corpus has removed the directory
+            ours = [path for path in self.directory.iterdir() if _is_part(path.name)]
+            for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # receipts first: what has one is whole
+                path.unlink(missing_ok=True)
         self.remove_if_empty()
 
     def remove_if_empty(self) -> None:
@@ -127,6 +135,13 @@ class LocalParts:
 
     def _receipt(self, key: str) -> Path:
         return self.directory / f"{key}.json"
+
+    def _read_receipt(self, key: str) -> PartReceipt | None:
+        """None where another build of this corpus removes its parts at this moment: the part counts as missing."""
+        try:
+            return _decode(self._receipt(key).read_bytes())
+        except FileNotFoundError:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
