@@ -16,7 +16,6 @@ from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, PlanOptions, Topology, chosen_split_bytes
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_check import strategy_name
@@ -154,17 +153,6 @@ class TableOptions:
         if self.max_tokens_per_batch is None:
             return 1
         return next(multiple for multiple in (asked, pads, 1) if multiple is not None)
-
-    @property
-    def token_budget(self) -> TokenBudget | None:
-        """How large batches may be, where tokens limit them."""
-        if self.max_tokens_per_batch is None:
-            return None
-        return TokenBudget(
-            max_tokens=self.max_tokens_per_batch,
-            max_rows=self.batch_size,
-            pad_to_multiple_of=self.padding_multiple,
-        )
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
