@@ -130,7 +130,7 @@ class TableOptions:
         object.__setattr__(self, "columns", (packing.column,))
 
     @property
-    def padding_multiple(self) -> int:
+    def _padding_multiple(self) -> int:
         """What lengths count as multiples of: as asked, or as a PadRagged collate function pads them.
 
         Raises:
@@ -200,7 +200,7 @@ class TableOptions:
             strategy=strategy_name(strategy),
             bucket_by=self.bucket_by or "",
             max_tokens_per_batch=self.max_tokens_per_batch,
-            pad_to_multiple_of=self.padding_multiple,
+            pad_to_multiple_of=self._padding_multiple,
         )
 
     def topology(self, num_ranks: int) -> Topology:

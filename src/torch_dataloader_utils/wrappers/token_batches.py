@@ -141,7 +141,7 @@ class TokenBatchSampler(Sampler[list[int]]):
     @property
     def _batches(self) -> TokenBatches:
         if self._made is None or self._made[0] != self._epoch:
-            batches = level_batches(self._cut(), self._num_ranks)
+            batches = _level_batches(self._cut(), self._num_ranks)
             self._made = (self._epoch, batches)
         return self._made[1]
 
@@ -177,7 +177,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         return np.split(words if self._shuffle else np.zeros_like(words), [count, 2 * count, 3 * count])
 
 
-def level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
+def _level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
     """As many batches as divide by the ranks: those with most rows are halved, and if none is left, some repeat."""
     start, stop, _ = halve_largest(batches.start, batches.stop, num_ranks)
     missing = -len(start) % num_ranks
