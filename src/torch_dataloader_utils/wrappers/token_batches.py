@@ -208,12 +208,9 @@ def _as_lengths(lengths: Any) -> npt.NDArray[Any]:
 
 def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
     """The padded width of every row, each within the budget."""
-    endless = np.flatnonzero(~np.isfinite(lengths))
-    if len(endless):
-        raise ConfigError(f"lengths: row {endless[0]} has length {lengths[endless[0]]}. Give numbers of tokens.")
-    negative = np.flatnonzero(lengths < 0)
-    if len(negative):
-        raise ConfigError(f"lengths: row {negative[0]} has length {lengths[negative[0]]}. Give numbers of tokens.")
+    wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths < 0))
+    if len(wrong):
+        raise ConfigError(f"lengths: row {wrong[0]} has length {lengths[wrong[0]]}. Give numbers of tokens.")
     # Cut, since there are lengths that no width can say.
     widths = budget.widths(np.minimum(lengths, min(budget.max_tokens, _MOST_TOKENS) + 1))
     too_long = np.flatnonzero(widths > budget.max_tokens)
