@@ -25,13 +25,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def counted(monkeypatch):
     """The files whose lines are counted."""
-    files, count = [], text._pieces
+    files, count = [], text._counted
 
-    def pieces(store, entry, start):
+    def count_named(store, entry, *arguments, **options):
         files.append(Path(entry.path).name)
-        return count(store, entry, start)
+        return count(store, entry, *arguments, **options)
 
-    monkeypatch.setattr(text, "_pieces", pieces)
+    monkeypatch.setattr(text, "_counted", count_named)
     return files
 
 

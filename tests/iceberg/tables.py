@@ -382,6 +382,18 @@ def field_of(field_id: int, name: str, iceberg_type: str, **options: Any) -> Nes
     return NestedField(field_id, name, _type(iceberg_type), required=False, **options)
 
 
+def numbered(root: Path, **options: Any) -> TableWriter:
+    """An empty table of one column, `id`; options are those of TableWriter."""
+    table = TableWriter(root, **options)
+    table.evolve(field_of(1, "id", "long"))
+    return table
+
+
+def ids(start: int, stop: int) -> list[dict[str, int]]:
+    """Rows of such a table."""
+    return [{"id": number} for number in range(start, stop)]
+
+
 def puffin(vectors: dict[str, list[int]]) -> tuple[bytes, list[tuple[int, int]]]:
     """A Puffin file of deletion vectors, and the (offset, size) of each."""
     content = b"PFA1"

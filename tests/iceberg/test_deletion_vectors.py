@@ -11,20 +11,10 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.iceberg.reading import read_rows
-from tests.iceberg.tables import TableWriter, field_of, vector_blob
+from tests.iceberg.tables import TableWriter, ids, numbered, vector_blob
 from torch_dataloader_utils import scan_iceberg
 from torch_dataloader_utils.discover.iceberg.deletion_vectors import decode_vector
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
-
-
-def numbered(root: Path, **options: object) -> TableWriter:
-    table = TableWriter(root, format_version=3, **options)
-    table.evolve(field_of(1, "id", "long"))
-    return table
-
-
-def ids(start: int, stop: int) -> list[dict[str, int]]:
-    return [{"id": number} for number in range(start, stop)]
 
 
 def read_ids(table: TableWriter, **options: object) -> list[int]:
@@ -32,7 +22,7 @@ def read_ids(table: TableWriter, **options: object) -> list[int]:
 
 
 def test_several_vectors_in_one_file_each_for_its_own_data_file(tmp_path: Path) -> None:
-    table = numbered(tmp_path)
+    table = numbered(tmp_path, format_version=3)
     first, second = table.append(ids(0, 30), rows_per_group=8), table.append(ids(30, 60), rows_per_group=8)
     table.delete_vectors({first: [0, 7, 8, 29], second: [1]})
     gone = {0, 7, 8, 29, 31}
@@ -41,7 +31,7 @@ def test_several_vectors_in_one_file_each_for_its_own_data_file(tmp_path: Path) 
 
 
 def test_a_vector_replaces_position_deletes_and_older_vectors(tmp_path: Path) -> None:
-    table = numbered(tmp_path)
+    table = numbered(tmp_path, format_version=3)
     path = table.append(ids(0, 9))
     table.delete_positions([(path, 8)])
     table.delete_vectors({path: [1]})
@@ -50,7 +40,7 @@ def test_a_vector_replaces_position_deletes_and_older_vectors(tmp_path: Path) ->
 
 
 def test_a_vector_touches_no_file_that_is_newer_than_itself(tmp_path: Path) -> None:
-    table = numbered(tmp_path)
+    table = numbered(tmp_path, format_version=3)
     older, newer = table.append(ids(0, 4)), table.append(ids(4, 8))
     table.delete_vectors({older: [1], newer: [1]})
     (place,) = [number for number, entry in enumerate(table.live) if entry.path == newer]
@@ -60,7 +50,7 @@ def test_a_vector_touches_no_file_that_is_newer_than_itself(tmp_path: Path) -> N
 
 
 def test_vectors_are_matched_by_the_manifest_not_by_the_paths_in_the_puffin_footer(tmp_path: Path) -> None:
-    table = numbered(tmp_path / "moved", path_prefix="s3://old/place")
+    table = numbered(tmp_path / "moved", format_version=3, path_prefix="s3://old/place")
     path = table.append(ids(0, 5))
     table.delete_vectors({path: [0, 3]}, footer_paths={path: "s3://older/still.parquet"})
     assert read_ids(table, path_rewrites={"s3://old/place": str(table.root)}) == [1, 2, 4]
@@ -68,7 +58,7 @@ def test_vectors_are_matched_by_the_manifest_not_by_the_paths_in_the_puffin_foot
 
 def test_polars_reads_the_same_rows(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars", reason="the oracle for deletion vectors is not installed")
-    table = numbered(tmp_path)
+    table = numbered(tmp_path, format_version=3)
     first, second = table.append(ids(0, 30), rows_per_group=8), table.append(ids(30, 60), rows_per_group=8)
     table.delete_vectors({first: [0, 7, 8, 29], second: [1, 2]})
     with warnings.catch_warnings():
@@ -104,7 +94,7 @@ def test_a_vector_with_a_right_checksum_and_wrong_contents_is_noticed(body: byte
 
 
 def test_two_vectors_for_one_file_and_places_outside_the_puffin_file_are_errors(tmp_path: Path) -> None:
-    table = numbered(tmp_path)
+    table = numbered(tmp_path, format_version=3)
     path = table.append(ids(0, 5))
     table.delete_vectors({path: [0]})
     vector = table.live[-1]
@@ -121,7 +111,7 @@ def test_two_vectors_for_one_file_and_places_outside_the_puffin_file_are_errors(
 
 
 def test_a_bare_vector_needs_the_option(tmp_path: Path) -> None:
-    table = numbered(tmp_path)
+    table = numbered(tmp_path, format_version=3)
     path = table.append(ids(0, 5))
     puffin = Path(table.delete_vectors({path: [2]}))
     content = puffin.read_bytes()

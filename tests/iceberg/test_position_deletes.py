@@ -7,20 +7,10 @@ import pytest
 
 from tests.iceberg.arrow_memory import counted_memory
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
-from tests.iceberg.tables import TableWriter, field_of
+from tests.iceberg.tables import TableWriter, ids, numbered
 from torch_dataloader_utils import plan_epoch, scan_iceberg
 from torch_dataloader_utils.discover.iceberg.paths import PathIndex
 from torch_dataloader_utils.errors import CorruptFileError
-
-
-def numbered(root: Path, **options: object) -> TableWriter:
-    table = TableWriter(root, **options)
-    table.evolve(field_of(1, "id", "long"))
-    return table
-
-
-def ids(start: int, stop: int) -> list[dict[str, int]]:
-    return [{"id": number} for number in range(start, stop)]
 
 
 def read_ids(table: TableWriter, **options: object) -> list[int]:

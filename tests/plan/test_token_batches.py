@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, cut_runs, join_batches
-from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
+from torch_dataloader_utils.plan.token_epoch import TokenPlan
 
 MAX_TOKENS = 40
 
@@ -49,7 +49,7 @@ def make_plan(files, lengths, options, topology, epoch=0):
     space = make_space(files)
     lengths = np.resize(np.asarray(lengths), space.num_rows)
     chunks = order_chunks(chunk_row_groups(space, options), options, 0)
-    batches = cut_batches(chunks, lengths, token_budget(options, topology), options, epoch)
+    batches = cut_batches(chunks, lengths, options.token_budget(topology.batch_size), options, epoch)
     position = Position(epoch=epoch, segment=Segment(topology=topology))
     return TokenPlan(space=space, options=options, chunks=chunks, batches=batches, position=position), lengths
 

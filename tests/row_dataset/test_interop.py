@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.row_dataset.test_rows import TOTAL, number_of
-from tests.stream.tables import check_batch, write_table
+from tests.stream.tables import TABLE, check_batch, write_table
 from torch_dataloader_utils import RowDataset
 from torch_dataloader_utils.wrappers import (
     BufferSortedDataset,
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
-    write_table(folder, [[13, 40, 7], [22], [1, 30, 30]])
+    write_table(folder, TABLE)
     return str(folder)
 
 

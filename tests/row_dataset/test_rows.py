@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.iceberg.tables import TableWriter, field_of
-from tests.stream.tables import files, payload, write_table
+from tests.stream.tables import TABLE, TOTAL, files, payload, write_table
 from torch_dataloader_utils import RowDataset, TensorBatch, scan_files, scan_iceberg
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, FileChangedError
 
-TABLE = [[13, 40, 7], [22], [1, 30, 30]]
-TOTAL = 143
 FORMATS = ["torch", "numpy", "dict", "arrow"]
 NO_MULTIPLE_OF_3 = pc.field("row") != pc.multiply(pc.divide(pc.field("row"), 3), 3)
 

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 
 from torch_dataloader_utils import StructuredDataset
 
+# Row groups of three files, and their rows.
+TABLE = [[13, 40, 7], [22], [1, 30, 30]]
+TOTAL = 143
+
 files = st.lists(st.lists(st.integers(0, 40), max_size=4), max_size=6)
 
 

@@ -19,7 +19,7 @@ from tests.effort import EFFORT
 from tests.stream.tables import files
 from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
-from torch_dataloader_utils._core.buckets import order_buckets
+from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 
@@ -101,29 +101,31 @@ class TestOrder:
     @settings(max_examples=100 * EFFORT, deadline=None)
     def test_buckets_are_runs_of_the_sorted_lengths(self, lengths, bucket_rows, seed, index):
         lengths = np.array(lengths)
-        order = order_buckets(lengths, bucket_rows, seed=seed, epoch=3, index=index)
+        order = EqualBuckets(bucket_rows=bucket_rows).order(lengths, seed=seed, epoch=3, index=index)
         assert order.dtype == np.int64
         assert sorted(order.tolist()) == list(range(len(lengths)))
         buckets = [lengths[order[at : at + bucket_rows]] for at in range(0, len(order), bucket_rows)]
         buckets.sort(key=lambda bucket: (bucket.min(), bucket.max(), len(bucket)))
         in_order = [value for bucket in buckets for value in np.sort(bucket).tolist()]
         assert in_order == np.sort(lengths).tolist()
-        again = order_buckets(lengths.copy(), bucket_rows, seed=seed, epoch=3, index=index)
+        again = EqualBuckets(bucket_rows=bucket_rows).order(lengths.copy(), seed=seed, epoch=3, index=index)
         assert order.tolist() == again.tolist()
 
     def test_is_pinned(self):
-        order = order_buckets(np.array([5, 1, 4, 2, 9, 9, 0]), 3, seed=42, epoch=1, index=7)
+        order = EqualBuckets(bucket_rows=3).order(np.array([5, 1, 4, 2, 9, 9, 0]), seed=42, epoch=1, index=7)
         assert order.tolist() == [0, 5, 4, 1, 3, 2, 6]
 
     def test_depends_on_every_part_of_the_key(self):
         lengths = np.zeros(50, dtype=np.int64)
         keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-        orders = [order_buckets(lengths, 5, seed=s, epoch=e, index=i).tolist() for s, e, i in keys]
+        orders = [EqualBuckets(bucket_rows=5).order(lengths, seed=s, epoch=e, index=i).tolist() for s, e, i in keys]
         assert len({tuple(order) for order in orders}) == 4
 
     def test_the_short_bucket_may_have_any_length(self):
         lengths = np.arange(31)
-        shorts = {int(order_buckets(lengths, 10, seed=seed, epoch=0, index=0)[-1]) for seed in range(40)}
+        shorts = {
+            int(EqualBuckets(bucket_rows=10).order(lengths, seed=seed, epoch=0, index=0)[-1]) for seed in range(40)
+        }
         assert shorts == {0, 10, 20, 30}
 
 

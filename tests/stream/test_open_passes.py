@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.stream.tables import write_table
+from tests.stream.tables import TABLE, write_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
-    write_table(folder, [[13, 40, 7], [22], [1, 30, 30]])
+    write_table(folder, TABLE)
     return folder
 
 

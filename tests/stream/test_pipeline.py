@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from tests.effort import EFFORT
-from tests.stream.tables import check_batch, files, write_table
+from tests.stream.tables import TABLE, check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.worker import WorkerStream
-
-TABLE = [[13, 40, 7], [22], [1, 30, 30]]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as worker_loop
 
-from tests.stream.tables import check_batch, write_table
+from tests.stream.tables import TABLE, check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
@@ -38,7 +38,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-TABLE = [[13, 40, 7], [22], [1, 30, 30]]
 START_METHODS = ["fork", "forkserver", "spawn"]
 
 

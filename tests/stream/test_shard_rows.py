@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.effort import EFFORT
-from tests.stream.tables import check_batch, files, write_table
+from tests.stream.tables import TABLE, TOTAL, check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.wrappers import SupportsRowSharding, streaming_shard
-
-TABLE = [[13, 40, 7], [22], [1, 30, 30]]
-TOTAL = 143
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_dataloader_utils.tokens import IndexedDatasetBuilder
+from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder
 
 Documents = Sequence[Sequence[Sequence[int]]]
 
@@ -24,6 +24,11 @@ def write_corpus(prefix: Path, documents: Documents, dtype: object = np.uint16, 
             builder.end_document()
         builder.finalize(f"{prefix}.idx")
     return str(prefix)
+
+
+def read_corpus(prefix: str) -> list[list[int]]:
+    """The tokens of every sequence."""
+    return [sequence.tolist() for sequence in IndexedDataset(prefix)]
 
 
 def write_lengths(prefix: Path, lengths: Sequence[int]) -> str:

@@ -21,11 +21,6 @@ from torch_dataloader_utils.errors import (
 from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, find_corpora, merge_corpora
 
 
-@pytest.fixture
-def example(tmp_path: Path) -> str:
-    return write_corpus(tmp_path / "example", EXAMPLE)
-
-
 def _names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from tests.tokens.corpora import read_corpus
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -44,10 +45,6 @@ def _write(path: Path, documents: Sequence[Any], *, kind: pa.DataType | None = N
     return path
 
 
-def _documents(prefix: str) -> list[list[int]]:
-    return [sequence.tolist() for sequence in IndexedDataset(prefix)]
-
-
 def _numbers(start: int, count: int) -> list[list[int]]:
     return [[start + i] * (1 + i % 4) for i in range(count)]
 
@@ -67,7 +64,7 @@ ALL = [document for number in range(3) for document in _numbers(100 * number, 7 
 def test_rows_become_documents_in_order(directory: Path, tmp_path: Path) -> None:
     report = build_corpus(directory, tmp_path / "out", column="tokens", eod=9, vocabulary_size=1000, part_bytes=1)
     out = str(tmp_path / "out")
-    assert _documents(out) == [[*document, 9] for document in ALL]
+    assert read_corpus(out) == [[*document, 9] for document in ALL]
     assert IndexedDataset(out).dtype.name == "uint16"
     assert report == CorpusReport(
         prefixes=(out,),
@@ -121,14 +118,14 @@ def test_list_columns_of_all_kinds(tmp_path: Path, kind: pa.DataType, suffix: st
         pytest.skip("ORC has no unsigned integers")
     _write(tmp_path / f"x.{suffix}", [[1, 2], [], [3]], kind=kind)
     report = build_corpus(tmp_path / f"x.{suffix}", tmp_path / "out", column="tokens")
-    assert _documents(str(tmp_path / "out")) == [[1, 2], [3]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2], [3]]
     assert (report.document_count, report.empty_documents) == (2, 1)
 
 
 def test_fixed_size_lists(tmp_path: Path) -> None:
     _write(tmp_path / "x.parquet", [[1, 2], [3, 4], None], kind=pa.list_(pa.int32(), 2))
     report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skips_nulls=True)
-    assert _documents(str(tmp_path / "out")) == [[1, 2], [3, 4]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2], [3, 4]]
     assert report.null_documents == 1
 
 
@@ -141,7 +138,7 @@ def test_text_goes_through_the_tokenizer(tmp_path: Path) -> None:
     report = build_corpus(
         tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, eod=0, skips_nulls=True
     )
-    assert _documents(str(tmp_path / "out")) == [[97, 98, 0], [99, 0]]
+    assert read_corpus(str(tmp_path / "out")) == [[97, 98, 0], [99, 0]]
     assert (report.null_documents, report.empty_documents) == (1, 1)
 
 
@@ -153,10 +150,10 @@ def test_a_tokenizers_file_is_a_tokenizer(tmp_path: Path) -> None:
     tokenizer = pickle.loads(pickle.dumps(TokenizerFile(str(tmp_path / "tokenizer.json"))))
     _write(tmp_path / "x.parquet", ["a b a", "b c"], kind=pa.string())
     build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=tokenizer)
-    assert _documents(str(tmp_path / "out")) == [[1, 2, 1], [2, 0]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2, 1], [2, 0]]
 
 
-def test_a_tokenizers_file_neither_cuts_nor_fills_up_documents(tmp_path: Path) -> None:
+def test_a_tokenizers_file_neither_cuts_nor_fills_upread_corpus(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "b": 2, "[UNK]": 0}, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -205,28 +202,28 @@ def test_a_tokenizer_gives_one_flat_list_of_integers_a_text(tmp_path: Path, give
 def test_a_tokenizer_may_give_arrays_and_tensors(tmp_path: Path, give: Any) -> None:
     _write(tmp_path / "x.parquet", ["a", "b"], kind=pa.string())
     build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=give)
-    assert _documents(str(tmp_path / "out")) == [[1, 2], [3, 4]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("kind", [pa.list_view(pa.int32()), pa.large_list_view(pa.uint16())])
 def test_views_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
     _write(tmp_path / "x.parquet", [[1, 2], None, [], [3]], kind=kind)
     build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skips_nulls=True)
-    assert _documents(str(tmp_path / "out")) == [[1, 2], [3]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_text_of_all_kinds(tmp_path: Path, kind: pa.DataType) -> None:
     _write(tmp_path / "x.parquet", ["a text of more than 12 letters", None, "", "b"], kind=kind, rows=2)
     report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, skips_nulls=True)
-    assert _documents(str(tmp_path / "out")) == _spell(["a text of more than 12 letters", "b"])
+    assert read_corpus(str(tmp_path / "out")) == _spell(["a text of more than 12 letters", "b"])
     assert report.null_documents == 1
 
 
-def test_many_outputs_hold_neighbouring_documents(directory: Path, tmp_path: Path) -> None:
+def test_many_outputs_hold_neighbouringread_corpus(directory: Path, tmp_path: Path) -> None:
     report = build_corpus(directory, tmp_path / "out", column="tokens", output_count=3, part_bytes="1B")
     assert report.prefixes == tuple(str(tmp_path / f"out-{number:05d}-of-00003") for number in range(3))
-    assert [document for prefix in report.prefixes for document in _documents(prefix)] == ALL
+    assert [document for prefix in report.prefixes for document in read_corpus(prefix)] == ALL
     with pytest.raises(ConfigError, match="do not make 30 corpora"):
         build_corpus(directory, tmp_path / "more", column="tokens", output_count=30)
 
@@ -258,7 +255,7 @@ def test_a_build_goes_on_where_it_was_killed(directory: Path, tmp_path: Path) ->
     report = build_corpus(directory, tmp_path / "out", executor=executor, **options)
     # Three of the four parts were of the file that was written anew.
     assert (report.reused_parts, executor.ran) == (1, 8)
-    assert _documents(str(tmp_path / "out")) == _numbers(500, 7) + ALL[7:]
+    assert read_corpus(str(tmp_path / "out")) == _numbers(500, 7) + ALL[7:]
 
 
 def test_local_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
@@ -271,7 +268,7 @@ def test_local_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
     receipts[0].write_bytes(b'{"document')
     receipts[1].with_suffix(".idx").unlink()
     assert build_corpus(directory, tmp_path / "out", **options).reused_parts == 2
-    assert _documents(str(tmp_path / "out")) == ALL
+    assert read_corpus(str(tmp_path / "out")) == ALL
 
 
 @pytest.mark.parametrize("ending", [".idx", ".bin"])
@@ -284,7 +281,7 @@ def test_parts_that_another_build_took_away_are_told_as_that(directory: Path, tm
     with pytest.raises(FileChangedError, match="Another process builds this corpus"):
         build_corpus(directory, tmp_path / "out", on_progress=take, **options)
     build_corpus(directory, tmp_path / "out", **options)
-    assert _documents(str(tmp_path / "out")) == ALL
+    assert read_corpus(str(tmp_path / "out")) == ALL
 
 
 def test_parts_that_another_build_has_removed_need_no_removal(tmp_path: Path) -> None:
@@ -303,7 +300,7 @@ def test_an_existing_corpus_is_replaced_on_request_only(directory: Path, tmp_pat
     with pytest.raises(ConfigError, match="overwrites=True"):
         build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens")
     build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens", overwrites=True)
-    assert _documents(str(tmp_path / "out")) == ALL[:7]
+    assert read_corpus(str(tmp_path / "out")) == ALL[:7]
 
 
 @pytest.mark.parametrize(
@@ -383,13 +380,13 @@ def test_numpy_integers_are_integers(tmp_path: Path) -> None:
     _write(tmp_path / "x.parquet", [[1, 2]])
     options = {"eod": np.int64(9), "vocabulary_size": np.int32(10), "part_bytes": np.int64(1)}
     build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", **options)
-    assert _documents(str(tmp_path / "out")) == [[1, 2, 9]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2, 9]]
 
 
 def test_float_corpora_hold_integers_exactly(tmp_path: Path) -> None:
     _write(tmp_path / "x.parquet", [[1, 2**24]])
     build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", dtype="float32")
-    assert _documents(str(tmp_path / "out")) == [[1, 2**24]]
+    assert read_corpus(str(tmp_path / "out")) == [[1, 2**24]]
     _write(tmp_path / "y.parquet", [[1, 2**24 + 1]])
     with pytest.raises(DataError, match="Tokens from 1 to 16777217 do not fit float32"):
         build_corpus(tmp_path / "y.parquet", tmp_path / "wrong", column="tokens", dtype="float32")
@@ -420,7 +417,7 @@ def test_sources_keep_their_order_and_each_file_is_read_once(
     _write(directory / "stripes.orc", [[1], [2]])
     sources = [directory / "stripes.orc", directory / "2.parquet", directory / "*.parquet"]
     build_corpus(sources, tmp_path / "out", column="tokens")
-    assert _documents(str(tmp_path / "out")) == [[1], [2], *_numbers(200, 9), *_numbers(0, 7), *_numbers(100, 8)]
+    assert read_corpus(str(tmp_path / "out")) == [[1], [2], *_numbers(200, 9), *_numbers(0, 7), *_numbers(100, 8)]
     assert "2.parquet is named more than once; it is read once" in caplog.text
     with pytest.raises(ConfigError, match="files of two formats"):
         build_corpus(directory, tmp_path / "both", column="tokens")
@@ -431,7 +428,7 @@ def test_many_files_each_with_a_schema_of_its_own(tmp_path: Path) -> None:
         kind = pa.list_(pa.int64() if number % 2 else pa.int32())
         _write(tmp_path / f"{number:02d}.parquet", [[number]], kind=kind)
     build_corpus([tmp_path / f"{number:02d}.parquet" for number in range(60)], tmp_path / "out", column="tokens")
-    assert _documents(str(tmp_path / "out")) == [[number] for number in range(60)]
+    assert read_corpus(str(tmp_path / "out")) == [[number] for number in range(60)]
     with pytest.raises(SchemaError, match="All files need the same columns and types"):
         build_corpus(tmp_path / "*.parquet", tmp_path / "no", column="tokens")
 
@@ -488,7 +485,7 @@ def test_remote_sources(directory: Path, tmp_path: Path) -> None:
     for path in directory.glob("*.parquet"):
         filesystem.pipe(f"/build/{path.name}", path.read_bytes())
     build_corpus("memory://build/*.parquet", tmp_path / "out", column="tokens")
-    assert _documents(str(tmp_path / "out")) == ALL
+    assert read_corpus(str(tmp_path / "out")) == ALL
 
 
 @settings(max_examples=60 * EFFORT)

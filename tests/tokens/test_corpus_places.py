@@ -13,18 +13,15 @@ import pytest
 from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.iceberg.tables import TableWriter
+from tests.tokens.corpora import read_corpus
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_tokens
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, StoreError
-from torch_dataloader_utils.tokens import IndexedDataset, build_corpus
+from torch_dataloader_utils.tokens import build_corpus
 from torch_dataloader_utils.tokens.corpus_sources import plan_parts
 from torch_dataloader_utils.tokens.corpus_store import JoinedFile
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
-
-
-def _documents(prefix: str) -> list[list[int]]:
-    return [sequence.tolist() for sequence in IndexedDataset(prefix)]
 
 
 @pytest.fixture
@@ -61,7 +58,7 @@ def test_a_corpus_lies_where_no_call_takes_it_for_a_source(folder: Path, sources
         build_corpus(
             str(folder.parent / sources), folder.parent / output, column="tokens", part_bytes=1, overwrites=overwrites
         )
-    assert _documents(str(folder.parent / output)) == DOCUMENTS
+    assert read_corpus(str(folder.parent / output)) == DOCUMENTS
 
 
 @pytest.fixture
@@ -81,12 +78,12 @@ def test_an_iceberg_table_without_its_deleted_rows(tmp_path: Path) -> None:
     table.delete_positions([(path, row) for row in (0, 8, 9)])
     report = build_corpus(IcebergDataset(table.metadata), tmp_path / "out", column="tokens", eod=99, part_bytes=1)
     live = [[*document, 99] for row, document in enumerate(DOCUMENTS) if row not in (0, 8, 9)]
-    assert _documents(str(tmp_path / "out")) == live
+    assert read_corpus(str(tmp_path / "out")) == live
     assert report.document_count == 27
     # An older snapshot has its own deletes, and its own names.
     before = IcebergDataset(table.metadata, snapshot_id=first)
     build_corpus(before, tmp_path / "before", column="ids", eod=99)
-    assert _documents(str(tmp_path / "before")) == [[*document, 99] for document in DOCUMENTS]
+    assert read_corpus(str(tmp_path / "before")) == [[*document, 99] for document in DOCUMENTS]
 
 
 def test_parts_of_a_data_set_are_bound_to_its_fingerprint(folder: Path) -> None:
@@ -100,7 +97,7 @@ def test_a_data_set_gives_the_rows_of_its_filter_for_all_ranks(folder: Path, tmp
     dataset = StructuredDataset(str(folder), filters=pc.field("row") >= 13, columns=["row"], num_ranks=2, rank=1)
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as executor:
         build_corpus(dataset, tmp_path / "out", column="tokens", executor=executor)
-    assert _documents(str(tmp_path / "out")) == DOCUMENTS[13:]
+    assert read_corpus(str(tmp_path / "out")) == DOCUMENTS[13:]
     for options in ({"pack": pack_tokens("tokens", 4)}, {"transform": len}):
         with pytest.raises(ConfigError, match="stored rows"):
             build_corpus(StructuredDataset(str(folder), **options), tmp_path / "no", column="tokens")
@@ -146,7 +143,7 @@ def test_a_remote_build_goes_on_with_the_parts_that_are_done(
     remote.pipe_file("/corpora/out.parts/notes.txt", b"mine")
     report = build_corpus(folder, "memory://corpora/out", **options)
     assert report.reused_parts == 9
-    assert _documents("memory://corpora/out") == DOCUMENTS
+    assert read_corpus("memory://corpora/out") == DOCUMENTS
     assert sorted(remote.find("/corpora")) == ["/corpora/out.bin", "/corpora/out.idx", "/corpora/out.parts/notes.txt"]
 
 

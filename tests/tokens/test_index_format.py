@@ -15,11 +15,6 @@ from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code
 from torch_dataloader_utils.tokens.index_format import HEADER_BYTES, decode_header
 
 
-@pytest.fixture
-def example(tmp_path: Path) -> str:
-    return write_corpus(tmp_path / "example", EXAMPLE)
-
-
 def test_example_is_written_byte_for_byte(example: str) -> None:
     index = Path(f"{example}.idx").read_bytes()
     assert len(index) == 94

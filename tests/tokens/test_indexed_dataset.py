@@ -27,11 +27,6 @@ from torch_dataloader_utils.tokens.dtypes import DTYPES
 
 
 @pytest.fixture
-def example(tmp_path: Path) -> str:
-    return write_corpus(tmp_path / "example", EXAMPLE)
-
-
-@pytest.fixture
 def remote_example(example: str, request: pytest.FixtureRequest) -> str:
     filesystem = fsspec.filesystem("memory")
     prefix = f"/{request.node.name}/example"

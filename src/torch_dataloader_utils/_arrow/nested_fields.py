@@ -6,6 +6,11 @@ from typing import Any
 import pyarrow as pa
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists, of any length or of one."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
     """The field after `change`, which is also made of the fields inside of its type.
 

@@ -28,34 +28,29 @@ class EqualBuckets:
     bucket_rows: int
 
     def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
-        """See `order_buckets`."""
-        return order_buckets(lengths, self.bucket_rows, seed=seed, epoch=epoch, index=index)
+        """A permutation of a window's rows, int64: runs of `bucket_rows` rows of similar length, in random order.
 
+        Sort by length, equal lengths in random order; cut into buckets; shuffle the buckets; shuffle inside each. Rows
+        that fill no whole bucket make one short bucket, of random place among the lengths, and it comes last: a batch
+        of `bucket_rows` rows then is one bucket, whatever the window.
 
-def order_buckets(lengths: Lengths, bucket_rows: int, *, seed: int, epoch: int, index: int) -> Int64s:
-    """A permutation of a window's rows, int64: runs of `bucket_rows` rows of similar length, in random order.
+            lengths 5 1 4 2 9, bucket_rows=2      1 2 | 9 5 | 4      (one possible order, as lengths)
 
-    Sort by length, equal lengths in random order; cut into buckets; shuffle the buckets; shuffle inside each. Rows
-    that fill no whole bucket make one short bucket, of random place among the lengths, and it comes last: a batch of
-    `bucket_rows` rows then is one bucket, whatever the window.
-
-        lengths 5 1 4 2 9, bucket_rows=2      1 2 | 9 5 | 4      (one possible order, as lengths)
-
-    A pure function of its arguments. Source of randomness: 2 n + buckets + 1 words of purpose BUCKETS, in the order
-    ties, places in a bucket, places of buckets, the short bucket.
-    """
-    count = len(lengths)
-    whole, rest = divmod(count, bucket_rows)
-    num_buckets = whole + bool(rest)
-    words = random_words(2 * count + num_buckets + 1, seed=seed, epoch=epoch, purpose=Purpose.BUCKETS, index=index)
-    ties, places, turns, short_word = np.split(words, [count, 2 * count, 2 * count + num_buckets])
-    sizes = np.full(num_buckets, bucket_rows, dtype=np.int64)
-    turn = np.empty(num_buckets, dtype=np.int64)
-    turn[np.argsort(turns, kind="stable")] = np.arange(num_buckets)
-    if rest:
-        short = int(short_word[0] % np.uint64(num_buckets))
-        sizes[short] = rest
-        turn[short] = num_buckets
-    by_length = np.lexsort((ties, lengths))
-    turn_of_row = np.repeat(turn, sizes)
-    return by_length[np.lexsort((places, turn_of_row))].astype(np.int64, copy=False)
+        A pure function of its arguments. Source of randomness: 2 n + buckets + 1 words of purpose BUCKETS, in the order
+        ties, places in a bucket, places of buckets, the short bucket.
+        """
+        count = len(lengths)
+        whole, rest = divmod(count, self.bucket_rows)
+        num_buckets = whole + bool(rest)
+        words = random_words(2 * count + num_buckets + 1, seed=seed, epoch=epoch, purpose=Purpose.BUCKETS, index=index)
+        ties, places, turns, short_word = np.split(words, [count, 2 * count, 2 * count + num_buckets])
+        sizes = np.full(num_buckets, self.bucket_rows, dtype=np.int64)
+        turn = np.empty(num_buckets, dtype=np.int64)
+        turn[np.argsort(turns, kind="stable")] = np.arange(num_buckets)
+        if rest:
+            short = int(short_word[0] % np.uint64(num_buckets))
+            sizes[short] = rest
+            turn[short] = num_buckets
+        by_length = np.lexsort((ties, lengths))
+        turn_of_row = np.repeat(turn, sizes)
+        return by_length[np.lexsort((places, turn_of_row))].astype(np.int64, copy=False)

@@ -6,6 +6,7 @@ from typing import Literal
 from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
 from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
@@ -118,6 +119,17 @@ class PlanOptions:
         if self.shuffle_rows is None or not self.bucket_by:
             return self.shuffle_rows
         return -(-self.shuffle_rows // batch_rows) * batch_rows
+
+    def token_budget(self, batch_size: int) -> TokenBudget | None:
+        """How large batches may be, where tokens limit them.
+
+        batch_size: that of the topology that the epoch began under; its windows keep the budget under every later one.
+        """
+        if self.max_tokens_per_batch is None:
+            return None
+        return TokenBudget(
+            max_tokens=self.max_tokens_per_batch, max_rows=batch_size, pad_to_multiple_of=self.pad_to_multiple_of
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

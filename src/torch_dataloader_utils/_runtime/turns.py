@@ -29,13 +29,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._is_slow = False
+        self.is_slow = False
         self._slow_lots = 0
-
-    @property
-    def is_slow(self) -> bool:
-        """See the class."""
-        return self._is_slow
 
     def each(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         """`function` of every item of one lot, here, each when it is asked for."""
@@ -58,7 +53,7 @@ class Pace:
     def _learn(self, num_items: int, passed: float, busy: float) -> None:
         is_slow_lot = busy > _LONG_SECONDS * num_items or busy < _BUSY_PART * passed
         self._slow_lots = self._slow_lots + 1 if is_slow_lot else 0
-        self._is_slow = self._is_slow or self._slow_lots == _LOTS_IN_A_ROW
+        self.is_slow = self.is_slow or self._slow_lots == _LOTS_IN_A_ROW
 
 
 class Turns:

@@ -40,7 +40,7 @@ def command(
     """
     dataset = source.dataset(**dataset_arguments(planning), rank=rank, output_format="arrow", decode_threads=1)
     dataset.set_epoch(planning["epoch"])
-    batches = first_batches(dataset, num_batches)
+    batches = _first_batches(dataset, num_batches)
     if as_json:
         shown = [{"num_rows": batch.num_rows, "rows": batch.slice(0, max_rows).to_pylist()} for batch in batches]
         emit_json({"rank": rank, "epoch": planning["epoch"], "batches": shown})
@@ -54,7 +54,7 @@ def command(
         click.echo()
 
 
-def first_batches(dataset: "TableDataset", count: int) -> list[Any]:
+def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
     """The rank's first batches: its workers take turns, as in a loader, but all in this process."""
     from torch_dataloader_utils.stream.worker import WorkerStream
 

@@ -104,7 +104,8 @@ def _parquet_reader(inventory: Inventory, source: DataSource) -> Callable[[int],
     import pyarrow.parquet as pq
 
     footer = cache(pq.read_metadata)
-    stored = None if source.columns is None else [name for name in source.columns if name not in _partitions(inventory)]
+    partitions = {column.name for column in inventory.files.partitions}
+    stored = None if source.columns is None else [name for name in source.columns if name not in partitions]
 
     def read(group: int) -> int:
         task = inventory.task(group)
@@ -112,10 +113,6 @@ def _parquet_reader(inventory: Inventory, source: DataSource) -> Callable[[int],
         return int(file.read_row_group(task.ordinal, columns=stored, use_threads=False).num_rows)
 
     return read
-
-
-def _partitions(inventory: Inventory) -> set[str]:
-    return {column.name for column in inventory.files.partitions}
 
 
 def _any_reader(inventory: Inventory, source: DataSource) -> Callable[[int], int]:

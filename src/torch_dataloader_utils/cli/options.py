@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import click
 
@@ -86,7 +86,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
         format_name: str,
         columns: tuple[str, ...],
         filter_text: str | None,
-        partitioning: str | None,
+        partitioning: Literal["hive"] | None,
         storage: tuple[str, ...],
         inventory_path: str | None,
         catalog: str | None,
@@ -152,8 +152,7 @@ def plan_arguments(planning: dict[str, Any]) -> dict[str, Any]:
 def dataset_arguments(planning: dict[str, Any]) -> dict[str, Any]:
     """The same as options of a data set: its names for seed and strategy; the epoch is set on it."""
     renamed = {"seed": "shuffle_seed", "strategy": "split_strategy"}
-    left_out = ("epoch",)
-    return {renamed.get(name, name): value for name, value in planning.items() if name not in left_out}
+    return {renamed.get(name, name): value for name, value in planning.items() if name != "epoch"}
 
 
 def _names(columns: tuple[str, ...]) -> tuple[str, ...] | None:

@@ -50,6 +50,8 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:
     """The inventory as a JSON-able dict."""
+    import numpy as np
+
     from torch_dataloader_utils._arrow.schema import decode_schema
     from torch_dataloader_utils._store import redact
     from torch_dataloader_utils.cli.findings import find_layout_problems, spread
@@ -82,18 +84,12 @@ def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, 
         "warnings": [{"kind": found.kind, "message": found.message} for found in find_layout_problems(inventory)],
     }
     if lists_files:
-        counts = [int(count) for count in _groups_of_files(inventory)]
+        counts = np.bincount(groups.file, minlength=inventory.num_files).tolist()
         report["files"] = [
             {"path": redact(path), "bytes": int(size), "row_groups": count}
             for path, size, count in zip(files.paths, files.sizes, counts, strict=True)
         ]
     return report
-
-
-def _groups_of_files(inventory: "Inventory") -> Any:
-    import numpy as np
-
-    return np.bincount(inventory.groups.file, minlength=inventory.num_files)
 
 
 def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | None) -> None:

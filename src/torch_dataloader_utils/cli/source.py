@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils.cli.filter_text import parse_filter
@@ -26,7 +26,7 @@ class DataSource:
     format: str = "parquet"
     columns: tuple[str, ...] | None = None
     filter_text: str | None = None
-    partitioning: str | None = None
+    partitioning: Literal["hive"] | None = None
     storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
     inventory_path: str | None = None
     catalog: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -70,7 +70,7 @@ class DataSource:
         """The row filter as a pyarrow expression, or None."""
         return None if self.filter_text is None else parse_filter(self.filter_text)
 
-    def inventory(self, *, counts_filtered: bool = True) -> "Inventory":
+    def inventory(self) -> "Inventory":
         """The inventory; with a filter whose effect statistics do not tell, counted by reading its columns.
 
         Raises:
@@ -81,21 +81,30 @@ class DataSource:
         elif self.is_table:
             from torch_dataloader_utils.iceberg import scan_iceberg
 
-            count_rows: Any = "auto" if counts_filtered else False
             with work_bar("data files") as on_progress:
                 return scan_iceberg(
                     self.paths[0],
                     self.catalog,
-                    **self._table_options(),
-                    count_rows=count_rows,
+                    columns=self.columns,
+                    filters=self.filters,
+                    snapshot_id=self.snapshot_id,
+                    storage_options=self.storage or None,
                     on_progress=on_progress,
                 )
         else:
             from torch_dataloader_utils.discover import scan_files
 
             with work_bar("footers") as on_progress:
-                found = scan_files(list(self.paths), self.format, **self._file_options(), on_progress=on_progress)
-        return self._counted(found) if counts_filtered and self.filter_text is not None else found
+                found = scan_files(
+                    list(self.paths),
+                    self.format,
+                    columns=self.columns,
+                    filters=self.filters,
+                    partitioning=self.partitioning,
+                    storage_options=self.storage or None,
+                    on_progress=on_progress,
+                )
+        return found if self.filter_text is None else self._counted(found)
 
     def dataset(self, inventory: "Inventory | None" = None, **options: Any) -> "TableDataset":
         """The data set with these options of `create_dataloader`, over an inventory of this source or a new one."""
@@ -140,22 +149,6 @@ class DataSource:
 
         with work_bar("row groups") as on_progress:
             return count_alone(inventory, self.filters, StoreAccess.of(self.storage), on_progress)
-
-    def _file_options(self) -> dict[str, Any]:
-        return {
-            "columns": self.columns,
-            "filters": self.filters,
-            "partitioning": self.partitioning,
-            "storage_options": self.storage or None,
-        }
-
-    def _table_options(self) -> dict[str, Any]:
-        return {
-            "columns": self.columns,
-            "filters": self.filters,
-            "snapshot_id": self.snapshot_id,
-            "storage_options": self.storage or None,
-        }
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:

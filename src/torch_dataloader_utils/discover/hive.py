@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.inventory import PartitionColumn
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _INT64_LIMIT = 1 << 63
@@ -40,7 +40,7 @@ def _values_in(path: str, root: str) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for quoted, text in _named_directories(path, root):
         name = _unquoted(quoted, path)
-        value = None if text == NULL_PARTITION else _unquoted(text, path)
+        value = None if text == _NULL_PARTITION else _unquoted(text, path)
         if values.setdefault(name, value) != value:
             raise SchemaError(
                 f"{redact(path)}: its directories give the partition column {name!r} twice, as {values[name]!r} and as "

@@ -1,7 +1,5 @@
 """Counting text lines and cutting files at line ends: a vectorised scan of newlines."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -91,10 +89,3 @@ class LineCounter:
             )
             self._block_start, self._block_rows, counted = int(stops[index]), 0, rows
         self._block_rows += int(rows_before[-1]) - counted
-
-
-def count_lines(pieces: Iterable[bytes | memoryview], counter: LineCounter) -> LineCounter:
-    """The counter, after all pieces."""
-    for piece in pieces:
-        counter.feed(piece)
-    return counter

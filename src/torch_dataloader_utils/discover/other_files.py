@@ -17,13 +17,13 @@ def other_files_named(files: DataFiles, file_format: FileFormat) -> Iterator[Non
     try:
         yield
     except (CorruptFileError, SchemaError, UnsupportedFeatureError) as error:
-        hint = pattern_hint(files, file_format)
+        hint = _pattern_hint(files, file_format)
         if not hint:
             raise
         raise type(error)(f"{error} {hint}") from error
 
 
-def pattern_hint(files: DataFiles, file_format: FileFormat) -> str:
+def _pattern_hint(files: DataFiles, file_format: FileFormat) -> str:
     """Which pattern leaves out files that are named otherwise than those of the format; "" if all or none are.
 
     d/README.md beside d/0.parquet      ... such as "d/*.parquet"; below d/year=2024, "d/**/*.parquet"

@@ -7,7 +7,7 @@ values, which may hold line ends, unless the caller knows better, and those with
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from torch_dataloader_utils._store.identity import names_no_version
 from torch_dataloader_utils._store.kept_tails import kept_blocks
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.lines import LineCounter, count_lines
+from torch_dataloader_utils.discover.lines import LineCounter
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 
 _PIECE_BYTES = 8 << 20
@@ -95,20 +95,26 @@ def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[
 
 
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
-    counter = LineCounter(start=0, block_bytes=request.text.block_bytes, blank=_JSON_BLANKS)
-    return _counted_groups(entry, count_lines(_pieces(store, entry, 0), counter))
+    return _counted_groups(entry, _counted(store, entry, request, start=0, blank=_JSON_BLANKS))
 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
     header = _header(head)
-    header_bytes = len(header)
-    counter = LineCounter(start=header_bytes, block_bytes=request.text.block_bytes, blank=_CSV_BLANKS)
-    counter = count_lines(_pieces(store, entry, header_bytes), counter)
+    counter = _counted(store, entry, request, start=len(header), blank=_CSV_BLANKS)
     may_hold_line_ends = counter.has_quotes or not _closes(header)
     has_lone_returns = counter.has_lone_returns or _LONE_RETURN.search(header) is not None
     if has_lone_returns or (may_hold_line_ends and not request.text.csv_has_no_quoted_newlines):
         return _whole(entry, _parsed_csv_rows(store, entry, column))
     return _counted_groups(entry, counter)
+
+
+def _counted(store: Store, entry: FileEntry, request: ScanRequest, *, start: int, blank: bytes) -> LineCounter:
+    """The lines from byte `start` of the text on."""
+    counter = LineCounter(start=start, block_bytes=request.text.block_bytes, blank=blank)
+    stream = _stream(store, entry, start)
+    while piece := stream.read(_PIECE_BYTES):
+        counter.feed(piece)
+    return counter
 
 
 def _counted_groups(entry: FileEntry, counter: LineCounter) -> Int64s:
@@ -233,12 +239,6 @@ def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
 def _after_blanks(head: bytes, blanks: bytes) -> bytes:
     """What is left without the mark and the blank lines that it begins with."""
     return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
-
-
-def _pieces(store: Store, entry: FileEntry, start: int) -> Iterator[bytes]:
-    stream = _stream(store, entry, start)
-    while piece := stream.read(_PIECE_BYTES):
-        yield piece
 
 
 def _stream(store: Store, entry: FileEntry, start: int) -> pa.NativeFile:

@@ -45,7 +45,7 @@ from torch_dataloader_utils.plan.strategy_check import (
     takes_ranks,
 )
 from torch_dataloader_utils.plan.token_batches import cut_batches
-from torch_dataloader_utils.plan.token_epoch import TokenPlan, token_budget
+from torch_dataloader_utils.plan.token_epoch import TokenPlan
 
 
 def plan_epoch(
@@ -235,8 +235,8 @@ class Planner:
         }
         if not self.space.exact:
             return InexactPlan(strategy=self._strategy_call, **shared)
-        if self.options.max_tokens_per_batch is not None:
-            budget = token_budget(self.options, position.first_topology)
+        budget = self.options.token_budget(position.first_topology.batch_size)
+        if budget is not None:
             return TokenPlan(batches=self._recent_batches.get((position.epoch, budget), self._token_batches), **shared)
         if self.options.num_lanes is not None:
             return LanePlan(**shared)

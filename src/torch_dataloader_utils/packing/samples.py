@@ -23,8 +23,8 @@ TOKEN_FIELDS: dict[str, torch.dtype] = {
 }
 """The fields of a sample, one value per token, and the dtype in which they travel."""
 
-LENGTH_FIELDS = ("original_seq_len", "padded_seq_len")
-REQUIRED_KEYS = (*TOKEN_FIELDS, *LENGTH_FIELDS)
+_LENGTH_FIELDS = ("original_seq_len", "padded_seq_len")
+REQUIRED_KEYS = (*TOKEN_FIELDS, *_LENGTH_FIELDS)
 _PACKED_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size")
 
 
@@ -68,12 +68,12 @@ def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
             if not isinstance(sample, Mapping):
                 raise ConfigTypeError(f"{where} has {of_type(sample)}; use a sample (a dict), or a list of them.")
             samples.extend(_unpacked(sample, where) if "cu_seqlens" in sample else [_checked(sample, where)])
-    lengths = [[int(sample.pop(key)) for key in LENGTH_FIELDS] for sample in samples]
+    lengths = [[int(sample.pop(key)) for key in _LENGTH_FIELDS] for sample in samples]
     for sample, (original, padded) in zip(samples, lengths, strict=True):
         _check_field_lengths(sample, original, padded)
     return Samples(
         fields=samples,
-        lengths=np.array(lengths, dtype=np.int64).reshape(-1, len(LENGTH_FIELDS)),
+        lengths=np.array(lengths, dtype=np.int64).reshape(-1, len(_LENGTH_FIELDS)),
         num_items=num_read,
     )
 

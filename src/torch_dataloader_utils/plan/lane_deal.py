@@ -72,7 +72,7 @@ class LaneDeal:
         return self.numbers_per_step * self.lanes.micro_rows
 
     @property
-    def whole_steps(self) -> int:
+    def _whole_steps(self) -> int:
         """Steps without the tail, the same on every rank."""
         return self.num_rows // self._rows_per_step
 
@@ -84,14 +84,14 @@ class LaneDeal:
     @property
     def steps(self) -> int:
         """Steps of every rank."""
-        return self.whole_steps + (self.tail_rows > 0)
+        return self._whole_steps + (self.tail_rows > 0)
 
     @cached_property
     def rank_rows(self) -> Int64s:
         """Rows of every rank, repeats not counted. int64 [num_ranks]."""
         ranks = self.topology.num_ranks
         edges = self.tail_rows * np.arange(ranks + 1) // ranks
-        rows: Int64s = self.whole_steps * self.topology.batch_size + np.diff(edges)
+        rows: Int64s = self._whole_steps * self.topology.batch_size + np.diff(edges)
         return rows
 
     @property
@@ -113,7 +113,7 @@ class LaneDeal:
         workers = self.topology.num_workers
         skipped = batches_of_worker(done, worker, workers)
         first_step = worker + skipped * workers
-        owned = self._owned(range(first_step, self.whole_steps, workers), rank)
+        owned = self._owned(range(first_step, self._whole_steps, workers), rank)
         lanes = [self.lanes.lane_rest(lane, self.number_of(first_step)) for lane in owned]
         tail = self._tail(rank) if self._gives_tail(worker, done) else None
         if tail is not None:

@@ -42,7 +42,7 @@ class TargetSizeSplitStrategy:
         options = PlanOptions(
             split_bytes=self.target_bytes, split_rows=self.target_rows, shuffle=self.shuffle, seed=self.seed
         )
-        space = space_of_files(files)
+        space = _space_of_files(files)
         chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
         mine = slice_units(chunks, rank, num_ranks)
         workers = assign_units(mine, space.bytes_between(mine.start, mine.stop), max(1, num_workers))
@@ -90,7 +90,7 @@ class SizeBalancedSplitStrategy:
         ]
 
 
-def space_of_files(files: Sequence[DataFileInfo]) -> RowSpace:
+def _space_of_files(files: Sequence[DataFileInfo]) -> RowSpace:
     """The plan rows of these files in their order.
 
     A file without row groups is one group of its record count, or of one row where not even that is known.

@@ -10,22 +10,9 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import ListedBatches, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.token_batches import BatchDeal, join_batches
-
-
-def token_budget(options: PlanOptions, topology: Topology) -> TokenBudget:
-    """The budget of an epoch that began under `topology`; its windows keep it under every later topology."""
-    if options.max_tokens_per_batch is None:
-        raise ConfigError("There is no token budget: max_tokens_per_batch is None. Pass it.")
-    return TokenBudget(
-        max_tokens=options.max_tokens_per_batch,
-        max_rows=topology.batch_size,
-        pad_to_multiple_of=options.pad_to_multiple_of,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,10 +44,6 @@ class TokenPlan:
         return deal
 
     @property
-    def _budget(self) -> TokenBudget:
-        return token_budget(self.options, self.position.first_topology)
-
-    @property
     def rank_steps(self) -> Int64s:
         """Steps of every rank under the present topology, all alike. int64 [num_ranks]."""
         return np.full(self._topology.num_ranks, self._deal.steps)
@@ -88,6 +71,7 @@ class TokenPlan:
         """What each worker of a rank still has to do, from the position on."""
         self._topology.check_rank(rank)
         workers = self._topology.num_workers
+        budget = self.options.token_budget(self.position.first_topology.batch_size)
         programs = []
         for worker, lane in enumerate(self._deal.workers(rank)):
             left = lane.take(slice(batches_of_worker(self.position.done, worker, workers), None))
@@ -99,7 +83,7 @@ class TokenPlan:
                     schedule=ListedBatches(batch_rows=left.rows),
                     seed=self.options.seed,
                     epoch=self.position.epoch,
-                    by_length=self._budget,
+                    by_length=budget,
                 )
             )
         return tuple(programs)

@@ -90,7 +90,7 @@ def _take_windows(lane: Units, window_rows: int, interleave: int) -> Iterator[li
             while waiting and len(opened) < interleave:
                 opened.append(waiting.popleft())
             missing = _take_round(opened, pieces, missing)
-        yield merge_neighbours(pieces)
+        yield _merge_neighbours(pieces)
 
 
 def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
@@ -106,7 +106,7 @@ def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
     return missing
 
 
-def merge_neighbours(pieces: list[Piece]) -> list[Piece]:
+def _merge_neighbours(pieces: list[Piece]) -> list[Piece]:
     """The same rows with ranges that touch (in any order of arrival, first arrival's place kept) merged.
 
     (0, 2) (6, 8) (2, 3)      (0, 3) (6, 8)

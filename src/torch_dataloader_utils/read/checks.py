@@ -115,16 +115,16 @@ def changed(task: RowGroupTask, seen: str = "another one") -> FileChangedError:
 def check_stored_rows(task: RowGroupTask, decoded_rows: int) -> None:
     """Raises RowCountError unless the row group held the rows that were planned (where they were counted)."""
     if task.physical_rows not in (UNKNOWN, decoded_rows):
-        raise row_count_error(task, decoded_rows, task.physical_rows, "stored")
+        raise _row_count_error(task, decoded_rows, task.physical_rows, "stored")
 
 
 def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
     """Raises RowCountError unless as many rows are left as were planned (where they were counted)."""
     if task.live_rows not in (UNKNOWN, live_rows):
-        raise row_count_error(task, live_rows, task.live_rows, "planned")
+        raise _row_count_error(task, live_rows, task.live_rows, "planned")
 
 
-def row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
+def _row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
     """The error for another number of rows than planned."""
     is_json = task.file_format is FileFormat.JSON
     why = "its lines are not one object each" if is_json else "its footer is wrong"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.nested_fields import all_nullable, as_nullable
+from torch_dataloader_utils._arrow.nested_fields import all_nullable, as_nullable, is_list
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import MAX_OFFSET
@@ -71,7 +71,7 @@ def is_harmless(seen: Any, wanted: Any) -> bool:
         return is_harmless(getattr(seen, "storage_type", seen), getattr(wanted, "storage_type", wanted))
     if types.is_dictionary(seen) or types.is_dictionary(wanted):
         return is_harmless(_decoded_type(seen), _decoded_type(wanted))
-    if types.is_list(wanted) or types.is_large_list(wanted) or types.is_fixed_size_list(wanted):
+    if is_list(wanted):
         return is_list(seen) and is_harmless(seen.value_type, wanted.value_type)
     if types.is_struct(wanted):
         return types.is_struct(seen) and _structs_fit(seen, wanted)
@@ -133,12 +133,6 @@ def _must_stay_large(column: Any, wanted: Any) -> bool:
         types.is_large_binary(column.type) and types.is_binary(wanted)
     )
     return bool(is_large_form) and column.nbytes > MAX_OFFSET
-
-
-def is_list(data_type: Any) -> bool:
-    """Whether values are lists, of any length or of one."""
-    types = pa.types
-    return any(is_kind(data_type) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def has_dictionary(data_type: Any) -> bool:

@@ -17,7 +17,7 @@ FileKey = tuple[str, str]
 _Key = tuple[tuple[FileKey, ...], Hashable]
 
 # Encoded; parsed they take several times that. 16 MiB are 600 footers of 26 KB (50 columns, 4 row groups).
-CAPACITY_BYTES = 16 << 20
+_CAPACITY_BYTES = 16 << 20
 
 
 class FileCache(Generic[T]):
@@ -28,7 +28,7 @@ class FileCache(Generic[T]):
     Nothing is kept of a file whose server names no version of it: another one of its size may take its place.
     """
 
-    def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(self, capacity_bytes: int = _CAPACITY_BYTES) -> None:
         self._capacity_bytes = capacity_bytes
         self._clear()
         _caches.add(self)

@@ -3,7 +3,7 @@
 import difflib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -56,15 +56,6 @@ def project(spec: ReadSpec) -> Projection:
     if twice:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
     filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, schema)
-    return _project(schema, names, filtered, spec)
-
-
-def project_counting(spec: ReadSpec) -> Projection:
-    """The projection that counts rows: nothing is delivered, so that only the filter's columns are decoded."""
-    return project(replace(spec, columns=()))
-
-
-def _project(schema: Any, names: tuple[str, ...], filtered: tuple[str, ...], spec: ReadSpec) -> Projection:
     fields = {name: schema.field(name) for name in (*names, *filtered)}
     return Projection(
         stored=pa.schema([field for name, field in fields.items() if name not in spec.partition_columns]),

@@ -1,7 +1,7 @@
 """The reader: one row group in, its live rows out, counted."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, parquet_columns
 from torch_dataloader_utils.read.parquet_together import JoinedRowGroups
-from torch_dataloader_utils.read.projection import Projection, project, project_counting
+from torch_dataloader_utils.read.projection import Projection, project
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.read.text import decode_csv, decode_json
@@ -42,7 +42,8 @@ def make_reader(spec: ReadSpec) -> "Reader":
     Raises:
         ConfigError: a column or a filter that does not fit the schema.
     """
-    return Reader(spec=spec, projection=project(spec), counting=project_counting(spec))
+    # To count, nothing is delivered: only the filter's columns are decoded.
+    return Reader(spec=spec, projection=project(spec), counting=project(replace(spec, columns=())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -63,7 +63,7 @@ class TaskSource:
             buffer[:] = content[span[0] : sum(span)]
 
     @property
-    def comes_whole(self) -> bool:
+    def _comes_whole(self) -> bool:
         """Whether all of the file is fetched at once: it is no larger than what is read of others for their footer.
 
         That is one request, or one look at the disk, in place of two. Not where most of the file is other row groups,
@@ -73,7 +73,7 @@ class TaskSource:
         return 0 < self.task.file_size <= TAIL_BYTES and beside <= max(self.task.byte_length, _FREE_BYTES)
 
     def _content(self) -> Buffer | None:
-        if self.comes_whole and not self._fetched:
+        if self._comes_whole and not self._fetched:
             self._fetched.extend(self.store.ranges(self.task.path, [(0, self.task.file_size)], self.task.identity))
         return self._fetched[0] if self._fetched else None
 
@@ -81,7 +81,7 @@ class TaskSource:
     def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[Any]:
         """The planned file, for a pyarrow reader.
 
-        A small file is memory by now, all of it (see `comes_whole`).
+        A small file is memory by now, all of it (see `_comes_whole`).
 
         Of another remote file, `spans()` are fetched here, at once; bytes that a reader wants beyond them (a very long
         footer, the dictionaries of an Arrow file) are fetched when it asks.
@@ -103,9 +103,9 @@ class TaskSource:
                 yield file
             return
         with pa.OSFile(self._local_file()) as file:
-            self.check_identity()
+            self._check_identity()
             yield file
-        self.check_identity()
+        self._check_identity()
 
     def _local_file(self) -> str:
         """The path to open. Of a pipe that would wait for a writer, perhaps for ever: it is a FileChangedError."""
@@ -114,7 +114,7 @@ class TaskSource:
             raise is_pipe(self.task.path)
         return path
 
-    def check_identity(self) -> None:
+    def _check_identity(self) -> None:
         """Raises FileChangedError unless the file still is the one that was planned."""
         seen = self.store.stat(self.task.path).identity
         if seen != self.task.identity:

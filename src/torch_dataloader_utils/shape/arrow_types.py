@@ -38,6 +38,15 @@ class ObjectType:
 ColumnType = NumberType | ListType | ObjectType
 
 
+def element_of(kind: ColumnType) -> pa.DataType:
+    """The Arrow type of the numbers, in lists too; of objects their own."""
+    match kind:
+        case NumberType(element=element) | ListType(item=NumberType(element=element)):
+            return element
+        case ObjectType(arrow=arrow):
+            return arrow
+
+
 def raw_type(element: pa.DataType) -> Any:
     """The Arrow DataType of the bits handed out for `element`, None if it has no fixed-width number.
 

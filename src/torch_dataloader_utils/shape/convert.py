@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils.errors import NullValueError
-from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, numpy_dtype, raw_type
+from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, element_of, numpy_dtype, raw_type
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.decode import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
 from torch_dataloader_utils.shape.memory import new_tensor
@@ -108,7 +108,7 @@ def _nulls_become(spec: ColumnSpec) -> float | None:
         case Mask():
             return 0
         case Natural():
-            return math.nan if pt.is_floating(_element(spec)) else None
+            return math.nan if pt.is_floating(element_of(spec.kind)) else None
         case Refuse():
             return None
 
@@ -116,25 +116,17 @@ def _nulls_become(spec: ColumnSpec) -> float | None:
 def _null_items_become(spec: ColumnSpec) -> float | None:
     """As `_nulls_become`, for items of lists: their mask is one bool a list and cannot tell items apart."""
     if isinstance(spec.nulls, Mask):
-        return math.nan if pt.is_floating(_element(spec)) else None
+        return math.nan if pt.is_floating(element_of(spec.kind)) else None
     return _nulls_become(spec)
-
-
-def _element(spec: ColumnSpec) -> pa.DataType:
-    match spec.kind:
-        case NumberType(element=element) | ListType(item=NumberType(element=element)):
-            return element
-        case ObjectType(arrow=arrow):
-            return arrow
 
 
 def number_dtype(spec: ColumnSpec) -> torch.dtype:
     """The dtype of a column of numbers."""
-    return torch.bool if pt.is_boolean(_element(spec)) else _raw_dtype(spec)
+    return torch.bool if pt.is_boolean(element_of(spec.kind)) else _raw_dtype(spec)
 
 
 def _raw_dtype(spec: ColumnSpec) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, numpy_dtype(raw_type(_element(spec))))).dtype
+    return torch.from_numpy(np.empty(0, numpy_dtype(raw_type(element_of(spec.kind))))).dtype
 
 
 def _filled(spec: ColumnSpec, replacement: float | None, numbers: RawNumbers) -> pa.Array:
@@ -146,7 +138,7 @@ def _filled(spec: ColumnSpec, replacement: float | None, numbers: RawNumbers) ->
 
 
 def _logical(values: Tensor, spec: ColumnSpec) -> Tensor:
-    return values.view(torch.bool) if pt.is_boolean(_element(spec)) else values
+    return values.view(torch.bool) if pt.is_boolean(element_of(spec.kind)) else values
 
 
 def _shaped(values: Tensor, kind: NumberType, num_rows: int) -> Tensor:

@@ -67,10 +67,10 @@ def validity(array: pa.Array) -> Bools | None:
     """bool, shape [rows], False at nulls; None if there are none."""
     if array.null_count == 0:
         return None
-    return unpack_bits(array.is_valid()).view(np.bool_)
+    return _unpack_bits(array.is_valid()).view(np.bool_)
 
 
-def unpack_bits(array: pa.BooleanArray) -> npt.NDArray[np.uint8]:
+def _unpack_bits(array: pa.BooleanArray) -> npt.NDArray[np.uint8]:
     """0 or 1 for every value of a bool array, nulls whatever they are (a seventh of the time of a cast)."""
     start, count = array.offset, len(array)
     packed = np.frombuffer(array.buffers()[1], np.uint8)[start // 8 : (start + count + 7) // 8]
@@ -96,7 +96,7 @@ def raw_numbers(array: pa.Array) -> RawNumbers:
     if is_bool8(array.type):
         values = pa.array(_zeros_and_ones(array.storage))
     elif pt.is_boolean(array.type):
-        values = pa.array(unpack_bits(array))
+        values = pa.array(_unpack_bits(array))
     else:
         values = array if raw == array.type else array.view(raw)
     return RawNumbers(values=values, valid=validity(array))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.arrow_types import ColumnType, ListType, NumberType, ObjectType, numpy_dtype, raw_type
+from torch_dataloader_utils.shape.arrow_types import ColumnType, ObjectType, element_of, numpy_dtype, raw_type
 
 MASK_SUFFIX = "_mask"
 _FORMS = '"error", "mask", ("fill", value) or {"fill": value}'
@@ -79,24 +79,20 @@ def _parse_policy(policy: Any, name: str, kind: ColumnType) -> NullPolicy:
         case "mask":
             return Mask()
         case ("fill", value):
-            return Fill(value=fill_value(value, name, kind))
+            return Fill(value=_fill_value(value, name, kind))
         case {"fill": value} if len(policy) == 1:
-            return Fill(value=fill_value(value, name, kind))
+            return Fill(value=_fill_value(value, name, kind))
         case _:
             raise ConfigError(f"nulls= for column {name!r} is {policy!r}; a policy is {_FORMS}.")
 
 
-def fill_value(value: Any, name: str, kind: ColumnType) -> Any:
+def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
     """The value as it is written: raw bits for numbers (a datetime becomes its int64), as given for objects.
 
     Raises:
         ConfigError: the column's type cannot hold it without a change (0.5 or -1 for uint8, "x" for int64).
     """
-    match kind:
-        case ObjectType(arrow=arrow):
-            element = arrow
-        case NumberType(element=element) | ListType(item=NumberType(element=element)):
-            pass
+    element = element_of(kind)
     try:
         if isinstance(kind, ObjectType):
             pa.array([value], element)

@@ -16,8 +16,7 @@ class ProcessMemory:
     """Memory from Arrow's pool; in a worker process, memory that the trainer's process sees too (`is_shared`)."""
 
     def __init__(self) -> None:
-        self._memory = RecycledMemory(private_bytes)
-        self.is_shared = False
+        self.begin_anew()
 
     def begin_anew(self) -> None:
         """With nothing lent and nothing idle."""

@@ -16,7 +16,7 @@ from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrays import ArrayOutput
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
-from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, classify, numpy_dtype
+from torch_dataloader_utils.shape.arrow_types import ObjectType, classify, element_of, numpy_dtype
 from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
 from torch_dataloader_utils.shape.convert import StackBuilder, convert_column
 from torch_dataloader_utils.shape.copies import ColumnCopies
@@ -183,8 +183,4 @@ def _with_mask(dtype: np.dtype[Any], *, has_mask: bool) -> list[np.dtype[Any]]:
 
 
 def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
-    match spec.kind:
-        case NumberType(element=element) | ListType(item=NumberType(element=element)):
-            return numpy_dtype(element)
-        case ObjectType():
-            return np.dtype(object)
+    return np.dtype(object) if isinstance(spec.kind, ObjectType) else numpy_dtype(element_of(spec.kind))

@@ -80,7 +80,7 @@ class TableDataLoader(DataLoader[Any]):
         if num_workers > 0:
             if stages.credentials is not None:
                 check_functions([stages.credentials], options.get("multiprocessing_context"))
-            self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers=num_workers, options=options)
+            self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 
     def __repr__(self) -> str:
         engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
@@ -128,7 +128,7 @@ class TableDataLoader(DataLoader[Any]):
         """
         self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
         if self._processes is not None:
-            self._processes.decode_within(budget_bytes)
+            self._processes.decode_as(self._decode)
 
     def metrics(self) -> Metrics:
         """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""

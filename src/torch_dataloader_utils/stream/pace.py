@@ -14,7 +14,7 @@ _FAST_NS = 10_000_000
 _SLOW_NS = 40_000_000
 MOST_BYTES = 4 << 20
 # A transform that becomes slow is waited for so many times before less is asked of it.
-MOST_BATCHES = 16
+_MOST_BATCHES = 16
 
 
 @dataclass(slots=True)
@@ -33,6 +33,6 @@ class BatchPace:
         elif took_ns > _SLOW_NS or num_bytes > MOST_BYTES:
             self.length = max(1, batches // 2)
         elif took_ns < _FAST_NS and 2 * num_bytes <= MOST_BYTES:
-            self.length = min(2 * batches, MOST_BATCHES)
+            self.length = min(2 * batches, _MOST_BATCHES)
         else:
             self.length = batches

@@ -40,9 +40,7 @@ class WorkerProcesses:
     options: those of DataLoader, among them in_order; without it batches come as they are ready, whoever's turn it is.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, decode: DecodeOptions, *, num_workers: int, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, decode: DecodeOptions, num_workers: int, options: Mapping[str, Any]) -> None:
         self._pipeline = pipeline
         self._decode = decode
         self._options = options
@@ -68,11 +66,11 @@ class WorkerProcesses:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has workers of its own, and no pass."""
-        return _start_anew, (self._pipeline, self._decode, self._num_workers, self._options)
+        return WorkerProcesses, (self._pipeline, self._decode, self._num_workers, self._options)
 
-    def decode_within(self, budget_bytes: int) -> None:
-        """See TableDataLoader; for processes that are started from now on, all together."""
-        self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
+    def decode_as(self, decode: DecodeOptions) -> None:
+        """Let processes that are started from now on decode so far ahead, all together."""
+        self._decode = decode
         self._worker.options = self._share()
 
     def _share(self) -> DecodeOptions:
@@ -143,12 +141,6 @@ class WorkerProcesses:
             if not self._has_timeout:
                 demand.batches = answer.pace
             yield answer
-
-
-def _start_anew(
-    pipeline: Pipeline, decode: DecodeOptions, num_workers: int, options: Mapping[str, Any]
-) -> WorkerProcesses:
-    return WorkerProcesses(pipeline, decode, num_workers=num_workers, options=options)
 
 
 def _until_ended(answers: Iterator[Answer], num_workers: int, count: int | None) -> Iterator[Answer]:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # What torchtitan, Accelerate, Lightning and the tutorials of PyTorch call the dimensions of a mesh. Along the first
 # kind processes train on different rows; along the second they work on the same batch together.
-DATA_DIMENSIONS = frozenset(
+_DATA_DIMENSIONS = frozenset(
     [
         "dp",
         "ddp",
@@ -42,7 +42,7 @@ DATA_DIMENSIONS = frozenset(
         "dp_shard_in_ep",
     ]
 )
-MODEL_DIMENSIONS = frozenset(
+_MODEL_DIMENSIONS = frozenset(
     [
         "tp",
         "cp",
@@ -101,7 +101,7 @@ def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
         ConfigError: a dimension that is not known to be the one or the other, or a mesh without this process.
     """
     names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
-    if not names or not set(names) <= DATA_DIMENSIONS | MODEL_DIMENSIONS:
+    if not names or not set(names) <= _DATA_DIMENSIONS | _MODEL_DIMENSIONS:
         raise ConfigError(
             f"mesh has the dimensions {names or mesh.ndim}; which of them are data-parallel is not known. Pass the "
             'part of it along which processes train on different rows, such as mesh["dp_replicate", "dp_shard"].'
@@ -111,7 +111,7 @@ def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
         raise ConfigError("This process is not part of mesh. Pass the mesh that it trains on.")
     rank, num_ranks = 0, 1
     for name, size, place in zip(names, mesh.shape, coordinate, strict=True):
-        if name in DATA_DIMENSIONS:
+        if name in _DATA_DIMENSIONS:
             rank, num_ranks = rank * size + place, num_ranks * size
     return num_ranks, rank
 

@@ -9,14 +9,13 @@ from typing import Any, Literal
 from torch_dataloader_utils._arguments.column_names import check_column_name, check_column_names
 from torch_dataloader_utils._arguments.flags import check_count_rows, hold_flags
 from torch_dataloader_utils._arguments.functions import check_function
-from torch_dataloader_utils._arguments.integers import check_integer, check_seed, hold_integers, is_integer
+from torch_dataloader_utils._arguments.integers import check_seed, hold_integers, is_integer
 from torch_dataloader_utils._arguments.reals import check_not_negative
 from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, PlanOptions, Topology, chosen_split_bytes
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_check import strategy_name
@@ -93,12 +92,10 @@ class TableOptions:
         object.__setattr__(self, "columns", check_column_names(self.columns))
         check_column_name("bucket_by", self.bucket_by)
         check_filters(self.filters)
-        object.__setattr__(self, "batch_size", check_integer("batch_size", self.batch_size, least=1))
-        object.__setattr__(self, "rank", check_integer("rank", self.rank))
         object.__setattr__(self, "shuffle_seed", check_seed("shuffle_seed", self.shuffle_seed))
-        hold_integers(self, "num_workers")
+        hold_integers(self, "rank", "num_workers")
         hold_integers(self, "decode_threads", "shuffle_rows", "shuffle_buffer_size", least=0)
-        hold_integers(self, *_COUNTS, least=1)
+        hold_integers(self, "batch_size", *_COUNTS, least=1)
         parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
         chosen_split_bytes(self.split_bytes)
         object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
@@ -133,38 +130,27 @@ class TableOptions:
         object.__setattr__(self, "columns", (packing.column,))
 
     @property
-    def padding_multiple(self) -> int:
+    def _padding_multiple(self) -> int:
         """What lengths count as multiples of: as asked, or as a PadRagged collate function pads them.
 
         Raises:
             ConfigError: the two differ, so that batches would not be what they are planned to be.
         """
         asked = self.pad_to_multiple_of
-        pads = next((each.pad_to_multiple_of for each in self.functions if isinstance(each, PadRagged)), None)
-        if asked is not None and self.max_tokens_per_batch is None:
+        if self.max_tokens_per_batch is None and asked is None:
+            return 1
+        if self.max_tokens_per_batch is None:
             raise ConfigError(
                 f"pad_to_multiple_of={asked} says how max_tokens_per_batch= counts, which is not given. To pad, pass "
                 "collate_fn=PadRagged(pad_to_multiple_of=...)."
             )
-        if asked is not None and pads is not None and asked != pads:
+        pads = next((each.pad_to_multiple_of for each in self.functions if isinstance(each, PadRagged)), asked)
+        if asked is not None and asked != pads:
             raise ConfigError(
                 f"pad_to_multiple_of={asked}, and PadRagged pads to multiples of {pads}. Leave pad_to_multiple_of out: "
                 "it is taken from PadRagged."
             )
-        if self.max_tokens_per_batch is None:
-            return 1
-        return next(multiple for multiple in (asked, pads, 1) if multiple is not None)
-
-    @property
-    def token_budget(self) -> TokenBudget | None:
-        """How large batches may be, where tokens limit them."""
-        if self.max_tokens_per_batch is None:
-            return None
-        return TokenBudget(
-            max_tokens=self.max_tokens_per_batch,
-            max_rows=self.batch_size,
-            pad_to_multiple_of=self.padding_multiple,
-        )
+        return pads or 1
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
@@ -214,7 +200,7 @@ class TableOptions:
             strategy=strategy_name(strategy),
             bucket_by=self.bucket_by or "",
             max_tokens_per_batch=self.max_tokens_per_batch,
-            pad_to_multiple_of=self.padding_multiple,
+            pad_to_multiple_of=self._padding_multiple,
         )
 
     def topology(self, num_ranks: int) -> Topology:

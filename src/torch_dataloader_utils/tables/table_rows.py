@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.splits import DataFileInfo
+from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.discover.file_scan import ScanRequest
@@ -153,16 +154,17 @@ def wire_rows(inventory: Inventory, options: TableOptions, access: StoreAccess, 
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
 
 
-def wire_lengths(inventory: Inventory, options: TableOptions, access: StoreAccess, share: Share) -> Lengths | None:
+def wire_lengths(
+    inventory: Inventory, options: TableOptions, budget: TokenBudget | None, access: StoreAccess, share: Share
+) -> Lengths | None:
     """Whole tokens of every row where batches are limited by them, else None; reads the column of `bucket_by` once.
 
-    inventory, share: as `wire_rows` gives and takes them.
+    inventory, share: as `wire_rows` gives and takes them. budget: of a batch; None where tokens do not limit it.
 
     Raises:
         ConfigError: a row that exceeds the budget alone; row counts that are not known.
         DataError, StoreError: see Reader.read and Share.check_alike.
     """
-    budget = options.token_budget
     if budget is None or options.bucket_by is None:
         return None
     reader = make_reader(read_spec(inventory, options, access, (options.bucket_by,)))

@@ -40,7 +40,8 @@ def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> St
     plan_options = options.plan_options(strategy)
     share = counting_share(options, num_ranks, rank)
     rows = wire_rows(inventory, options, access, share)
-    lengths = wire_lengths(rows.inventory, options, access, share)
+    budget = plan_options.token_budget(topology.batch_size)
+    lengths = wire_lengths(rows.inventory, options, budget, access, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
     return Stages(
         planner=planner,

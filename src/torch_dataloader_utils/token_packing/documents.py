@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, NullValueError
 from torch_dataloader_utils.token_packing.options import TokenPacking
-from torch_dataloader_utils.tokens.plain_layout import list_offsets, plain_type, to_plain
+from torch_dataloader_utils.tokens.plain_layout import is_integer_list, list_offsets, plain_type, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,8 +56,7 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
     if schema.names.count(packing.column) != 1:
         raise ConfigError(f"pack_tokens: column {packing.column!r} is not in the data set; it has {schema.names}.")
     arrow = plain_type(schema.field(packing.column).type)
-    is_list = any(is_kind(arrow) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
-    if not is_list or not pa.types.is_integer(arrow.value_type):
+    if not is_integer_list(arrow):
         raise ConfigError(
             f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text, tokenize "
             "first (torch_dataloader_utils.tokens.build_corpus does)."

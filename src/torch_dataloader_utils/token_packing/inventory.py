@@ -64,7 +64,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
         if inventory.rows_are_known:
             return inventory
     stored = stored_inventory(inventory, packing)
-    schema = packed_schema(stored.schema, packing)
+    schema = _packed_schema(stored.schema, packing)
     share.check_alike(stored)
     samples = share.exchange(share.together(lambda: _count(stored, reader, share)))
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
@@ -81,7 +81,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
     )
 
 
-def packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
+def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
     """The Arrow schema of samples, all fields; its metadata holds the packing and the documents' schema, as given."""
     token, length = token_type(decode_schema(stored), packing), packing.sequence_length
     return pa.schema(

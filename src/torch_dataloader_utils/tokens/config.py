@@ -31,7 +31,7 @@ Blend = tuple[Sequence[str], Sequence[float] | None]
 # job, or local rank 0 of each node, with everybody else waiting at a barrier of torch.distributed.
 IndexBuilder = Literal["lock", "job", "node"]
 
-NO_PAD = -1
+_NO_PAD = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +265,8 @@ def select_pad_token(tokenizer: Any, *, allows_ambiguous: bool) -> int:
     """
     pad = read_token(tokenizer, "pad")
     if pad is None:
-        return NO_PAD
+        return _NO_PAD
     named: Mapping[str, int] = getattr(tokenizer, "special_tokens_dict", None) or {}
     others = [token for name, token in named.items() if name != "pad_token"]
     others = others or [token for name in ("eos", "eod") if (token := read_token(tokenizer, name)) is not None]
-    return pad if allows_ambiguous or pad not in others else NO_PAD
+    return pad if allows_ambiguous or pad not in others else _NO_PAD

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import NullValueError, SchemaError, of_type
-from torch_dataloader_utils.tokens.plain_layout import list_offsets, plain_type, to_plain
+from torch_dataloader_utils.tokens.plain_layout import is_integer_list, list_offsets, plain_type, to_plain
 
 # Texts of one batch to the token lists of each: one flat list, or array, of whole numbers a text.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
@@ -46,8 +46,7 @@ def split_documents(column: pa.Array, tokenizer: Tokenizer | None, *, skips_null
 
 def _flatten(column: pa.Array, where: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     kind = plain_type(column.type)
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not pa.types.is_integer(kind.value_type):
+    if not is_integer_list(kind):
         raise SchemaError(f"{where} has the type {kind}; lists of integers are needed, or text and a tokenizer.")
     tokens = column.flatten()
     if tokens.null_count:

@@ -27,7 +27,7 @@ DTYPES: MappingProxyType[int, TokenDtype] = MappingProxyType(
 )
 
 # Not 65,536: existing corpora were written with this limit, and a few ids are kept for padding the vocabulary.
-UINT16_VOCABULARY_LIMIT = 65_500
+_UINT16_VOCABULARY_LIMIT = 65_500
 
 
 def dtype_code(dtype: object) -> int:
@@ -59,7 +59,7 @@ def select_dtype(vocabulary_size: int | None) -> TokenDtype:
     if vocabulary_size is None:
         return DTYPES[4]
     check_integer("vocabulary_size", vocabulary_size, least=1)
-    if vocabulary_size < UINT16_VOCABULARY_LIMIT:
+    if vocabulary_size < _UINT16_VOCABULARY_LIMIT:
         return DTYPES[8]
     return DTYPES[4] if vocabulary_size <= 2**31 else DTYPES[5]
 

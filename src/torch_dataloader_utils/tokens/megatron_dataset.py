@@ -72,7 +72,7 @@ class MegatronDataset(Dataset[Sample], ABC):
             "class": type(self).__name__,
             "dataset_path": self.dataset_path,
             "files": [[stat.size, stat.identity] for stat in self.dataset.identities],
-            "sequence_ids": describe_ids(self.indices),
+            "sequence_ids": _describe_ids(self.indices),
             "num_samples": self.num_samples,
             "index_split": self.index_split.name,
             "random_seed": self.config.random_seed,
@@ -80,7 +80,7 @@ class MegatronDataset(Dataset[Sample], ABC):
         }
 
 
-def describe_ids(ids: SequenceIds) -> Mapping[str, Any]:
+def _describe_ids(ids: SequenceIds) -> Mapping[str, Any]:
     """The ids as JSON: their borders when they are neighbours, else a digest. An array and its range agree."""
     if isinstance(ids, range) and ids.step == 1:
         return {"start": ids.start, "stop": max(ids.start, ids.stop)}

@@ -5,6 +5,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._arrow.nested_fields import is_list
+
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The list or string type for views of lists, views of strings and text in a dictionary; others as they are.
@@ -21,6 +23,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     return kind
+
+
+def is_integer_list(plain: pa.DataType) -> bool:
+    """Whether values of a plain type are lists of integers, of any length or of one."""
+    return is_list(plain) and bool(pa.types.is_integer(plain.value_type))
 
 
 def to_plain(column: pa.Array) -> pa.Array:

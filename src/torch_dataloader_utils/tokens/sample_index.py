@@ -44,7 +44,7 @@ def build_indices(
 ) -> SampleIndices:
     """All three indices for the exposed sequences; `lengths` int32 [S] are those of the whole corpus."""
     random = np.random.RandomState(seed)
-    document_index = build_document_index(sequence_ids, plan, random)
+    document_index = _build_document_index(sequence_ids, plan, random)
     sample_index = build_sample_index(
         lengths,
         document_index,
@@ -52,11 +52,11 @@ def build_indices(
         extra_tokens=extra_tokens,
         sample_count=plan.sample_count,
     )
-    shuffle_index = build_shuffle_index(plan, random)
+    shuffle_index = _build_shuffle_index(plan, random)
     return SampleIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
 
 
-def build_document_index(
+def _build_document_index(
     sequence_ids: range | npt.NDArray[np.integer], plan: CorpusEpochs, random: np.random.RandomState
 ) -> npt.NDArray[np.integer]:
     """The ids repeated once per epoch and shuffled as one array; a separate final epoch is shuffled on its own."""
@@ -133,7 +133,7 @@ def _find_documents(ends: npt.NDArray[np.int64], sequence_length: int) -> npt.ND
     return np.cumsum(np.bincount(begins)[:-1])
 
 
-def build_shuffle_index(plan: CorpusEpochs, random: np.random.RandomState) -> npt.NDArray[np.integer]:
+def _build_shuffle_index(plan: CorpusEpochs, random: np.random.RandomState) -> npt.NDArray[np.integer]:
     """A permutation of the samples; those before a separate final epoch stay before it."""
     count = plan.sample_count
     dtype = np.int64 if count >= 2**32 - 2 else np.uint32

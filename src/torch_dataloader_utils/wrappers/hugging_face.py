@@ -24,10 +24,11 @@ from torch_dataloader_utils.wrappers.shard_layout import (
     StridedLayout,
     Tail,
     describe_layout,
+    group_items,
     shard_positions,
 )
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
-from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples
+from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples, sources_of
 
 # Steps of a stream under which dealing out files deals out the same rows. `take`, `skip` and `interleave_datasets`
 # choose other rows when files are dealt out first, so they and all unknown steps are sharded item by item.
@@ -84,8 +85,7 @@ def _is_file_shardable(examples: Any) -> bool:
     # Numbers of rows would begin anew in every shard, and every shard would drop a last batch of its own.
     if getattr(examples, "with_indices", False) or getattr(examples, "drop_last_batch", False):
         return False
-    inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
-    return all(_is_file_shardable(each) for each in inner if each is not None)
+    return all(map(_is_file_shardable, sources_of(examples)))
 
 
 def _deal_files(examples: Any, layout: ShardLayout) -> Any:
@@ -202,7 +202,7 @@ class ShardExamples(WrappedExamples):
         # The state of the source is live: only a copy can be read from the start without moving it.
         fresh = deepcopy(self.ex_iterable)
         fresh._init_state_dict()
-        return list(islice(iter(fresh), self.layout.num_shards * self.layout.run_items))
+        return list(islice(iter(fresh), group_items(self.layout)))
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> "ShardExamples":
         """Files in another order, the same on every shard because the generator is."""

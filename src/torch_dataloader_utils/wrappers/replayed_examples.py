@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.wrappers.chained_examples import OpenState
-from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples
+from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples, sources_of
 
 
 def holds_rows_back(examples: Any) -> bool:
@@ -18,8 +18,7 @@ def holds_rows_back(examples: Any) -> bool:
         return False  # a shard that is cut again
     if type(examples).__name__ == "BufferShuffledExamplesIterable":
         return True
-    inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
-    return any(holds_rows_back(each) for each in inner if each is not None)
+    return any(map(holds_rows_back, sources_of(examples)))
 
 
 class ReplayedExamples(WrappedExamples):

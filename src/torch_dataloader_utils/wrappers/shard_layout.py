@@ -85,19 +85,14 @@ class StridedLayout:
         """Not needed: a strided shard works on a stream of unknown length."""
         return None
 
-    @property
-    def group_items(self) -> int:
-        """Items in one turn of all shards."""
-        return self.num_shards * self.run_items
-
     def run_bounds(self, run: int) -> tuple[int, int]:
         """Positions [start, stop) of a run."""
-        start = run * self.group_items + self.index * self.run_items
+        start = run * group_items(self) + self.index * self.run_items
         return start, start + self.run_items
 
     def num_runs(self, total: int) -> int:
         """Runs that have an item, padding included."""
-        groups, rest = divmod(total, self.group_items)
+        groups, rest = divmod(total, group_items(self))
         match self.tail:
             case Tail.KEEP:
                 return groups + (rest > self.index * self.run_items)
@@ -112,12 +107,12 @@ class StridedLayout:
         """Items of this shard; never negative, and over all shards exactly `total` with `Tail.KEEP`."""
         if self.tail is not Tail.KEEP:
             return self.num_runs(total) * self.run_items
-        groups, rest = divmod(total, self.group_items)
+        groups, rest = divmod(total, group_items(self))
         return groups * self.run_items + min(max(rest - self.index * self.run_items, 0), self.run_items)
 
     def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
         """The positions of all runs."""
-        starts = np.arange(self.num_runs(total), dtype=np.int64) * self.group_items + self.index * self.run_items
+        starts = np.arange(self.num_runs(total), dtype=np.int64) * group_items(self) + self.index * self.run_items
         return (starts[:, None] + np.arange(self.run_items, dtype=np.int64)).ravel()
 
 
@@ -142,8 +137,8 @@ class ContiguousLayout:
         """Positions [start, stop) of this shard; from `total` on they mean padding."""
         if self.tail is Tail.KEEP:
             return even_span(self.total, self.num_shards, self.index)
-        group_items = self.num_shards * self.run_items
-        groups = self.total // group_items if self.tail is Tail.DROP else -(-self.total // group_items)
+        group = group_items(self)
+        groups = self.total // group if self.tail is Tail.DROP else -(-self.total // group)
         return self.index * groups * self.run_items, (self.index + 1) * groups * self.run_items
 
     def run_bounds(self, run: int) -> tuple[int, int]:
@@ -173,6 +168,11 @@ class ContiguousLayout:
         return np.arange(start, start + self.length(total), dtype=np.int64)
 
 
+def group_items(layout: ShardLayout) -> int:
+    """Items in one turn of all shards."""
+    return layout.num_shards * layout.run_items
+
+
 def shard_positions(layout: ShardLayout, total: int) -> npt.NDArray[np.int64]:
     """Positions of the items of one shard in the order they are given, int64 of shape [layout.length(total)].
 
@@ -197,7 +197,7 @@ def describe_layout(layout: ShardLayout) -> dict[str, Any]:
 
 def head_items(layout: ShardLayout, total: int) -> int:
     """Items at the start of the stream that padding may repeat: one group, or all there are; at least 1."""
-    return max(1, min(total, layout.num_shards * layout.run_items))
+    return max(1, min(total, group_items(layout)))
 
 
 def plan_shard(

@@ -6,7 +6,7 @@ from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, RowCountError
-from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, StridedLayout, Tail, head_items
+from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, StridedLayout, Tail, group_items, head_items
 
 ItemT = TypeVar("ItemT")
 
@@ -105,7 +105,7 @@ class ShardReader(Generic[ItemT]):
     def _remember_head(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
         """The same items; the first group is kept. One by one, so that the source never runs ahead of `position`."""
         self._head = head = []
-        for item in islice(items, self.layout.num_shards * self.layout.run_items):
+        for item in islice(items, group_items(self.layout)):
             head.append(item)
             yield item
         yield from items
@@ -138,8 +138,8 @@ class ShardReader(Generic[ItemT]):
         self.held = self._hold()
         kept = list(islice(items, stop - start))
         self.position += len(kept)
-        group_items = self.layout.num_shards * self.layout.run_items
-        if not self._skip_to(items, (start // group_items + 1) * group_items):
+        group = group_items(self.layout)
+        if not self._skip_to(items, (start // group + 1) * group):
             self.has_ended = True
             return
         for item in kept[offset:]:

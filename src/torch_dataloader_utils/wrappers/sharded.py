@@ -135,7 +135,7 @@ class ShardedDataset(Dataset[ItemT]):
 
     def __len__(self) -> int:
         """Items of this shard, padding included."""
-        total = self._total_items()
+        total = len(self._dataset)
         longest = -(-total // self._total_shards)
         if self._is_padded:
             return longest
@@ -182,7 +182,7 @@ class ShardedDataset(Dataset[ItemT]):
             "total_shards": self._total_shards,
             "current_shard": self._current_shard,
             "indexing_mode": self._indexing_mode.value,
-            "total_items": self._total_items(),
+            "total_items": len(self._dataset),
             **nested_state("dataset", self._dataset),
         }
 
@@ -195,16 +195,13 @@ class ShardedDataset(Dataset[ItemT]):
         check_fits(state_dict, self.state_dict(), _SHARDING_KEYS, problem="The state does not fit")
         load_nested_state("dataset", self._dataset, state_dict)
 
-    def _total_items(self) -> int:
-        return len(self._dataset)
-
     def _position(self, index: int) -> int:
         """Where item `index` of this shard is in the data set."""
         index, length = operator.index(index), len(self)
         if not -length <= index < length:
             raise IndexError(f"item {index} of shard {self._current_shard} with {length} items")
         index %= length
-        total = self._total_items()
+        total = len(self._dataset)
         match self._indexing_mode:
             case ShardIndexingMode.sequential:
                 position = index * self._total_shards + self._current_shard

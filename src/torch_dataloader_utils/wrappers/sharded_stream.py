@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_dataloader_utils._arguments.states import check_counts
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
-from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout
+from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout, group_items
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
 from torch_dataloader_utils.wrappers.stream_source import StreamSource
 
@@ -205,7 +205,7 @@ class ShardedStream(IterableDataset[ItemT]):
         head = None
         if self._layout.tail is Tail.PAD:
             # Padding repeats the start of the stream, which the state does not carry: read that one group again.
-            head = list(islice(self._source.open(), self._layout.num_shards * self._layout.run_items))
+            head = list(islice(self._source.open(), group_items(self._layout)))
         reader = ShardReader(
             self._layout,
             worker=worker,

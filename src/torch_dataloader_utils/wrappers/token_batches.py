@@ -141,7 +141,7 @@ class TokenBatchSampler(Sampler[list[int]]):
     @property
     def _batches(self) -> TokenBatches:
         if self._made is None or self._made[0] != self._epoch:
-            batches = level_batches(self._cut(), self._num_ranks)
+            batches = _level_batches(self._cut(), self._num_ranks)
             self._made = (self._epoch, batches)
         return self._made[1]
 
@@ -177,7 +177,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         return np.split(words if self._shuffle else np.zeros_like(words), [count, 2 * count, 3 * count])
 
 
-def level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
+def _level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
     """As many batches as divide by the ranks: those with most rows are halved, and if none is left, some repeat."""
     start, stop, _ = halve_largest(batches.start, batches.stop, num_ranks)
     missing = -len(start) % num_ranks
@@ -208,12 +208,9 @@ def _as_lengths(lengths: Any) -> npt.NDArray[Any]:
 
 def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
     """The padded width of every row, each within the budget."""
-    endless = np.flatnonzero(~np.isfinite(lengths))
-    if len(endless):
-        raise ConfigError(f"lengths: row {endless[0]} has length {lengths[endless[0]]}. Give numbers of tokens.")
-    negative = np.flatnonzero(lengths < 0)
-    if len(negative):
-        raise ConfigError(f"lengths: row {negative[0]} has length {lengths[negative[0]]}. Give numbers of tokens.")
+    wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths < 0))
+    if len(wrong):
+        raise ConfigError(f"lengths: row {wrong[0]} has length {lengths[wrong[0]]}. Give numbers of tokens.")
     # Cut, since there are lengths that no width can say.
     widths = budget.widths(np.minimum(lengths, min(budget.max_tokens, _MOST_TOKENS) + 1))
     too_long = np.flatnonzero(widths > budget.max_tokens)

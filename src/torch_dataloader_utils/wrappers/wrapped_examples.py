@@ -5,6 +5,12 @@ from typing import Any
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 
+def sources_of(examples: Any) -> list[Any]:
+    """The examples iterables that one is made of; none for those that read files."""
+    inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
+    return [each for each in inner if each is not None]
+
+
 class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
     """The columns and the files of another examples iterable; what is given of its examples, subclasses say."""
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,9 @@ def scan_data_files(
     listed = _listed(data, files)
 
     def scan(file: DataFile) -> FileScan | BadFile:
-        return unless_bad(lambda: _checked(file, listed.get(file.path), request, files), request.on_error)
+        # Before anything is planned on them: manifests and footers of others may say anything.
+        found = partial(_scan, file, listed.get(file.path), request, files)
+        return unless_bad(lambda: checked(file.path, found()), request.on_error)
 
     scans = files.map(scan, data)
     return list(watched(scans, len(data), on_progress))
@@ -110,11 +113,6 @@ def _entries(directory: str, files: Files) -> tuple[FileEntry, ...]:
         return files.store(directory).list_files(directory).entries
     except (ConfigError, StoreError):
         return ()
-
-
-def _checked(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:
-    # Before anything is planned on them: manifests and footers of others may say anything.
-    return checked(file.path, _scan(file, stat, request, files))
 
 
 def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:

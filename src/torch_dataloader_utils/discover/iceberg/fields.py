@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import IcebergType, NestedField
 
-NAME_MAPPING = "schema.name-mapping.default"
+_NAME_MAPPING = "schema.name-mapping.default"
 NamePath = tuple[str, ...]
 
 
@@ -150,13 +150,13 @@ def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:
     A table without one (files of a migrated table) maps every name to the field that its schemas, past and present,
     use it for. A name that meant several over time comes with each of them, and is refused by the reader.
     """
-    text = metadata.properties.get(NAME_MAPPING)
+    text = metadata.properties.get(_NAME_MAPPING)
     if text is not None:
         try:
             return tuple(sorted(set(_mapped(json.loads(text), ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(
-                f"the table's {NAME_MAPPING} is no name mapping ({error}). Mend the table."
+                f"the table's {_NAME_MAPPING} is no name mapping ({error}). Mend the table."
             ) from error
     return tuple(sorted({named for schema in metadata.schemas for named in _named(schema.fields, ())}))
 

@@ -29,7 +29,7 @@ from torch_dataloader_utils.errors import UnsupportedFeatureError
 # Reserved field ids (Iceberg spec, "Reserved Field IDs").
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
 
-PUFFIN = "puffin"
+_PUFFIN = "puffin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,13 +64,13 @@ def find_deleted_positions(
         CorruptFileError: two vectors for one file, or a delete file that does not decode.
         UnsupportedFeatureError: a delete file in Avro, or a bare vector.
     """
-    vectors, dangling = _vectors([each for each in deletes if each.file_format == PUFFIN], data, files)
+    vectors, dangling = _vectors([each for each in deletes if each.file_format == _PUFFIN], data, files)
     positions = dict(
         files.map(lambda item: (item[0], _read_vector(files, item[1], allow_bare=allow_bare)), vectors.items())
     )
     found: dict[int, list[Int64s]] = {}
     lowest = int(data.sequence_numbers[data.is_read].min(initial=np.iinfo(np.int64).max))
-    plain = [each for each in deletes if each.file_format != PUFFIN and each.sequence_number >= lowest]
+    plain = [each for each in deletes if each.file_format != _PUFFIN and each.sequence_number >= lowest]
     for entry, rows in zip(plain, files.map(partial(_read_rows, files), plain), strict=True):
         for path, deleted in rows:
             number = data.index.find(files.rules.resolve(path))
