@@ -166,10 +166,10 @@ class Gatherer:
         """Gathers columns of one dtype, each given as its parts, into `out` [columns, len(order)]; see `is_flat`."""
         num_rows = sum(map(len, columns[0]))
         self._check(num_rows)
-        target, order = _bits(out).numpy(), self.order.numpy()
+        target, order = out.numpy(), self.order.numpy()
         if len(columns[0]) == 1 and len(order) < num_rows // 2:
             for (part,), gathered in zip(columns, target, strict=True):
-                np.take(_bits(part).numpy(), order, out=gathered, mode="clip")
+                np.take(part.numpy(), order, out=gathered, mode="clip")
             return
         for start in range(0, len(columns), COLUMNS_AT_ONCE):
             joined = self._joined(columns[start : start + COLUMNS_AT_ONCE], num_rows)
@@ -181,13 +181,12 @@ class Gatherer:
 
     def _joined(self, columns: Sequence[Sequence[Tensor]], num_rows: int) -> Numbers:
         """The columns one after the other in scratch memory, [columns, num_rows]."""
-        bits = _BITS[columns[0][0].dtype.itemsize]
-        count = len(columns) * num_rows
-        scratch = self._scratch.get(bits.itemsize)
+        dtype, count = columns[0][0].dtype, len(columns) * num_rows
+        scratch = self._scratch.get(dtype.itemsize)
         if scratch is None or len(scratch) < count:
-            scratch = self._scratch[bits.itemsize] = new_tensor((count,), bits)
-        joined = scratch[:count].numpy()
-        np.concatenate([_bits(part).numpy() for parts in columns for part in parts], out=joined)
+            scratch = self._scratch[dtype.itemsize] = new_tensor((count,), dtype)
+        joined = scratch[:count].view(dtype).numpy()
+        np.concatenate([part.numpy() for parts in columns for part in parts], out=joined)
         return joined.reshape(len(columns), num_rows)
 
 
