@@ -159,7 +159,10 @@ class Gatherer:
         rows = join(parts)
         self._check(len(rows))
         gathered = new_tensor((len(self.order), *rows.shape[1:]), rows.dtype)
-        np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
+        if rows.is_contiguous():
+            np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
+        else:  # of tensors with a permutation, `take` would copy all rows first
+            gathered.numpy()[:] = rows.numpy()[self.order.numpy()]
         return gathered
 
     def columns(self, columns: Sequence[Sequence[Tensor]], out: Tensor) -> None:
