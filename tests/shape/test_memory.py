@@ -1,5 +1,6 @@
 """What is copied and what is not, and rows that are not there."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from torch_dataloader_utils.shape.memory import Gatherer
 from torch_dataloader_utils.shape.shapers import make_shaper
 
 
@@ -133,3 +135,14 @@ def test_many_columns_of_one_type_are_gathered_each_in_its_own_place(rows: list[
     assert {name: gathered[name].tolist() for name in names} == {
         name: [index + row % 3 for row in rows] for index, name in enumerate(names)
     }
+
+
+def test_a_few_rows_of_permuted_tensors_are_gathered_without_the_others() -> None:
+    images = torch.arange(1000 * 24 * 24).view(1000, 24, 24).permute(0, 2, 1)
+    order = torch.tensor([999, 3])
+    tracemalloc.start()
+    rows = Gatherer(order).rows([images])
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows.tolist() == images[order].tolist()
+    assert most_bytes < images.nbytes // 10

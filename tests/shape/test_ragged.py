@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from tests.effort import EFFORT
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -78,9 +80,34 @@ def test_a_row_that_does_not_exist_is_an_index_error(row: int) -> None:
         ragged([[1], [2], [3]])[row]
 
 
-@pytest.mark.parametrize("options", [{"side": "up"}, {"max_length": -1}])
+def test_values_whose_sign_is_to_be_changed_pad() -> None:
+    imaginary = torch.complex(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])).conj().imag
+    assert Ragged(imaginary, torch.tensor([0, 1, 3])).to_padded().tolist() == [[-1, 0], [-2, -3]]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
+)  # torch's own, for dual levels
+def test_derivatives_go_through_padding() -> None:
+    values, tangents, offsets = torch.tensor([1.0, 2, 3]), torch.tensor([4.0, 5, 6]), torch.tensor([0, 1, 3])
+    wanted = [[4, 0], [5, 6]]
+    with forward_ad.dual_level():
+        padded = Ragged(forward_ad.make_dual(values, tangents), offsets).to_padded()
+        assert forward_ad.unpack_dual(padded).tangent.tolist() == wanted
+    values.requires_grad_()
+    Ragged(values, offsets).to_padded().backward(torch.tensor([[4.0, 7], [5, 6]]))
+    assert values.grad is not None
+    assert values.grad.tolist() == tangents.tolist()
+
+
+@pytest.mark.parametrize("longest", [np.uint8(2), torch.tensor(2)])
+def test_the_length_may_be_any_whole_number(longest: Any) -> None:
+    assert ragged([[1], [2, 3, 4]]).to_padded(max_length=longest, side="left").tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("options", [{"side": "up"}, {"max_length": -1}, {"max_length": 2.5}, {"max_length": 2**70}])
 def test_padding_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises((ConfigError, ConfigTypeError), match=next(iter(options))):
         ragged([[1]]).to_padded(**options)
 
 

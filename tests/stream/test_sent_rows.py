@@ -1,5 +1,6 @@
 """Record batches from worker processes: those that threads give, and no other rows behind them."""
 
+import functools
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
@@ -64,14 +65,19 @@ class Celsius(pa.ExtensionType):
         return cls()
 
 
+def nested(levels):
+    return functools.reduce(lambda kind, _: pa.list_(kind), range(levels), pa.int32())
+
+
 @pytest.mark.parametrize(
     "column",
     [
         pa.ExtensionArray.from_storage(Celsius(), pa.array([20.5, None])),
         pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array([b"a" * 16, b"b" * 16], pa.uuid())),
+        pa.nulls(2, nested(70)),
     ],
-    ids=["not registered", "categories"],
+    ids=["not registered", "categories", "deep"],
 )
-def test_columns_of_extension_types_stay_what_they_are(column):
+def test_columns_that_a_stream_cannot_have_stay_what_they_are(column):
     batch = pa.record_batch({"x": column})
     assert pickle.loads(ForkingPickler.dumps(batch)).equals(batch)

@@ -206,6 +206,16 @@ def test_a_filter_that_pyarrow_cannot_print_is_a_filter_like_others(tmp_path: Pa
         _rows(tmp_path, pc.starts_with(pc.field("y"), b"\x8c"))
 
 
+def test_a_filter_stands_beside_tensors_with_a_permutation(tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
+    images = pa.ExtensionArray.from_storage(kind, pa.array([[row] * 6 for row in range(5)], kind.storage_type))
+    pq.write_table(pa.table({"x": range(5), "image": images}), tmp_path / "0.parquet")
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, filters=pc.field("x") > 2, num_workers=0)
+    (batch,) = loader
+    assert batch["image"].shape == (2, 3, 2)
+    assert batch["image"][:, 0, 0].tolist() == batch["x"].tolist() == [3, 4]
+
+
 def _rows(folder: Path, filters: pc.Expression, **options: Any) -> list[Any]:
     loader, _ = StructuredDataset.create_dataloader(folder, filters=filters, output_format="dict", **options)
     return [value for batch in loader for value in batch["x"]]

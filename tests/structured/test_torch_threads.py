@@ -1,6 +1,7 @@
 """No pass makes torch start threads of its own: they would wait for the cores that decode, and the trainer for them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,9 @@ def folder(tmp_path_factory):
 def ends_with(folder, *, splits=False, **options):
     """(rows, new threads) at the end of a pass in a process of its own; splits: of torch's too, for work behind it."""
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(options), "splits" if splits else "", str(TEAM)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+    # OMP_THREAD_LIMIT and OMP_DYNAMIC would make teams smaller.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120, env=env).stdout)
 
 
 @counts_threads

@@ -121,7 +121,8 @@ def _serialized(row_filter: Any) -> pa.Buffer:
 def _check_condition(row_filter: Any, schema: Any, hint: str) -> None:
     _serialized(row_filter)
     try:
-        data_type = _evaluate(row_filter, schema.empty_table()).type
+        # `schema.empty_table()` makes no column of tensors with a permutation.
+        data_type = _evaluate(row_filter, pa.Table.from_batches([], schema)).type
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]  # what follows is the whole schema
         names = ", ".join(map(repr, schema.names))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils._core.inventory import Int64s
@@ -62,13 +63,13 @@ def fill(tensor: Tensor, number: Tensor) -> None:
         tensor.copy_(number)
 
 
-def copy_rows(source: Tensor, rows: Int64s, target: Tensor, places: Int64s) -> None:
-    """Row places[i] of the target becomes row rows[i] of the source, for all i; both of one dtype, on one device."""
+def copy_rows(source: Tensor, rows: Int64s | slice, target: Tensor, places: Int64s) -> None:
+    """Row places[i] of the target becomes row i of source[rows], for all i; both of one dtype, on one device."""
     if _has_bits(source):
         _bits(target).numpy()[places] = _bits(source).numpy()[rows]
         return
-    index, place = (torch.from_numpy(numbers).to(source.device) for numbers in (rows, places))
-    signed(target).index_copy_(0, place, signed(source).index_select(0, index))
+    index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(source.device)
+    signed(target).index_copy_(0, torch.from_numpy(places).to(source.device), signed(source)[index])
 
 
 def join(parts: Sequence[Tensor], dim: int = 0, out: Tensor | None = None) -> Tensor:
@@ -159,7 +160,10 @@ class Gatherer:
         rows = join(parts)
         self._check(len(rows))
         gathered = new_tensor((len(self.order), *rows.shape[1:]), rows.dtype)
-        np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
+        if rows.is_contiguous():
+            np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
+        else:  # of tensors with a permutation, `take` would copy all rows first
+            gathered.numpy()[:] = rows.numpy()[self.order.numpy()]
         return gathered
 
     def columns(self, columns: Sequence[Sequence[Tensor]], out: Tensor) -> None:
@@ -191,7 +195,9 @@ class Gatherer:
 
 
 def _has_bits(numbers: Tensor) -> bool:
-    return is_plain(numbers) and numbers.dtype.itemsize in _BITS and not numbers.is_complex()
+    """Whether a tensor is its bits and nothing more: no sign to be changed, no derivative to be followed."""
+    is_bits = is_plain(numbers) and numbers.dtype.itemsize in _BITS and not numbers.is_complex()
+    return is_bits and not numbers.is_neg() and unpack_dual(numbers).tangent is None  # type: ignore[no-untyped-call]
 
 
 def _bits(numbers: Tensor) -> Tensor:

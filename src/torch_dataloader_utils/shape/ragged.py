@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.filled import filled
@@ -103,18 +104,21 @@ class Ragged:
 
         Raises:
             ConfigError: side or max_length makes no sense, or the dtype does not hold `padding_value`.
+            ConfigTypeError: max_length is no whole number.
         """
         if side not in ("right", "left"):
             raise ConfigError(f'to_padded: side={side!r}; it is "right" (values first) or "left" (padding first)')
-        if max_length is not None and max_length < 0:
-            raise ConfigError(f"to_padded: max_length={max_length}; it counts values and cannot be negative")
+        if max_length is not None:
+            max_length = check_integer("to_padded: max_length", max_length, least=0)
         offsets = self.offsets.cpu().numpy()
         lengths = np.diff(offsets)
-        width = int(lengths.max(initial=0)) if max_length is None else max_length
+        longest = int(lengths.max(initial=0))
+        width = longest if max_length is None else max_length
         padded = filled(self.values, (len(self), width, *self.values.shape[1:]), padding_value, name="padding_value")
         kept = np.minimum(lengths, width)
         begins = np.arange(len(self)) * width + (width - kept if side == "left" else 0)
-        copy_rows(self.values, ranges(offsets[:-1], kept), padded.flatten(0, 1), ranges(begins, kept))
+        taken = slice(offsets[-1]) if longest <= width else ranges(offsets[:-1], kept)
+        copy_rows(self.values, taken, padded.flatten(0, 1), ranges(begins, kept))
         return padded
 
     def to_nested(self) -> Tensor:

@@ -18,19 +18,21 @@ def send_own_rows() -> None:
 
 
 def _reduce(batch: pa.RecordBatch) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    try:
+        sent = _as_stream(batch)
+        comes_as_it_is = pa.ipc.open_stream(sent).schema == batch.schema
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        comes_as_it_is = False
+    # Not with extension types that nobody registered, nor with categories of extension types (pyarrow 26.0.1), nor
+    # with more than 64 levels of lists and structs.
+    return (_received, (sent,)) if comes_as_it_is else batch.__reduce__()
+
+
+def _as_stream(batch: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    sent = sink.getvalue()
-    return (_received, (sent,)) if _comes_as(sent, batch.schema) else batch.__reduce__()
-
-
-def _comes_as(sent: pa.Buffer, schema: pa.Schema) -> bool:
-    """Not with extension types that nobody registered, nor with categories of extension types (pyarrow 26.0.1)."""
-    try:
-        return bool(pa.ipc.open_stream(sent).schema == schema)
-    except pa.ArrowInvalid:
-        return False
+    return sink.getvalue()
 
 
 def _received(sent: pa.Buffer) -> pa.RecordBatch:
