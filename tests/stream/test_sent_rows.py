@@ -27,16 +27,18 @@ def table(tmp_path_factory):
     return path
 
 
-def load(path, num_workers):
-    return StructuredDataset.create_dataloader(path, batch_size=100, output_format="arrow", num_workers=num_workers)
+def load(path, num_workers, **options):
+    options = {"batch_size": 100, "output_format": "arrow", "num_workers": num_workers, **options}
+    return StructuredDataset.create_dataloader(path, **options)
 
 
 def as_text(batches):
     return [(str(batch.schema), batch.to_pylist()) for batch in batches]
 
 
-def test_worker_processes_give_the_types_that_threads_give(table):
-    assert as_text(load(table, 1)[0]) == as_text(load(table, 0)[0])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_worker_processes_give_the_types_that_threads_give(table, method):
+    assert as_text(load(table, 1, multiprocessing_context=method)[0]) == as_text(load(table, 0)[0])
 
 
 def test_a_batch_from_a_worker_holds_its_own_rows(table):
@@ -49,6 +51,17 @@ def test_a_row_from_a_worker_holds_itself(table):
     (row, *_) = next(iter(DataLoader(rows, batch_size=100, num_workers=1, collate_fn=list)))
     assert row.to_pylist() == rows[0].to_pylist()
     assert row.get_total_buffer_size() < 1_000
+
+
+POINT = pa.list_(pa.field("element", pa.float32(), nullable=False, metadata={"unit": "m"}), 2)
+TAGS = pa.map_(pa.field("tag", pa.string(), nullable=False), pa.field("count", pa.int64()), keys_sorted=True)
+
+
+@pytest.mark.parametrize("kind", [POINT, TAGS, pa.struct([("points", pa.list_(POINT)), ("tags", TAGS)])], ids=str)
+def test_types_arrive_with_the_names_inside_of_them(kind):
+    arrived = pickle.loads(ForkingPickler.dumps(pa.schema([pa.field("x", kind)])))
+    assert arrived.equals(pa.schema([pa.field("x", kind)]), check_metadata=True)
+    assert str(arrived) == str(pa.schema([pa.field("x", kind)]))
 
 
 class Celsius(pa.ExtensionType):

@@ -1,6 +1,8 @@
 """What editors show of keyword options is what data sets and loaders take."""
 
 import inspect
+import re
+from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 import pytest
@@ -8,7 +10,8 @@ import torch
 from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
-from torch_dataloader_utils import IcebergDataset, StructuredDataset
+from torch_dataloader_utils import IcebergDataset, StructuredDataset, plan_epoch
+from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
 from torch_dataloader_utils.tables import keyword_options, table_options
@@ -19,7 +22,7 @@ from torch_dataloader_utils.tables.keyword_options import (
     RowLoaderKeywords,
     TableKeywords,
 )
-from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS
+from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions
 
 NAMES = {"torch": torch, "DeviceMesh": DeviceMesh, "BooleanExpression": BooleanExpression}
 
@@ -44,6 +47,59 @@ def test_loaders_show_what_they_take() -> None:
     own = explicit(IcebergDataset.create_dataloader)
     assert not own & hints(RowLoaderKeywords).keys()
     assert own | hints(RowLoaderKeywords).keys() >= {*TABLE_OPTIONS, *SCAN_OPTIONS, *LOADER_OPTIONS}
+
+
+# Where files are and how they are reached; what goes by another name in plans; what only parts of an epoch have.
+FILE_OPTIONS = ("path", "format", "partitioning", "storage_options", "credentials", "remote", "inventory")
+PLAN_NAMES = {"shuffle_seed": "seed", "split_strategy": "strategy"}
+PART_OF_EPOCH = {"first_row", "stop_row"}
+
+
+def defaults(function: Any) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+def arguments_text(function: Any) -> str:
+    text = re.search(r"Args:\n(.*?)\n\n", inspect.getdoc(function) or "", re.DOTALL)
+    assert text is not None
+    return text[1]
+
+
+def explained(function: Any) -> list[str]:
+    """The names in the order in which "Args:" explains them: "name: ...", "name, name: ..." or after a full stop."""
+    heads = re.findall(r"(?:^    (?=\w)|\. )(\w+(?:,\s+\w+)*): ", arguments_text(function), re.MULTILINE)
+    return [name for head in heads for name in re.split(r",\s+", head)]
+
+
+def test_loaders_have_the_options_of_tables_with_their_defaults_and_in_their_order() -> None:
+    of_table = {field.name: field.default for field in fields(TableOptions)}
+    assert MISSING not in of_table.values()
+    shown = defaults(StructuredDataset.create_dataloader)
+    options = {name: shown[name] for name in shown if name not in (*FILE_OPTIONS, "loader_options")}
+    assert list(options.items()) == list(of_table.items())
+    shown = defaults(IcebergDataset.create_dataloader)
+    options = {name: shown[name] for name in shown if name in of_table}
+    assert options == {name: of_table[name] for name in options}
+
+
+def test_plans_have_the_options_that_order_rows_with_their_defaults() -> None:
+    of_table = {PLAN_NAMES.get(field.name, field.name): field.default for field in fields(TableOptions)}
+    assert {field.name for field in fields(PlanOptions)} - PART_OF_EPOCH <= of_table.keys()
+    shown = {PLAN_NAMES.get(name, name): default for name, default in defaults(plan_epoch).items()}
+    # Token batches need lengths, which a plan of metadata alone does not have.
+    left_out = {*PART_OF_EPOCH, "max_tokens_per_batch", "pad_to_multiple_of"}
+    assert {field.name for field in fields(PlanOptions)} - left_out <= shown.keys()
+    assert {name for name in shown if of_table.get(name, shown[name]) != shown[name]} == {"num_workers"}
+
+
+@pytest.mark.parametrize("function", [StructuredDataset.create_dataloader, plan_epoch])
+def test_every_option_is_explained_in_the_order_of_the_signature(function: Any) -> None:
+    names, told = list(defaults(function)), explained(function)
+    assert set(names) <= set(re.findall(r"\w+", arguments_text(function)))  # some in the text of another one
+    assert set(told) <= set(names)
+    # How files are reached is told in one place.
+    beside_files = [name for name in told if name not in FILE_OPTIONS]
+    assert beside_files == [name for name in names if name in beside_files]
 
 
 @pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset])

@@ -1,12 +1,16 @@
 import gc
 import os
 import pickle
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +24,7 @@ from torch_dataloader_utils.errors import (
     CorruptFileError,
     FileChangedError,
     NoDataError,
+    StoreError,
     UnsupportedFeatureError,
 )
 from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, describe_corpus
@@ -190,6 +195,44 @@ def test_a_bin_that_was_cut_is_seen_without_a_mapping(tmp_path: Path) -> None:
     os.truncate(f"{prefix}.bin", 4)
     with pytest.raises(CorruptFileError, match="ends at byte 4"):
         corpus[0]
+
+
+@contextmanager
+def few_open_files() -> Iterator[None]:
+    """Of files that are open now, there may be five more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.open(os.devnull, os.O_RDONLY)
+    os.close(spare)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 5, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_more_corpora_are_mapped_than_files_may_be_open(example: str) -> None:
+    with few_open_files():
+        corpora = [IndexedDataset(example) for _ in range(30)]
+    assert [corpus[0].tolist() for corpus in corpora] == [corpora[0][0].tolist()] * 30
+
+
+def test_too_many_open_files_are_told_with_the_corpus(example: str) -> None:
+    with few_open_files(), pytest.raises(StoreError, match=r"example\.(idx|bin) cannot be opened.*ulimit -n"):
+        _ = [IndexedDataset(example, mmap=False) for _ in range(30)]
+
+
+def test_a_mapping_is_of_the_file_that_was_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix, other = (write_corpus(tmp_path / name, EXAMPLE, dtype=np.int32) for name in ("corpus", "other"))
+    mapped = pa.memory_map
+
+    def replace_and_map(path: bytes) -> object:
+        if path == os.fsencode(f"{prefix}.bin") and Path(f"{other}.bin").exists():
+            Path(f"{other}.bin").rename(f"{prefix}.bin")
+        return mapped(path)
+
+    monkeypatch.setattr(pa, "memory_map", replace_and_map)
+    identity = IndexedDataset(prefix).identities[1].identity
+    assert identity.endswith(f"-{Path(f'{prefix}.bin').stat().st_mtime_ns}")
 
 
 # Another corpus of the same size takes the place of one just as its .bin is opened: to read it, then to copy it.

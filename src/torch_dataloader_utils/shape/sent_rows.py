@@ -1,4 +1,4 @@
-"""Record batches on their way to another process, without pyarrow's two surprises.
+"""Record batches and types on their way to another process, without pyarrow's two surprises.
 
 pyarrow pickles all that lies behind a view (a batch of 1,024 rows would carry its row group of 65,536), and of types
 that hold others not all: names, nullability and metadata of the values of fixed-size lists are lost, and whether the
@@ -13,8 +13,10 @@ import pyarrow as pa
 
 
 def send_own_rows() -> None:
-    """Lets multiprocessing send record batches, wherever they are in what is sent, by their own rows."""
+    """Lets multiprocessing send record batches by their own rows and types whole, wherever they are in what is sent."""
     ForkingPickler.register(pa.RecordBatch, _reduce)
+    ForkingPickler.register(pa.FixedSizeListType, lambda kind: (pa.list_, (kind.value_field, kind.list_size)))
+    ForkingPickler.register(pa.MapType, lambda kind: (pa.map_, (kind.key_field, kind.item_field, kind.keys_sorted)))
 
 
 def _reduce(batch: pa.RecordBatch) -> tuple[Callable[..., Any], tuple[Any, ...]]:

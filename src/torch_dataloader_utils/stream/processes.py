@@ -1,4 +1,7 @@
-"""The worker processes of one loader, as the trainer's process sees them: tickets out, batches in."""
+"""The worker processes of one loader, as the trainer's process sees them: tickets out, batches in.
+
+docs/design/0001-house.md, "The life of a batch in a worker process", has all messages and who holds what memory.
+"""
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence

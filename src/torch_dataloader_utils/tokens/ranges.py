@@ -4,12 +4,14 @@
 keep the mapping alive, so tokens stay valid after the data set that handed them out is gone.
 """
 
-import mmap
+import errno
 import os
 import weakref
 from collections.abc import Sequence
 from stat import S_ISREG
 from typing import Protocol
+
+import pyarrow as pa
 
 from torch_dataloader_utils._store import (
     Buffer,
@@ -21,10 +23,13 @@ from torch_dataloader_utils._store import (
     open_to_read,
     redact,
 )
-from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
+from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, NoDataError, StoreError
 
 ByteRange = tuple[int, int]
 """[start, stop), in bytes."""
+
+# A file that is replaced is opened again.
+_MOST_OPENINGS = 10
 
 
 class ByteSource(Protocol):
@@ -61,12 +66,19 @@ def _open_local(path: str) -> tuple[int, FileStat]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NoDataError(f"There is no file {path}. Check the spelling.") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be opened: {error}.") from error
+        raise _not_opened(path, error) from error
     status = os.fstat(descriptor)
     if S_ISREG(status.st_mode):
         return descriptor, file_stat(status)
     os.close(descriptor)
     raise NoDataError(f"{path} is no file but a directory, a pipe or a device. Pass the path of a file.")
+
+
+def _not_opened(path: str, error: OSError) -> StoreError:
+    hint = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = " Raise the limit of open files (ulimit -n), or keep fewer files open at once."
+    return StoreError(f"{path} cannot be opened: {error}.{hint}")
 
 
 def _check_ranges(path: str, size_bytes: int, ranges: Sequence[ByteRange]) -> None:
@@ -76,23 +88,47 @@ def _check_ranges(path: str, size_bytes: int, ranges: Sequence[ByteRange]) -> No
 
 
 class MappedFile:
-    """A local file mapped into memory; views are zero-copy, read-only, and keep the mapping alive."""
+    """A local file mapped into memory; views are zero-copy, read-only, and keep the mapping alive.
+
+    It is not held open, so that a process may map more files than it may open.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        descriptor, self.stat = _open_local(path)
-        try:
-            # An empty file cannot be mapped. The map outlives the descriptor, and the views outlive this object:
-            # nobody closes the map by hand, it goes when the last view goes.
-            content = mmap.mmap(descriptor, self.stat.size, access=mmap.ACCESS_READ) if self.stat.size else b""
-        finally:
-            os.close(descriptor)
-        self._view = memoryview(content)
+        mapped = (_map(path) for _ in range(_MOST_OPENINGS))
+        found = next((each for each in mapped if each is not None), None)
+        if found is None:
+            raise FileChangedError(f"{path} was replaced each time it was opened. Open it when it is written.")
+        # Views outlive this object: nobody closes the map by hand, it goes when the last view goes.
+        self._view, self.stat = found
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
         """Views of the mapping."""
         _check_ranges(self.path, len(self._view), ranges)
         return [self._view[start:stop] for start, stop in ranges]
+
+
+def _map(path: str) -> tuple[memoryview, FileStat] | None:
+    """The file at a path, and what it is; None if another one took its place meanwhile.
+
+    Mapped by pyarrow, which opens the path once more: Python's mmap would keep a descriptor of its own.
+    """
+    descriptor, stat = _open_local(path)
+    try:
+        if not stat.size:  # cannot be mapped
+            return memoryview(b""), stat
+        with pa.memory_map(os.fsencode(path)) as file:
+            if file.size() < stat.size or not os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116
+                return None
+            # Asked for more, pyarrow has the system read all of that ahead.
+            first = file.read_buffer(1)
+        return memoryview(pa.foreign_buffer(first.address, stat.size, base=first)).cast("B"), stat
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _not_opened(path, error) from error
+    finally:
+        os.close(descriptor)
 
 
 class PlainFile:
