@@ -78,8 +78,9 @@ def _no_death_raised() -> Iterator[None]:
         return
     _set_SIGCHLD_handler()  # torch's, which would take the place of the handler below
     missed: list[int] = []
-    handler = signal.signal(signal.SIGCHLD, lambda number, _: missed.append(number))
+    handler = signal.getsignal(signal.SIGCHLD)
     try:
+        signal.signal(signal.SIGCHLD, lambda number, _: missed.append(number))
         yield
     finally:
         signal.signal(signal.SIGCHLD, handler)
