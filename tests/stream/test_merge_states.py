@@ -311,8 +311,9 @@ def test_a_rank_that_finished_after_another_history_is_refused(table):
         merge_states([resumed.state_dict(), finished.state_dict(), last.state_dict()])
 
 
-def test_states_of_unknown_counts_out_of_rank_order_are_refused_where_a_rank_has_finished(table):
-    _, states = stop_ranks(table, [2, 1000, 1], **UNKNOWN)
+@pytest.mark.parametrize("steps", [[2, 1000, 1], [0, 1, 2], [1, 1, 1]])
+def test_states_of_unknown_counts_out_of_rank_order_are_refused(table, steps):
+    _, states = stop_ranks(table, steps, **UNKNOWN)
     with pytest.raises(ConfigError, match="rank order"):
         merge_states([states[1], states[0], states[2]])
 
