@@ -4,6 +4,7 @@ Private parts of torch's loader are touched here and nowhere else; what its fram
 its iterator end when that dies itself, which is when nobody refers to it any more: `leave` ends them with their pass.
 An iterator that a fork copied would give them work and end them, as if they were the child's: there it counts as ended.
 When they end, it waits five seconds for each that is busy, perhaps with a store that does not answer: here one for all.
+An interrupt in the middle of a fork is lost, or leaves a worker that nobody knows of: it is held until all have begun.
 And its way with a worker that dies has two faults:
 
 - its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
@@ -13,10 +14,11 @@ And its way with a worker that dies has two faults:
   the dead one held it.
 """
 
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +28,8 @@ from weakref import WeakSet, ref
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
+
+from torch_dataloader_utils._runtime.interrupts import interrupts_held
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
@@ -54,12 +58,24 @@ def persistent(loader: DataLoader[Any]) -> Any:
 
 def start(loader: DataLoader[Any]) -> Any:
     """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
-    loading: Any = iter(loader)
-    if not isinstance(loading._workers_done_event, _DoneEvent):
-        loading._workers_done_event = _DoneEvent(loading)
-    _forget(loading)
-    _started.add(loading)
+    # Other ways to start processes take seconds, and have no such moment.
+    with interrupts_held() if _will_fork(loader) else nullcontext(lambda: None) as deliver:
+        loading: Any = iter(loader)
+        if not isinstance(loading._workers_done_event, _DoneEvent):
+            loading._workers_done_event = _DoneEvent(loading)
+        _forget(loading)
+        _started.add(loading)
+    try:
+        deliver()
+    except BaseException:
+        end(loading)  # which the traceback would keep
+        raise
     return loading
+
+
+def _will_fork(loader: DataLoader[Any]) -> bool:
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return loader._iterator is None and context.get_start_method() == "fork"
 
 
 def pinned(batch: Any) -> Any:
