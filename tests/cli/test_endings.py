@@ -18,7 +18,8 @@ from torch_dataloader_utils._store.kept_tails import VARIABLE
 from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
-# Two tasks that never end, each with a temporary directory; a third task waits for its turn.
+# Two tasks that never end, each with a temporary directory; others wait for their turn, and are cancelled as
+# `build_corpus` does with the parts that it no longer wants.
 POOL = """
 import os, sys, tempfile, time
 from torch_dataloader_utils.cli.failures import sigterm_as_interrupt
@@ -32,8 +33,12 @@ def stay(pipe):
 
 if __name__ == "__main__":
     with sigterm_as_interrupt(), process_pool(2) as pool:
-        futures = [pool.submit(stay, 1) for _ in range(3)]
-        futures[0].result()
+        futures = [pool.submit(stay, 1) for _ in range(9)]
+        try:
+            futures[0].result()
+        finally:
+            for future in futures:
+                future.cancel()
 """
 
 

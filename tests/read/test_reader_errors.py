@@ -360,6 +360,18 @@ def test_times_that_nanoseconds_do_not_hold_are_no_other_times(
     assert make_reader(make_spec(schema, columns=("row",))).read(tasks[0]).to_pydict() == {"row": [1]}
 
 
+@pytest.mark.skipif(pa.__version__ < "25", reason="pyarrow 24 gives other times without a word")
+@pytest.mark.parametrize("year", [1, 9999])
+def test_times_in_orc_that_nanoseconds_do_not_hold_are_no_damage(tmp_path: Path, year: int) -> None:
+    table = pa.table({"t": pa.array([datetime(year, 12, 31)], MICROSECONDS), "row": [1]})
+    (task,) = write_orc(tmp_path / "a.orc", table)
+    with pytest.raises(
+        SchemaError, match=r"a\.orc row group 0 has timestamps outside of 1677 to 2262.*Leave the column"
+    ):
+        make_reader(make_spec(table.schema)).read(task)
+    assert make_reader(make_spec(table.schema, columns=("row",))).read(task).to_pydict() == {"row": [1]}
+
+
 def test_int96_keeps_its_nanoseconds(tmp_path: Path) -> None:
     table = pa.table({"t": pa.array([1_577_840_523_000_456_789, None], pa.timestamp("ns"))})
     (task,) = write_parquet(tmp_path / "a.parquet", table, use_deprecated_int96_timestamps=True)

@@ -108,6 +108,24 @@ def test_worker_processes_end_with_the_pass_that_a_program_leaves_open(tmp_path,
     assert [name for name in left if name.split("_")[1] in workers.split()] == []
 
 
+@pytest.mark.parametrize("moment", ["before", "after_in_parent"])
+def test_ctrl_c_while_workers_are_forked_is_neither_lost_nor_leaves_one_of_them(tmp_path, table, moment):
+    lines = run(
+        tmp_path,
+        table,
+        'loader = load(num_workers=2, multiprocessing_context="fork", callbacks=[])',
+        "once = iter([signal.SIGINT])",
+        f"os.register_at_fork({moment}=lambda: [signal.raise_signal(number) for number in once])",
+        "try:",
+        "    print(len(list(loader)))",
+        "except KeyboardInterrupt:",
+        "    print('interrupted', len(psutil.Process().children()))",
+        "print(len(list(loader)) == len(loader))",
+        first="import psutil, signal",
+    )
+    assert lines == ["interrupted 0", "True"]
+
+
 def test_the_end_of_a_forked_child_leaves_its_parents_passes_alone(tmp_path, table):
     lines = run(
         tmp_path,

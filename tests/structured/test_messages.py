@@ -14,7 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader, default_collate
 
-from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils import (
+    BlendedLoader,
+    DevicePrefetcher,
+    IcebergDataset,
+    RowDataset,
+    StructuredDataset,
+    TableDataLoader,
+    blend,
+    plan_epoch,
+    scan_files,
+)
 from torch_dataloader_utils._core.state import encode_state
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
@@ -109,6 +119,19 @@ def test_batches_of_batches_are_refused_with_the_recipe(trips, is_stateful, num_
 def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):
     with pytest.raises(ConfigTypeError, match=r"StructuredDataset\[0\]: .* no numbers\. Iterate it, or use RowDataset"):
         StructuredDataset(trips)[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [TableDataLoader, BlendedLoader, DevicePrefetcher])
+def test_a_loader_in_a_loader_is_told_that_it_is_one(trips, kind, num_workers):
+    own = load(trips, num_workers=0)
+    loader = {TableDataLoader: own, BlendedLoader: blend([own], [1]), DevicePrefetcher: DevicePrefetcher(own, "cpu")}[
+        kind
+    ]
+    around = DataLoader(loader, batch_size=None, num_workers=num_workers)
+    with pytest.raises(ConfigTypeError, match=rf"{kind.__name__}\[0\]: .*no DataLoader around it"):
+        next(iter(around))
+    assert len(list(loader)) == ROWS // 4
 
 
 def test_what_callers_call_their_own_variables_does_not_matter(trips):

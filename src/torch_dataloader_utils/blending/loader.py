@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
+from torch_dataloader_utils.stream.unnumbered import refuse_number
 from torch_dataloader_utils.tokens.split import normalize_weights
 
 
@@ -139,6 +140,10 @@ class BlendedLoader:
         if self._counted is None or self._counted[0] != position:
             self._counted = position, position.steps + count_steps(self.options, self._start(position))
         return self._counted[1]
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuses; see `refuse_number`."""
+        refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:
         return closed_at_exit(self._batches())

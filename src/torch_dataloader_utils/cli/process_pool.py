@@ -21,14 +21,11 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     An error of the caller waits for the tasks that run, whose work is then not lost; KeyboardInterrupt ends them at
     once. Where this process is killed, they end by themselves. Their temporary files go with them.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="tdu-workers-", ignore_cleanup_errors=True) as directory,
+    with tempfile.TemporaryDirectory(prefix="tdu-workers-", ignore_cleanup_errors=True) as directory:
+        pool = _SpawnedPool(workers, directory)
         # Twice, for whoever presses Ctrl-C while the pool waits for its tasks.
-        _ended_on_interrupt(),
-        _SpawnedPool(workers, directory) as pool,
-        _ended_on_interrupt(),
-    ):
-        yield pool
+        with _ended_on_interrupt(pool), pool, _ended_on_interrupt(pool):
+            yield pool
 
 
 class _SpawnedPool(ProcessPoolExecutor):
@@ -59,10 +56,14 @@ def _begin(directory: str) -> None:
 
 
 @contextmanager
-def _ended_on_interrupt() -> Iterator[None]:
+def _ended_on_interrupt(pool: ProcessPoolExecutor) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        # First, so that the pool forgets what the caller has cancelled: its thread would fail where workers have died,
+        # with a traceback.
+        pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.kill()
+            process.join()  # what it writes until then would stay in the directory
         raise

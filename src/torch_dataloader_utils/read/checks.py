@@ -32,6 +32,9 @@ _ENCRYPTED = re.compile(r"\bencrypted\b|\bdecrypt(ion|or)\b")
 # How pyarrow's CSV and JSON readers say that a value is not of the column's type.
 _MISFITS = ("In CSV column #", "Failed to convert JSON", "is not a valid decimal", "changed from")
 
+# What pyarrow's ORC reader, from 25 on, says of times that nanoseconds do not hold.
+_FAR_TIME = "is out of range for nanosecond resolution"
+
 # What pyarrow's JSON reader says of a line that is no object.
 _ARRAY = "Column() changed from object to array"
 
@@ -85,6 +88,11 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
             return UnsupportedFeatureError(
                 f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "
                 "brackets around them and commas between them. Write the file again so, or leave it out."
+            )
+        case _ if _FAR_TIME in text:
+            return SchemaError(
+                f"{task.where} has timestamps outside of 1677 to 2262, and pyarrow reads those of ORC as nanoseconds, "
+                f"which hold no others ({text}). Leave the column out, or write the file again, as Parquet."
             )
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(

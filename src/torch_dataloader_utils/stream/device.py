@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 
@@ -10,6 +10,7 @@ from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.device_copies import CudaCopies, Transfer, move_itself, to_device
+from torch_dataloader_utils.stream.unnumbered import refuse_number
 
 
 @runtime_checkable
@@ -106,6 +107,10 @@ class DevicePrefetcher:
         """See TableDataset.load_state_dict."""
         self._given = None
         self.loader.load_state_dict(state)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuses; see `refuse_number`."""
+        refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:
         copies = self._find_copies()

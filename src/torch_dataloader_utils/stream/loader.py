@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,6 +24,7 @@ from torch_dataloader_utils.stream.progress import Pass, Progress
 from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
 from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement
+from torch_dataloader_utils.stream.unnumbered import refuse_number
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 
@@ -168,6 +169,10 @@ class TableDataLoader(DataLoader[Any]):
             TypeError: row counts are not known, so only reading can tell.
         """
         return count_batches(self.dataset.planner, self.next_position, self.dataset.rank)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuses; see `refuse_number`."""
+        refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
         # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.

@@ -4,6 +4,7 @@ Private parts of torch's loader are touched here and nowhere else; what its fram
 its iterator end when that dies itself, which is when nobody refers to it any more: `leave` ends them with their pass.
 An iterator that a fork copied would give them work and end them, as if they were the child's: there it counts as ended.
 When they end, it waits five seconds for each that is busy, perhaps with a store that does not answer: here one for all.
+An interrupt in the middle of a fork is lost, or leaves a worker that nobody knows of: it is held until all have begun.
 And its way with a worker that dies has two faults:
 
 - its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
@@ -13,12 +14,12 @@ And its way with a worker that dies has two faults:
   the dead one held it.
 """
 
+import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,6 +30,8 @@ from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
+
+from torch_dataloader_utils._runtime.held_signals import held
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
@@ -57,35 +60,32 @@ def persistent(loader: DataLoader[Any]) -> Any:
 
 def start(loader: DataLoader[Any]) -> Any:
     """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
-    earlier: Any = loader._iterator
-    with _no_death_raised() if earlier is None else nullcontext():
+    with held(*_signals_to_hold(loader)) as deliver:
         loading: Any = iter(loader)
         if not isinstance(loading._workers_done_event, _DoneEvent):
             loading._workers_done_event = _DoneEvent(loading)
         _forget(loading)
-    _started.add(loading)
+        _started.add(loading)
+    try:
+        deliver()
+    except BaseException:
+        end(loading)  # which the traceback would keep
+        raise
     return loading
 
 
-@contextmanager
-def _no_death_raised() -> Iterator[None]:
-    """Inside, workers are started, and the death of one is for `dead` to tell; signals of it come afterwards.
+def _signals_to_hold(loader: DataLoader[Any]) -> list[int]:
+    """The signals whose handlers should not run while this loader starts workers.
 
-    torch tells its handler of the workers once they run, and then has more to do, such as to start threads.
+    The death of a worker: torch's handler would raise, knowing of the workers before all is set up; `dead` tells of it.
+    Ctrl-C while processes are forked: Python drops what is raised in hooks of forks. Spawning takes seconds, and has no
+    such moment.
     """
-    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _set_SIGCHLD_handler()  # torch's, which would take the place of the handler below
-    missed: list[int] = []
-    handler = signal.getsignal(signal.SIGCHLD)
-    try:
-        signal.signal(signal.SIGCHLD, lambda number, _: missed.append(number))
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
-        if missed:
-            signal.raise_signal(signal.SIGCHLD)
+    if loader._iterator is not None or not hasattr(signal, "SIGCHLD"):
+        return []
+    _set_SIGCHLD_handler()  # else torch would set it inside, in the place of ours
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return [signal.SIGCHLD, signal.SIGINT] if context.get_start_method() == "fork" else [signal.SIGCHLD]
 
 
 def pinned(batch: Any) -> Any:
