@@ -10,7 +10,8 @@ import numpy as np
 from torch_dataloader_utils._core.uses import GroupUses
 from torch_dataloader_utils.stream.afterwards import Pending
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import MOST_TOGETHER, GroupRows, JointDecode
+from torch_dataloader_utils.stream.row_span import RowSpan
+from torch_dataloader_utils.stream.together import MOST_TOGETHER, JointDecode
 
 
 @dataclass(slots=True)
@@ -19,10 +20,10 @@ class _Job:
 
     groups: Sequence[int]
     left: int
-    pending: Future[GroupRows] | JointDecode
+    pending: Future[RowSpan] | JointDecode
     is_told: bool = False
 
-    def rows(self, group: int) -> Pending[GroupRows]:
+    def rows(self, group: int) -> Pending[RowSpan]:
         """The rows of one of the row groups."""
         return self.pending.rows(group) if isinstance(self.pending, JointDecode) else self.pending
 
@@ -53,14 +54,14 @@ class DecodeAhead:
                 return
             self._begin(groups)
 
-    def rows(self, group: int) -> Pending[GroupRows]:
+    def rows(self, group: int) -> Pending[RowSpan]:
         """The rows of a row group, which is begun now if it was not, whatever the budget says.
 
         Others that one job decodes with it are begun as far as the budget allows.
         """
         return self._job_of(group).rows(group)
 
-    def begun(self, group: int) -> Pending[GroupRows] | None:
+    def begun(self, group: int) -> Pending[RowSpan] | None:
         """The rows of a row group, if it was begun and not done with."""
         job = self._jobs.get(group)
         return None if job is None else job.rows(group)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import Draws, Schedule, drawn_rows
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.lane import LaneReader, RowSpan
+from torch_dataloader_utils.stream.lane import LaneReader
 from torch_dataloader_utils.stream.lot import Lot
+from torch_dataloader_utils.stream.row_span import RowSpan
 
 # Batches of several lanes that are gathered at once, so many or bytes of them: about a window of rows, and as much
 # memory. 64 lanes of 51 columns are sliced in 6 ms, whatever the rows.

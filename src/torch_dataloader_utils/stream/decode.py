@@ -22,10 +22,10 @@ from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.thread_pool import ThreadPool
 from torch_dataloader_utils.stream.afterwards import FollowUp, Pending
+from torch_dataloader_utils.stream.row_span import RowSpan
 from torch_dataloader_utils.stream.together import (
     MOST_BYTES_TOGETHER,
     MOST_TOGETHER,
-    GroupRows,
     JointDecode,
     SmallGroups,
     Wanted,
@@ -144,10 +144,10 @@ class Decoder:
         """Whether a row group is decoded together with others."""
         return bool(self._is_small[group])
 
-    def submit(self, group: int, stop_row: int | None) -> "Future[GroupRows]":
+    def submit(self, group: int, stop_row: int | None) -> "Future[RowSpan]":
         """Start decoding a row group up to `stop_row` (None: all of it)."""
         self._hold([group])
-        return self._pool.submit(lambda: GroupRows.of(self._decode((group, stop_row))))
+        return self._pool.submit(lambda: RowSpan.of(self._decode((group, stop_row))))
 
     def submit_together(self, wanted: Sequence[Wanted]) -> JointDecode:
         """Start decoding small row groups by one job; see `SmallGroups`."""
@@ -155,8 +155,8 @@ class Decoder:
         return self._small.start(wanted)
 
     def run_after(
-        self, needed: Sequence[Pending[GroupRows]], job: Callable[[list[GroupRows]], Block]
-    ) -> FollowUp[GroupRows, Block]:
+        self, needed: Sequence[Pending[RowSpan]], job: Callable[[list[RowSpan]], Block]
+    ) -> FollowUp[RowSpan, Block]:
         """Let a decoding thread do a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)
 

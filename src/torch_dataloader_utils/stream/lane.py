@@ -1,7 +1,6 @@
 """One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
 
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
+from torch_dataloader_utils.stream.row_span import RowSpan
 from torch_dataloader_utils.stream.windows import LaneWindows
 
 # Small blocks are joined, so many batches or bytes of them, with those behind them that are being decoded: small files
@@ -16,14 +16,6 @@ from torch_dataloader_utils.stream.windows import LaneWindows
 # is not waited for longer.
 _JOINED_BATCHES = 16
 _JOINED_BYTES = 1 << 20
-
-
-class RowSpan(NamedTuple):
-    """Rows [start, stop) of a block."""
-
-    block: Block
-    start: int
-    stop: int
 
 
 class LaneReader:

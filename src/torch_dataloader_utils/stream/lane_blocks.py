@@ -13,7 +13,8 @@ from torch_dataloader_utils._core.uses import group_uses
 from torch_dataloader_utils.stream.afterwards import Awaited, FollowUp
 from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import GroupRows, JointDecode, in_few_blocks
+from torch_dataloader_utils.stream.row_span import RowSpan, in_few_blocks
+from torch_dataloader_utils.stream.together import JointDecode
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class LaneBlocks:
         self.prefetch()
         return uses, rows
 
-    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[GroupRows, Block]:
+    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[RowSpan, Block]:
         """Let a decoding thread do a job over the rows of these uses, as soon as they are there.
 
         Their row groups are begun now if they were not, whatever the budget says.
@@ -122,7 +123,7 @@ class LaneBlocks:
         is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
         return rows if is_whole else None
 
-    def _cut(self, use: int, whole: GroupRows) -> GroupRows:
+    def _cut(self, use: int, whole: RowSpan) -> RowSpan:
         """The rows of a use; all that the row group has, where counts are not known."""
         if not self._exact:
             return whole

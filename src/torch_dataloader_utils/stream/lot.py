@@ -15,19 +15,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.units import ranges
-from torch_dataloader_utils.stream.lane import RowSpan
-
-
-@dataclass(slots=True)
-class _Slice:
-    """Rows [start, stop) of a block."""
-
-    block: Block
-    start: int
-    stop: int
-
-    def rows(self) -> Block:
-        return self.block.slice(self.start, self.stop)
+from torch_dataloader_utils.stream.row_span import RowSpan
 
 
 @dataclass(slots=True)
@@ -35,17 +23,19 @@ class Lot:
     """Spans of rows, in the order in which batches have them."""
 
     num_rows: int = 0
-    _slices: list[_Slice] = field(default_factory=list)
+    _slices: list[RowSpan] = field(default_factory=list)
     _number: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, spans: Iterable[RowSpan]) -> None:
         """The next rows; all that is added of one block follows what was added of it before."""
-        for block, start, stop in spans:
+        for span in spans:
+            block, start, stop = span
             number = self._number.setdefault(id(block), len(self._slices))
             if number == len(self._slices):
-                self._slices.append(_Slice(block, start, stop))
-            self._slices[number].stop = stop
+                self._slices.append(span)
+            else:
+                self._slices[number] = self._slices[number]._replace(stop=stop)
             self._spans.append((number, start, stop - start))
             self.num_rows += stop - start
 

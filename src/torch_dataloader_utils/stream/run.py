@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch_dataloader_utils._core.block import Shaper
-from torch_dataloader_utils.stream.lane import RowSpan
+from torch_dataloader_utils.stream.row_span import RowSpan
 
 # To hand over another piece costs as much as copying so much; smaller blocks are put together.
 LEAST_PIECE_BYTES = 256 << 10
@@ -65,4 +65,4 @@ def _rows_of(span: RowSpan, start: int, stop: int) -> list[RowSpan]:
 
 
 def _together(spans: Sequence[RowSpan], shaper: Shaper) -> Any:
-    return shaper.concat([block.slice(start, stop) for block, start, stop in spans]).to_batch()
+    return shaper.concat([span.rows() for span in spans]).to_batch()

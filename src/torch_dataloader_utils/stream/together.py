@@ -4,13 +4,14 @@ The trainer's thread would wake up for each, and take the interpreter's lock fro
 row group takes alone, two thirds are not decoding it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from torch_dataloader_utils._core.block import Block, JoinedGroups
 from torch_dataloader_utils._runtime.turns import Turns
+from torch_dataloader_utils.stream.row_span import RowSpan
 
 Wanted = tuple[int, int | None]
 """A row group, and up to which of its rows it is needed (None: all)."""
@@ -22,40 +23,8 @@ MOST_BYTES_TOGETHER = 2 << 20
 """Encoded bytes of them, so that no larger ones take longer."""
 
 
-class GroupRows(NamedTuple):
-    """Rows of one row group: rows [start, stop) of a block, which may have those of others too."""
-
-    block: Block
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, block: Block) -> Self:
-        """The rows of a row group that is a block of its own."""
-        return cls(block, 0, block.num_rows)
-
-    def cut(self, start: int, stop: int) -> Self:
-        """Rows [start, stop) of these; rows past the end are left out."""
-        return self._replace(start=min(self.start + start, self.stop), stop=min(self.start + stop, self.stop))
-
-    def rows(self) -> Block:
-        """The rows, as a block of their own."""
-        return self.block.slice(self.start, self.stop)
-
-
-def in_few_blocks(parts: Iterable[GroupRows]) -> list[Block]:
-    """The rows of all parts, in their order; those that follow each other in one block are one block again."""
-    runs: list[GroupRows] = []
-    for part in parts:
-        if runs and runs[-1].block is part.block and runs[-1].stop == part.start:
-            runs[-1] = runs[-1]._replace(stop=part.stop)
-        else:
-            runs.append(part)
-    return [run.rows() for run in runs]
-
-
-JobRows = JoinedGroups | list[GroupRows | BaseException]
-"""What a job gives: the rows of all row groups as one block, or of each its rows or its error."""
+JobRows = JoinedGroups | list[RowSpan | BaseException]
+"""What a job gives: all row groups as one block; or, for each row group, its rows or its error."""
 
 
 class JointDecode:
@@ -102,7 +71,7 @@ class RowsOfOne:
         """Whether the job was cancelled, so that the rows never come."""
         return self._job.cancelled()
 
-    def result(self) -> GroupRows:
+    def result(self) -> RowSpan:
         """The rows, or their error."""
         outcome = self._outcome()
         if isinstance(outcome, BaseException):
@@ -121,7 +90,7 @@ class RowsOfOne:
         """Call a function once they are there."""
         self._job.add_done_callback(function)
 
-    def _outcome(self) -> GroupRows | BaseException:
+    def _outcome(self) -> RowSpan | BaseException:
         failure = self._job.exception()
         if failure is not None:
             return failure
@@ -129,7 +98,7 @@ class RowsOfOne:
         if not isinstance(rows, JoinedGroups):
             return rows[self._index]
         start = sum(rows.rows[: self._index])
-        return GroupRows(rows.block, start, start + rows.rows[self._index])
+        return RowSpan(rows.block, start, start + rows.rows[self._index])
 
 
 class SmallGroups:
@@ -178,8 +147,8 @@ class SmallGroups:
         self._takes_one_call = joined.by_one_call
         return joined
 
-    def _outcome(self, wanted: Wanted) -> GroupRows | BaseException:
+    def _outcome(self, wanted: Wanted) -> RowSpan | BaseException:
         try:
-            return GroupRows.of(self._decode(wanted))
+            return RowSpan.of(self._decode(wanted))
         except BaseException as error:  # noqa: BLE001 - raised where the rows are taken, as executors do
             return error

@@ -14,7 +14,7 @@ from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.stream.afterwards import FollowUp
-    from torch_dataloader_utils.stream.together import GroupRows
+    from torch_dataloader_utils.stream.row_span import RowSpan
 
 # Windows gathered beside the one that the trainer has; part of the documented memory of a rank.
 _WINDOWS_AHEAD = 2
@@ -35,7 +35,7 @@ class LaneWindows:
         self._blocks = blocks
         self._shaper = shaper
         self._exact = exact
-        self._gathered: dict[int, FollowUp[GroupRows, Block]] = {}
+        self._gathered: dict[int, FollowUp[RowSpan, Block]] = {}
 
     def take(self, unit: int) -> Block:
         """The rows that a unit has of its window, in the window's order."""
