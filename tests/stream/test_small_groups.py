@@ -21,7 +21,7 @@ from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderErr
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.row_span import RowSpan, in_few_blocks
-from torch_dataloader_utils.stream.together import JointDecode
+from torch_dataloader_utils.stream.small_groups import JointDecode
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
 
