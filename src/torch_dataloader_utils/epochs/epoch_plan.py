@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.settings import options_text, planning_fingerprint
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.plan.explain import explain_plan
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
 if TYPE_CHECKING:

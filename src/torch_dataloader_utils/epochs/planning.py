@@ -33,10 +33,10 @@ from torch_dataloader_utils.epochs.plan_warnings import plan_problems
 from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
-from torch_dataloader_utils.plan.epoch import ExactPlan
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.exact_plan import ExactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
-from torch_dataloader_utils.plan.lane_epoch import LanePlan
+from torch_dataloader_utils.plan.lane_plan import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.strategy_check import (
     StrategyCall,
@@ -45,7 +45,7 @@ from torch_dataloader_utils.plan.strategy_check import (
     takes_ranks,
 )
 from torch_dataloader_utils.plan.token_batches import cut_batches
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
+from torch_dataloader_utils.plan.token_plan import TokenPlan
 
 
 def plan_epoch(

@@ -6,9 +6,9 @@ TokenPlan      batches under a token budget (max_tokens_per_batch)
 InexactPlan    whole row groups, whose rows nobody has counted
 """
 
-from torch_dataloader_utils.plan.epoch import ExactPlan
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
-from torch_dataloader_utils.plan.lane_epoch import LanePlan
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
+from torch_dataloader_utils.plan.exact_plan import ExactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
+from torch_dataloader_utils.plan.lane_plan import LanePlan
+from torch_dataloader_utils.plan.token_plan import TokenPlan
 
 PlanOfEpoch = ExactPlan | LanePlan | TokenPlan | InexactPlan

@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.inexact import InexactDeal, after_cursor, remaining_after
+from torch_dataloader_utils.plan.inexact_deal import InexactDeal, after_cursor, remaining_after
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
 
