@@ -1,7 +1,4 @@
-"""Iceberg tables as data sets: the part of the composition root that starts from a table.
-
-catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape  →  stream
-"""
+"""`IcebergDataset` and `scan_iceberg`: data sets of Iceberg tables, and their loaders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -94,9 +91,9 @@ def scan_iceberg(
 
 
 def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:
-    """The inventory that was given or that of the table, the same on all ranks, and how its files are reached.
+    """The given inventory or that of the table (the same on all ranks), and how its files are reached.
 
-    The catalog is asked on every rank that needs credentials of it: those never travel between ranks.
+    Every rank that needs credentials of the catalog asks for them itself: they are never sent between ranks.
     """
     if given is not None:
         given = check_inventory(given)

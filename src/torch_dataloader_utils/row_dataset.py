@@ -1,7 +1,4 @@
-"""`RowDataset`: random access to the rows of columnar files, as a map-style data set.
-
-discover  →  read  →  shape  →  one row, or the rows of one batch
-"""
+"""`RowDataset`: random access to the rows of columnar files, as a map-style data set."""
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +181,7 @@ class RowDataset(Dataset[Any]):
         return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
 
     def cache_info(self) -> CacheInfo:
-        """What the row group cache of this process has done: too many misses ask for a larger `cache_bytes`."""
+        """Counts of this process's row group cache; with many misses, pass a larger `cache_bytes`."""
         return self._blocks.info()
 
     @property
@@ -237,7 +234,7 @@ class RowDataset(Dataset[Any]):
 
 
 def _whole_numbers(indices: Any, total: int) -> Int64s:
-    """The indices as int64; those beyond it, as Python's lists do, are an IndexError."""
+    """The indices as int64; one that does not fit is an IndexError, as in Python's lists."""
     try:
         return np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Plan rows: the numbering of all live rows, row group after row group, and what they weigh."""
+"""Plan rows: the numbering of all live rows, row group after row group, and their projected bytes."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a split strategy gave back, as units; and whether every row is there once."""
+"""Calls a split strategy, turns its shards into units, and checks that every row comes exactly once."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,10 @@ _WITHOUT_RANKS = ("files", "num_workers", "epoch")
 
 
 def strategy_name(strategy: SplitStrategy | None) -> str:
-    """How a strategy is named in states and messages, with what is set otherwise than by default; "" for none.
+    """The name of a strategy in states and messages, with its settings that differ from their defaults; "" for None.
 
-    Of dataclasses alone, whose settings are known, and of settings that are plain values, members of enums, or lists,
-    tuples and dicts of these. What the dataclass does not compare is no setting; what it does not print is not shown
-    either, so that states hold no secret.
+    Settings are known of dataclasses only: the fields with compare=True whose values are plain values, enum members, or
+    lists, tuples and dicts of these. Of a field with repr=False only a digest is shown, so that states hold no secret.
 
         RoundRobinSplitStrategy(shuffle=True)      "RoundRobinSplitStrategy(shuffle=True)"
     """
@@ -55,7 +54,7 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
 
 
 def _plain_text(value: Any) -> str | None:
-    """The value as text that is the same in every process; None for values of which that is not known."""
+    """The value as text that is the same in every process; None for a value that may have no such text."""
     value = value.item() if isinstance(value, np.generic) else value
     match value:
         case Enum():
@@ -80,7 +79,7 @@ def takes_ranks(strategy: SplitStrategy) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyCall:
-    """A strategy and the files it deals; answers with checked units."""
+    """A strategy and the files that it deals; `units` calls it and checks the result."""
 
     strategy: SplitStrategy
     files: Sequence[DataFileInfo]
@@ -110,7 +109,7 @@ class StrategyCall:
 
     @contextmanager
     def _noted(self, asked_for: str) -> Iterator[None]:
-        """Adds to an error, which may be one of the strategy's own code, what was asked of which strategy."""
+        """Adds a note to errors, also of the strategy's own code: which strategy, and for which epoch and rank."""
         try:
             yield
         except Exception as error:
@@ -118,7 +117,7 @@ class StrategyCall:
             raise
 
     def _generate(self, *given: Any, **named: Any) -> object:
-        """What `generate` gives, once it is known to take these arguments: a TypeError from within is its own."""
+        """Call `generate`, after a check that it takes these arguments: a TypeError then comes from its own code."""
         signature = inspect.signature(self.strategy.generate)
         try:
             signature.bind(*given, **named)
@@ -180,7 +179,7 @@ class StrategyCall:
 
 
 def describe_files(inventory: Inventory) -> list[DataFileInfo]:
-    """The files of an inventory as strategies see them, with their row groups; a table's with their partitions."""
+    """The files of an inventory as strategies see them: with row groups and, for a table, partition values."""
     groups, num_files = inventory.groups, inventory.num_files
     bounds = np.searchsorted(groups.file, np.arange(num_files + 1), side="left").tolist()
     files = []

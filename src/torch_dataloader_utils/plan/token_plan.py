@@ -1,4 +1,4 @@
-"""One epoch's plan where batches are limited by tokens: it says all that an ExactPlan does, and deals whole batches."""
+"""The plan of one epoch under a token budget: it has the interface of ExactPlan, and deals whole batches."""
 
 from dataclasses import dataclass
 from functools import cached_property

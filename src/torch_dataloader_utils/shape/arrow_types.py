@@ -1,4 +1,4 @@
-"""What an Arrow type becomes: numbers of a fixed shape, lists of them, or Python objects."""
+"""What columns of an Arrow type become: numbers of a fixed shape, lists of them, or Python objects."""
 
 from dataclasses import dataclass
 from typing import Any

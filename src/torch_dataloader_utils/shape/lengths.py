@@ -1,4 +1,4 @@
-"""How long rows are: the lengths of one column, and blocks that know them."""
+"""The lengths of rows, measured by one column, and blocks that have them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -93,9 +93,9 @@ class LengthBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthShaper:
-    """Blocks that know the lengths of `column`, which need not be delivered; what is joined or gathered forgets them.
+    """Wraps a shaper: its blocks also have the lengths of `column`, which need not be delivered.
 
-    Implements `_core.block.Shaper` around another shaper, so that lengths are the same for every output format.
+    Joined and gathered blocks have no lengths. Implements `_core.block.Shaper`.
     """
 
     shaper: Shaper

@@ -1,4 +1,4 @@
-"""Column and stack specifications: everything a shaper needs to know about its columns, decided once."""
+"""Specifications of columns and stacks: all that a shaper knows of its columns, checked and decided once."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

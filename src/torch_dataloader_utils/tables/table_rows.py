@@ -1,6 +1,6 @@
-"""Reading and shaping one data set, wired: what iterable and map-style data sets share.
+"""Finds the files of one data set and wires their reader and shaper; for iterable and map-style data sets.
 
-discover  →  read  →  shape      paths or an inventory in; an inventory with row counts, a reader and a shaper out
+In: paths or an inventory, and options. Out: an inventory with row counts, a reader and a shaper.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +47,9 @@ Files = Sequence[DataFileInfo | PathLike] | PathLike
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableRows:
-    """How the rows of one data set are found, read and shaped; all of it picklable.
+    """The inventory of one data set, and what reads and shapes its row groups; all of it picklable.
 
-    inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples. reader,
-        shaper: for its row groups.
+    inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples.
     """
 
     inventory: Inventory
@@ -96,7 +95,7 @@ def _scan_alike(scan: Callable[[], Inventory], share: Share) -> Inventory:
 
 
 def shows_bars(options: TableOptions) -> bool:
-    """Whether this rank says how far it is before the first batch: the first one does, if progress is asked for."""
+    """Whether this process shows progress bars before the first batch: rank 0 does, if show_progress is set."""
     if not options.show_progress:
         return False
     if options.num_ranks == "auto" or options.mesh is not None:
@@ -105,7 +104,7 @@ def shows_bars(options: TableOptions) -> bool:
 
 
 def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
-    """What this process counts: its part of all with a process group of that size, else everything."""
+    """The share of this process: its part if a process group of `num_ranks` runs, else all the work."""
     index, count = counting_part(num_ranks, rank)
     threads = options.threads
     if count == 1:
@@ -121,7 +120,7 @@ def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
 
 
 def _scanning(options: TableOptions) -> Share:
-    """The ranks that are to hear of an error of this one's scan: those that would go on to read together."""
+    """The share of a scan: with all ranks if they read together after it, so that an error reaches all of them."""
     if not options.reads_before_plan or (options.num_ranks == 1 and options.mesh is None):
         return Share()
     return counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
@@ -130,7 +129,7 @@ def _scanning(options: TableOptions) -> Share:
 def wire_rows(inventory: Inventory, options: TableOptions, access: StoreAccess, share: Share) -> TableRows:
     """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
 
-    share: of the counting.
+    share: how processes divide the counting.
 
     Raises:
         ConfigError: columns or options that do not fit the schema.
@@ -177,7 +176,7 @@ def wire_lengths(
 def _wire_samples(
     inventory: Inventory, options: TableOptions, packing: TokenPacking, access: StoreAccess, share: Share
 ) -> TableRows:
-    """The same for `pack`: the inventory counts samples, and the reader packs what another reader reads."""
+    """`wire_rows` with `pack`: the inventory counts samples, and the reader packs documents into them."""
     stored = stored_inventory(inventory, packing)
     token_type(decode_schema(stored.schema), packing)
     reader = PackingReader(reader=make_reader(read_spec(stored, options, access, (packing.column,))), packing=packing)
@@ -194,7 +193,7 @@ def _wire_samples(
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:
-    """The order to read `columns` of the rows that the options' filter keeps."""
+    """What a reader is to read: `columns` of the rows that the options' filter keeps."""
     return ReadSpec(
         schema=inventory.schema,
         columns=columns,
