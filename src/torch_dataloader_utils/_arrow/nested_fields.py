@@ -1,4 +1,4 @@
-"""Types of Arrow with other fields inside of them."""
+"""Arrow types with other types inside them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,18 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
-    """The field after `change`, which is also made of the fields inside of its type.
+def type_holds(kind: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
+    """Whether `is_kind` is true of a type or of one inside it; an extension type counts as its storage."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return type_holds(kind.storage_type, is_kind)
+    return is_kind(kind) or any(type_holds(kind.field(i).type, is_kind) for i in range(kind.num_fields))
 
-    Not of what pyarrow cannot cast (run ends, lists that are views), of keys of maps, which have no nulls, and of
-    extension types, which say themselves what they are made of.
+
+def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
+    """The field after `change`, which is also applied to the fields inside its type.
+
+    Not to types that pyarrow cannot cast (run ends, list views), keys of maps (they have no nulls), and what is inside
+    extension types.
     """
     kind = field.type
     inner = [with_change(kind.field(i), change) for i in range(kind.num_fields)]
@@ -36,20 +43,20 @@ def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.F
 
 
 def all_nullable(kind: pa.DataType) -> pa.DataType:
-    """The type with every field inside of it nullable, as far as `with_change` goes."""
+    """The type with every field inside it nullable, as far as `with_change` goes."""
     return with_change(pa.field("", kind), lambda field: field.with_nullable(True)).type
 
 
 def as_nullable(column: Any, wanted: Any) -> Any:
-    """The column as of type `wanted`, which is `all_nullable` of its own: the same memory under another name.
+    """The column with the type `wanted`, which is `all_nullable` of its own type; not copied.
 
-    A cast would do, but makes damaged arrays of what holds lists of nulls (pyarrow 26).
+    Not a cast: pyarrow 26 makes damaged arrays from types that hold lists of nulls.
     """
     return pa.array(_Renamed(column, wanted))
 
 
 class _Renamed:
-    """What `pyarrow.array` takes for an array of another library: its memory, and a type that we name."""
+    """An array with another type of the same layout, as `pyarrow.array` takes arrays of other libraries."""
 
     def __init__(self, column: Any, data_type: Any) -> None:
         self._column, self._type = column, data_type

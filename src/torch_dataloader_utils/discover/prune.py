@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.row_filter import shown_filter
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
 from torch_dataloader_utils.discover.file_scan import Verdict
@@ -145,14 +146,10 @@ def _groups_without_nulls(fragment: ds.ParquetFileFragment, columns: dict[str, p
 def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filter: pc.Expression) -> bool:
     """Whether Arrow's pruning could drop rows that the filter keeps, for these columns of this file."""
     kinds = read.values()
-    if any(_holds(pa.types.is_floating, kind) for kind in kinds) and _may_be_true_for_nan(row_filter):
+    if any(type_holds(kind, pa.types.is_floating) for kind in kinds) and _may_be_true_for_nan(row_filter):
         return True
     is_mistaken = _MISTAKEN_DECIMALS.match(metadata.created_by or "") is not None
-    return is_mistaken and any(_holds(pa.types.is_decimal, kind) for kind in kinds)
-
-
-def _holds(is_kind: Callable[[pa.DataType], bool], kind: pa.DataType) -> bool:
-    return is_kind(kind) or any(_holds(is_kind, kind.field(i).type) for i in range(kind.num_fields))
+    return is_mistaken and any(type_holds(kind, pa.types.is_decimal) for kind in kinds)
 
 
 def has_exact_statistics(kind: pa.DataType) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._arrow.take import take_rows
 from torch_dataloader_utils._core.inventory import Int64s
@@ -127,7 +128,7 @@ def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     try:
         return pa.concat_batches(batches)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # the latter: run ends of tensors
-        encoded = [field.name for field in batches[0].schema if _is_encoded(field.type)]
+        encoded = [field.name for field in batches[0].schema if type_holds(field.type, _is_encoded)]
         raise SchemaError(
             f"rows of several row groups do not join ({error}); categories or run ends are in the columns {encoded}. "
             "Write those with a wider index, or as plain values; columns of categories join with "
@@ -135,10 +136,5 @@ def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         ) from error
 
 
-def _is_encoded(data_type: pa.DataType) -> bool:
-    """Whether the type, or a type inside it, is a dictionary or run-end encoded."""
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _is_encoded(data_type.storage_type)
-    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
-        return True
-    return any(_is_encoded(data_type.field(index).type) for index in range(data_type.num_fields))
+def _is_encoded(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
