@@ -1,4 +1,4 @@
-"""What partition values and statistics prove of a filter, before a row is read."""
+"""Decides by partition values and statistics which files and row groups a filter keeps, before a row is read."""
 
 import logging
 import re
@@ -34,9 +34,9 @@ def judge_partitions(
     partitions: Sequence[PartitionColumn],
     num_files: int,
 ) -> Int64s:
-    """One Verdict a file, from its partition values alone.
+    """One Verdict for each file, from its partition values alone.
 
-    Exact (never MAYBE) if the filter uses partition columns only; else OUT where the values rule every row out.
+    Never MAYBE if the filter uses partition columns only; else OUT for files of which the values rule out every row.
     """
     known = [column for column in partitions if column.name in used]
     if not known:
@@ -60,14 +60,15 @@ def judge_groups(
 ) -> Int64s:
     """One Verdict a row group of a Parquet file, from the statistics in its footer and the file's partition values.
 
-    Arrow's own pruning decides, where it is right. It takes a guarantee "1 <= x <= 5" to hold for NaN, which no
-    statistics count, and so prunes NaN rows under `x != 1`; a filter on floats that could be true for NaN proves
-    nothing here. IN is claimed only for columns of integers, bools and times with a null count of zero: strings
-    may have shortened statistics. parquet-mr before 1.10 (Spark 2) ordered decimals by signed bytes: for 1.00 (0x64)
-    and 2.00 (0xC8) it wrote 2.00 as the least; decimals of those files prove nothing.
+    Arrow's pruning decides, except where it is wrong or does not work; then all groups are MAYBE:
 
-    A filter that Arrow cannot judge proves nothing either: where it meets statistics in another type than the column's
-    (timestamps of a zone, durations) or a cast that they do not fit, it raises.
+    - Filters on floats that could be true for NaN: statistics do not count NaN, so Arrow prunes NaN rows.
+    - Decimals of parquet-mr before 1.10 (Spark 2), which ordered them by signed bytes: of 1.00 (0x64) and 2.00 (0xC8)
+      it wrote 2.00 as the least.
+    - Filters for which Arrow raises: on statistics of another type than the column (timestamps with a zone, durations),
+      or with a cast that they do not fit.
+
+    IN is given only for integers, bools and times without nulls, since statistics of strings may be shortened.
     """
     partition_names = {field.name for field, _ in partition}
     own = [field for field in fragment.physical_schema if field.name not in partition_names]
@@ -94,7 +95,7 @@ def judge_groups(
 
 
 def guarantee(values: Sequence[tuple[pa.Field, Any]]) -> pc.Expression | None:
-    """What these partition values say of every row, as an expression; None for no values."""
+    """An expression that is true for every row with these partition values; None without values."""
     terms = [
         pc.field(field.name).is_null() if value is None else pc.field(field.name) == pa.scalar(value, field.type)
         for field, value in values
@@ -153,7 +154,7 @@ def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filte
 
 
 def has_exact_statistics(kind: pa.DataType) -> bool:
-    """Whether bounds of such columns are values that are there, and hold for every row that is not null."""
+    """Whether the bounds in statistics of this type are exact, and hold for every row that is not null."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
 
 

@@ -1,4 +1,4 @@
-"""One schema for all files: what may differ between them, and what may not."""
+"""Checks that all files have one schema, and makes the data set's schema of it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches

@@ -1,13 +1,12 @@
-"""A pyarrow filter as a pyiceberg expression that prunes: true for at least every row that the filter keeps.
+"""Translates a pyarrow filter to a pyiceberg expression for pruning: true at least for every row that the filter keeps.
 
-The reader applies the filter itself, row by row, so what cannot be translated is simply true here. Where the two
-libraries differ, the translation gives way:
+Readers apply the filter itself, so parts that cannot be translated become true. Differences of the two libraries:
 
-* null: a pyarrow comparison with null keeps nothing, negated or not; Iceberg's `not` may keep it, which is more.
-* NaN: `~(x > 5)` keeps NaN, Iceberg's `x <= 5` does not, and bounds leave NaN out. So a negated comparison of floats
-  is not translated.
-* literals are used only where the column's own type holds them exactly: `x > 0.1` on a float32 column is compared as
-  float64 by pyarrow.
+* null: a pyarrow comparison with null keeps nothing, negated or not; Iceberg's `not` may keep such rows, which is safe.
+* NaN: `~(x > 5)` keeps NaN, Iceberg's `x <= 5` does not, and bounds leave NaN out. So negated comparisons of floats are
+  not translated.
+* literals are used only if the column's type holds them exactly: pyarrow compares `x > 0.1` on a float32 column as
+  float64.
 """
 
 import math
@@ -141,8 +140,7 @@ def _flag(call: Call, name: str) -> bool:
 
 
 def _exact_value(scalar: Any, column_type: pa.DataType) -> Any:
-    """The literal as pyiceberg takes it for a column of that type; None if the type does not hold it exactly, or it is
-    not finite."""
+    """The literal as pyiceberg takes it for this type; None if the type cannot hold it or it is not finite."""
     types = pa.types
     if not scalar.is_valid or not _is_comparable(column_type):
         return None
