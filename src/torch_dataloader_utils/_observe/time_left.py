@@ -1,8 +1,8 @@
-"""How long a pass still takes, and how that is said."""
+"""The time that a pass still takes, in seconds and as text."""
 
 
 def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
-    """Seconds until all rows are through at this pace; None where that cannot be said."""
+    """Seconds until all rows are delivered at this rate; None if that is not known."""
     if num_rows is None or rows_per_second <= 0:
         return None
     return max(0, num_rows - rows) / rows_per_second
