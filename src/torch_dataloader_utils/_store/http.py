@@ -1,8 +1,8 @@
-"""A range of a file on a web server, by the session of fsspec's http client.
+"""Reads a range of a file on a web server, with the session of fsspec's http client.
 
-The condition If-Match goes along where the server gave a strong etag. Many servers ignore conditions, so that what
-the reply says of the file is compared too; where it says nothing, the caller looks the file up after the bytes.
-Source: RFC 9110, sections 8.8.3 (ETag), 13.1.1 (If-Match) and 14.
+If the server gave a strong etag, it is sent as If-Match. Many servers ignore conditions, so the headers of the reply
+are compared too; if they tell nothing, the caller looks the file up after the bytes. Source: RFC 9110, sections 8.8.3
+(ETag), 13.1.1 (If-Match) and 14.
 """
 
 import asyncio

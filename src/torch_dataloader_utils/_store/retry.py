@@ -1,4 +1,4 @@
-"""When a failed request is sent again, and when it is given up: decisions, no I/O."""
+"""Decides when a failed request is sent again or given up; no I/O."""
 
 import random
 import time
@@ -13,7 +13,7 @@ from torch_dataloader_utils.errors import ConfigError
 # Jitter must differ between processes that failed at the same moment; it decides nothing about rows.
 _random = random.SystemRandom()
 
-# A server that answers a range with other bytes does so by accident, or always.
+# Retries for replies with other bytes than asked for: a server does that by accident, or always.
 _MOST_WRONG_REPLIES = 4
 
 

@@ -1,4 +1,4 @@
-"""Which paths are patterns."""
+"""Tells which paths are patterns, and checks patterns."""
 
 import re
 
