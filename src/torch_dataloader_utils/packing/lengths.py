@@ -69,7 +69,7 @@ def _read_sequences(
         try:
             local = read_samples(data_iterator, num_microbatches)
         except Exception:
-            # Whatever it is, the other ranks are about to wait for this one.
+            # Any exception: the other ranks are about to wait for this one.
             announce_failure(groups)
             raise
         count = len(local.lengths) if local.num_items else _ENDED
@@ -81,13 +81,13 @@ def _read_sequences(
 
 
 def _content(samples: Samples) -> bytes:
-    """What context-parallel ranks must agree on: lengths alone do not tell sequences of one length apart."""
+    """Lengths and tokens as bytes, which must be equal on context-parallel ranks; equal lengths alone prove little."""
     tokens = (fields["tokens"].numpy(force=True).tobytes() for fields in samples.fields)
     return b"".join([samples.lengths.tobytes(), *tokens])
 
 
 def announce_failure(groups: PackingGroups) -> None:
-    """Tells the ranks in `get_batch_and_global_seqlens` that this one failed; the call that it owes them."""
+    """Tells the ranks waiting in `get_batch_and_global_seqlens` of a failure, in the collective call they wait for."""
     _gather_counts(_FAILED, b"", groups)
 
 

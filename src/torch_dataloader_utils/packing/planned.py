@@ -147,7 +147,7 @@ class PlannedPackedLoader:
         self._epoch, self._num_given = state["epoch"], state["global_batches"]
 
     def _check_last_batch(self) -> None:
-        """Says now, rather than at the end of the first epoch, that the last global batch is too small."""
+        """Raises now, not at the end of the first epoch, if the last global batch is too small."""
         rest = len(self._lengths) % self._global_batch_size
         shape = self._scheduler.shape
         packs = shape.microbatch_multiple * (1 if self._scheduler.is_hybrid else shape.dp_size)

@@ -116,7 +116,7 @@ class BasePackingScheduler(ABC):
 
 
 class DpBalancedScheduler(BasePackingScheduler):
-    """Next-fit in the original order, as many packs on every rank; see `next_fit_schedule`."""
+    """Next-fit in the original order, the same number of packs on every rank; see `next_fit_schedule`."""
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
         """See `BasePackingScheduler`."""
@@ -126,7 +126,7 @@ class DpBalancedScheduler(BasePackingScheduler):
 
 @dataclass(eq=False)
 class ComputeBalancedScheduler(BasePackingScheduler):
-    """As much compute on every rank of a microbatch; see `compute_balanced_schedule`.
+    """The same amount of compute on every rank of a microbatch; see `compute_balanced_schedule`.
 
     Takes what `BasePackingScheduler` takes, too.
 

@@ -191,7 +191,7 @@ class IndexedDatasetBuilder:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Takes back what the block adds, if it fails: tokens without lengths would move all that come after them."""
+        """If the block fails, removes what it added: tokens without lengths would shift all that come after them."""
         self._check_open()
         end, sequences, documents = self._bin.file.tell(), len(self._lengths), len(self._documents)
         modes = len(self._modes)
@@ -248,7 +248,7 @@ class IndexedDatasetBuilder:
         return converted
 
     def _check_fit(self, given: npt.NDArray[Any]) -> None:
-        # numpy would wrap around, or round, silently: a vocabulary that outgrew the type must not become other tokens.
+        # numpy would wrap around or round silently, and tokens too large for the type would become other tokens.
         (lowest, highest), low, high = integer_limits(self.dtype), int(given.min()), int(given.max())
         if low < lowest or high > highest:
             raise DataError(f"Tokens from {low} to {high} do not fit {self.dtype.name}. {wider_dtype(low, high)}")

@@ -1,4 +1,4 @@
-"""Arrow types that spell the same values in another way, as the plain ones that documents are taken from."""
+"""Views and dictionaries of Arrow converted to the plain list and string types that documents are taken from."""
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,8 @@ def is_integer_list(plain: pa.DataType) -> bool:
 def to_plain(column: pa.Array) -> pa.Array:
     """The same values and nulls in their `plain_type`; nothing is copied where it already is.
 
-    Views of lists stay what they are: `flatten` and `list_offsets` take them, and a cast of pyarrow 26.0.1 makes the
-    offsets one too few, so that where the last list ends is what lies in memory there.
+    Views of lists stay as they are, because `flatten` and `list_offsets` take them. A cast in pyarrow 26.0.1 would give
+    one offset too few: the end of the last list would be whatever lies in memory there.
     """
     plain = plain_type(column.type)
     return column if plain == column.type or _is_list_view(column.type) else column.cast(plain)

@@ -1,4 +1,4 @@
-"""Lengths checked at the boundary: what is no length, and what fits no pack."""
+"""Checks of the lengths that a user gives: that they are lengths, and that each fits into a pack."""
 
 from collections.abc import Sequence
 

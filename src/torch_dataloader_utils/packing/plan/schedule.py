@@ -99,7 +99,7 @@ class Schedule:
         return groups
 
     def digest(self) -> int:
-        """56 bits that ranks agree on when they have made the same schedule; never negative."""
+        """A digest of 56 bits (never negative): equal on ranks that have made the same schedule."""
         shape = np.array([self.num_ranks, self.num_microbatches, len(self.samples), len(self.span)])
         arrays = (shape, self.samples, self.offsets, self.microbatch, self.first_rank, self.span)
         return int.from_bytes(hashlib.blake2b(b"".join(map(np.ndarray.tobytes, arrays)), digest_size=7).digest())
