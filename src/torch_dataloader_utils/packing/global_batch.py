@@ -18,7 +18,7 @@ from torch_dataloader_utils.packing.groups import (
 from torch_dataloader_utils.packing.iterators import DataIterator, create_data_iterator
 from torch_dataloader_utils.packing.lengths import announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, packed_metadata
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape
 from torch_dataloader_utils.packing.reroute import reroute_samples_to_dcp_ranks
 from torch_dataloader_utils.packing.samples import Item
@@ -56,7 +56,7 @@ class Scheduling(Protocol):
     def is_hybrid(self) -> bool:
         """Whether packs differ in the number of their ranks."""
 
-    def schedule(self, lengths: Ints) -> Schedule:
+    def schedule(self, lengths: Int64s) -> Schedule:
         """The schedule of a global batch of these padded lengths."""
 
 
@@ -108,7 +108,7 @@ def stage_has_data(groups: PackingGroups) -> bool:
     return group_rank(groups.tp) == 0 and group_rank(groups.pp) in (0, group_size(groups.pp) - 1)
 
 
-def length_statistics(lengths: Ints) -> tuple[int, int]:
+def length_statistics(lengths: Int64s) -> tuple[int, int]:
     """Σ length and Σ length², exact."""
     return int(lengths.sum()), int((lengths * lengths).sum())
 
@@ -165,7 +165,7 @@ def _schedule_own(
     return StageBatch(microbatches, *length_statistics(batch.padded_lengths[schedule.samples]))
 
 
-def _agreed_schedule(scheduler: Scheduling, lengths: Ints, groups: PackingGroups) -> Schedule:
+def _agreed_schedule(scheduler: Scheduling, lengths: Int64s, groups: PackingGroups) -> Schedule:
     """The schedule, once all data × context parallel ranks have the same one; a collective call.
 
     The schedule says which rank sends what to which. Ranks with different schedules would wait for tokens that nobody

@@ -10,7 +10,7 @@ import torch
 from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.packing.collectives import gather_rows
 from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, group_size
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.samples import Item, Samples, read_samples
 
 # What a rank gathers instead of its number of sequences.
@@ -31,9 +31,9 @@ class GlobalBatch:
     """
 
     local: Samples
-    original_lengths: Ints
-    padded_lengths: Ints
-    offsets: Ints
+    original_lengths: Int64s
+    padded_lengths: Int64s
+    offsets: Int64s
 
 
 def get_batch_and_global_seqlens(
@@ -63,7 +63,7 @@ def get_batch_and_global_seqlens(
 
 def _read_sequences(
     data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
-) -> tuple[Samples, Ints]:
+) -> tuple[Samples, Int64s]:
     """The first items that hold any sequence: those of this rank, and how many each data-parallel rank has read."""
     while True:
         try:
@@ -91,7 +91,7 @@ def announce_failure(groups: PackingGroups) -> None:
     _gather_counts(_FAILED, b"", groups)
 
 
-def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Ints:
+def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Int64s:
     """Sequences read by each data-parallel rank, `_ENDED` for one at its end, int64 [dp_size].
 
     Raises:
@@ -113,5 +113,5 @@ def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Ints:
             f"the context-parallel ranks of data-parallel rank {int(differs.argmax())} have read different "
             "sequences. Give all of them the same data iterator: shard by data-parallel rank only."
         )
-    counts: Ints = by_dp_rank[:, 0, 0]
+    counts: Int64s = by_dp_rank[:, 0, 0]
     return counts
