@@ -15,9 +15,9 @@ from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
+from torch_dataloader_utils.tables.file_source import find_inventory
 from torch_dataloader_utils.tables.keyword_options import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names
-from torch_dataloader_utils.tables.table_rows import find_inventory
 from torch_dataloader_utils.tables.wiring import make_loader, wire
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
 

@@ -21,8 +21,8 @@ from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
 from torch_dataloader_utils.tables.counting import count_alone, under_filter
 from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.tables.keyword_options import IcebergKeywords, RowLoaderKeywords
+from torch_dataloader_utils.tables.rank_share import counting_share, shows_bars
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
-from torch_dataloader_utils.tables.table_rows import counting_share, shows_bars
 from torch_dataloader_utils.tables.wiring import make_loader
 
 if TYPE_CHECKING:

@@ -25,9 +25,10 @@ from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
+from torch_dataloader_utils.tables.file_source import Files, find_inventory
 from torch_dataloader_utils.tables.row_lengths import read_lengths
 from torch_dataloader_utils.tables.table_options import TableOptions
-from torch_dataloader_utils.tables.table_rows import Files, find_inventory, read_spec, wire_rows
+from torch_dataloader_utils.tables.table_rows import read_spec, wire_rows
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
 _ITERATED_ROWS = 1024

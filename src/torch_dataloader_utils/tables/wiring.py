@@ -21,8 +21,9 @@ from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.tables.rank_share import counting_share
 from torch_dataloader_utils.tables.table_options import TableOptions
-from torch_dataloader_utils.tables.table_rows import counting_share, wire_lengths, wire_rows
+from torch_dataloader_utils.tables.table_rows import wire_lengths, wire_rows
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
