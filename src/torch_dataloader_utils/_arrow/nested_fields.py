@@ -6,16 +6,18 @@ from typing import Any
 import pyarrow as pa
 
 
-def is_list(kind: pa.DataType) -> bool:
+def is_list(data_type: pa.DataType) -> bool:
     """Whether values are lists, of any length or of one."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type)
+    )
 
 
-def type_holds(kind: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
+def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
     """Whether `is_kind` is true of a type or of one inside it; an extension type counts as its storage."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return type_holds(kind.storage_type, is_kind)
-    return is_kind(kind) or any(type_holds(kind.field(i).type, is_kind) for i in range(kind.num_fields))
+    if isinstance(data_type, pa.BaseExtensionType):
+        return type_holds(data_type.storage_type, is_kind)
+    return is_kind(data_type) or any(type_holds(data_type.field(i).type, is_kind) for i in range(data_type.num_fields))
 
 
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
@@ -24,27 +26,29 @@ def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.F
     Not to types that pyarrow cannot cast (run ends, list views), keys of maps (they have no nulls), and what is inside
     extension types.
     """
-    kind = field.type
-    inner = [with_change(kind.field(i), change) for i in range(kind.num_fields)]
-    if pa.types.is_dictionary(kind):
-        values = with_change(pa.field("", kind.value_type), change).type
-        kind = pa.dictionary(kind.index_type, values, kind.ordered)
-    elif pa.types.is_list(kind):
-        kind = pa.list_(*inner)
-    elif pa.types.is_large_list(kind):
-        kind = pa.large_list(*inner)
-    elif pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(*inner, kind.list_size)
-    elif pa.types.is_struct(kind):
-        kind = pa.struct(inner)
-    elif pa.types.is_map(kind) and not (item := with_change(kind.item_field, change)).equals(kind.item_field):
-        kind = pa.map_(kind.key_type, item, kind.keys_sorted)
-    return change(field.with_type(kind))
+    data_type = field.type
+    inner = [with_change(data_type.field(i), change) for i in range(data_type.num_fields)]
+    if pa.types.is_dictionary(data_type):
+        values = with_change(pa.field("", data_type.value_type), change).type
+        data_type = pa.dictionary(data_type.index_type, values, data_type.ordered)
+    elif pa.types.is_list(data_type):
+        data_type = pa.list_(*inner)
+    elif pa.types.is_large_list(data_type):
+        data_type = pa.large_list(*inner)
+    elif pa.types.is_fixed_size_list(data_type):
+        data_type = pa.list_(*inner, data_type.list_size)
+    elif pa.types.is_struct(data_type):
+        data_type = pa.struct(inner)
+    elif pa.types.is_map(data_type) and not (item := with_change(data_type.item_field, change)).equals(
+        data_type.item_field
+    ):
+        data_type = pa.map_(data_type.key_type, item, data_type.keys_sorted)
+    return change(field.with_type(data_type))
 
 
-def all_nullable(kind: pa.DataType) -> pa.DataType:
+def all_nullable(data_type: pa.DataType) -> pa.DataType:
     """The type with every field inside it nullable, as far as `with_change` goes."""
-    return with_change(pa.field("", kind), lambda field: field.with_nullable(True)).type
+    return with_change(pa.field("", data_type), lambda field: field.with_nullable(True)).type
 
 
 def as_nullable(column: Any, wanted: Any) -> Any:

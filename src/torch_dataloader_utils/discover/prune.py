@@ -153,9 +153,9 @@ def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filte
     return is_mistaken and any(type_holds(kind, pa.types.is_decimal) for kind in kinds)
 
 
-def has_exact_statistics(kind: pa.DataType) -> bool:
+def has_exact_statistics(data_type: pa.DataType) -> bool:
     """Whether the bounds in statistics of this type are exact, and hold for every row that is not null."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
+    return bool(pa.types.is_integer(data_type) or pa.types.is_boolean(data_type) or pa.types.is_temporal(data_type))
 
 
 def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:

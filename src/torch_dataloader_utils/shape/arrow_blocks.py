@@ -136,5 +136,5 @@ def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         ) from error
 
 
-def _is_encoded(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
+def _is_encoded(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type))

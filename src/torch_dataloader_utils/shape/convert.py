@@ -161,4 +161,4 @@ def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
     else:
         emptied = ", which makes null lists empty" if what == "null lists" else ""
         advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}, or "mask" for a bool tensor beside it'
-    return NullValueError(f"column {spec.name!r} ({spec.arrow}) has {nulls} {what} in {total} values. {advice}.")
+    return NullValueError(f"column {spec.name!r} ({spec.data_type}) has {nulls} {what} in {total} values. {advice}.")

@@ -158,11 +158,11 @@ class ColumnShaper:
 
 
 def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:
-    if array.type == spec.arrow:
+    if array.type == spec.data_type:
         return array
     if classify(array.type) != spec.kind:
         raise SchemaError(
-            f"column {spec.name!r} is {array.type} in a record batch and {spec.arrow} in the data set's schema. "
+            f"column {spec.name!r} is {array.type} in a record batch and {spec.data_type} in the data set's schema. "
             "Files of one data set must agree, or the reader must cast"
         )
     return plain(array)

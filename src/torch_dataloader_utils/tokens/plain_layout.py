@@ -8,21 +8,21 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arrow.nested_fields import is_list
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(data_type: pa.DataType) -> pa.DataType:
     """The list or string type for views of lists, views of strings and text in a dictionary; others as they are.
 
     list_view<int32>   list<int32>          string_view                  large_string
     list<int32>        list<int32>          dictionary<string, int32>    string
     """
-    if pa.types.is_list_view(kind):
-        return pa.list_(kind.value_field)
-    if pa.types.is_large_list_view(kind):
-        return pa.large_list(kind.value_field)
-    if pa.types.is_string_view(kind):
+    if pa.types.is_list_view(data_type):
+        return pa.list_(data_type.value_field)
+    if pa.types.is_large_list_view(data_type):
+        return pa.large_list(data_type.value_field)
+    if pa.types.is_string_view(data_type):
         return pa.large_string()
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    return kind
+    if pa.types.is_dictionary(data_type):
+        return plain_type(data_type.value_type)
+    return data_type
 
 
 def is_integer_list(plain: pa.DataType) -> bool:
@@ -40,8 +40,8 @@ def to_plain(column: pa.Array) -> pa.Array:
     return column if plain == column.type or _is_list_view(column.type) else column.cast(plain)
 
 
-def _is_list_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+def _is_list_view(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(data_type) or pa.types.is_large_list_view(data_type))
 
 
 def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:

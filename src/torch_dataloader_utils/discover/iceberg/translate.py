@@ -139,31 +139,31 @@ def _flag(call: Call, name: str) -> bool:
     return bool(call.options[name].as_py()) if name in call.options else True
 
 
-def _exact_value(scalar: Any, column_type: pa.DataType) -> Any:
+def _exact_value(scalar: Any, data_type: pa.DataType) -> Any:
     """The literal as pyiceberg takes it for this type; None if the type cannot hold it or it is not finite."""
     types = pa.types
-    if not scalar.is_valid or not _is_comparable(column_type):
+    if not scalar.is_valid or not _is_comparable(data_type):
         return None
     try:
-        exact = scalar.cast(column_type)
+        exact = scalar.cast(data_type)
         if exact.cast(scalar.type) != scalar:
             return None
     except pa.ArrowException:
         return None
-    if types.is_temporal(column_type):
+    if types.is_temporal(data_type):
         # Days or microseconds, which pyiceberg takes for every type of time.
-        return exact.cast(pa.int32() if types.is_date32(column_type) else pa.int64()).as_py()
+        return exact.cast(pa.int32() if types.is_date32(data_type) else pa.int64()).as_py()
     value = exact.as_py()
     # pyiceberg takes an infinite value for one beyond a float's range, which no row equals; NaN equals nothing at all.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _is_comparable(column_type: pa.DataType) -> bool:
+def _is_comparable(data_type: pa.DataType) -> bool:
     types = pa.types
-    if types.is_timestamp(column_type):
-        return bool(column_type.unit == "us")
+    if types.is_timestamp(data_type):
+        return bool(data_type.unit == "us")
     return any(
-        is_kind(column_type)
+        is_kind(data_type)
         for is_kind in (
             types.is_boolean,
             types.is_int32,
