@@ -35,12 +35,8 @@ from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 from torch_dataloader_utils.plan.lane_plan import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
-from torch_dataloader_utils.plan.strategy_check import (
-    StrategyCall,
-    describe_files,
-    strategy_name,
-    takes_ranks,
-)
+from torch_dataloader_utils.plan.strategy_check import StrategyCall, strategy_name, takes_ranks
+from torch_dataloader_utils.plan.strategy_files import describe_files
 from torch_dataloader_utils.plan.token_batches import cut_batches
 from torch_dataloader_utils.plan.token_plan import TokenPlan
 

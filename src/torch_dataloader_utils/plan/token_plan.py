@@ -64,7 +64,7 @@ class TokenPlan:
         return sum(map(self.padding_rows, range(self._topology.num_ranks)))
 
     def padding_rows(self, rank: int) -> int:
-        """Of `repeated_rows`, those of one rank."""
+        """How many of `repeated_rows` one rank repeats."""
         return int(self._deal.repeats(rank))
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
