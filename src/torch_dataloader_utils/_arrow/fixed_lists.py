@@ -17,7 +17,7 @@ def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def array_for_take(array: pa.Array) -> pa.Array:
-    """The same for one column."""
+    """The same rows of one column, safe for take and filter; see `for_take`."""
     if not _nests(array.type) or not _is_sliced(array):
         return array
     return pa.concat_arrays([array, array.slice(0, 0)])

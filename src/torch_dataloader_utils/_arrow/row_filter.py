@@ -62,7 +62,7 @@ def filter_text(row_filter: Any) -> str:
 
 
 def _is_told(literal: pa.Array) -> bool:
-    """Whether the text of a literal tells its type."""
+    """Whether the type of a literal can be read from its text."""
     if pa.types.is_float64(literal.type):
         return not (literal[0].as_py() or 0.0).is_integer()
     return pa.types.is_struct(literal.type) or literal.type in _TOLD_BY_TEXT

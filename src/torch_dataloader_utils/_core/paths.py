@@ -11,7 +11,7 @@ _WEB_SCHEMES = ("http", "https")
 # A password may hold slashes, as S3 keys do. No password: "host:9000/a@b", "arn:aws:s3:eu-1:1:accesspoint/p/a@b".
 _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
 
-# In web URLs that object stores sign. Behind another scheme, clients take it for a part of the name.
+# The signature in web URLs of object stores. With another scheme, clients take it for a part of the name.
 _SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature|signature)=", re.IGNORECASE)
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}

@@ -12,7 +12,7 @@ from torch_dataloader_utils.errors import ConfigTypeError, of_type
 MetricsSource = Callable[[], Metrics]
 
 Labels = Mapping[str, Any]
-"""By name, what tells the figures of a loader from those of others."""
+"""Values by name that tell the figures of one loader from those of others."""
 
 
 class ExportedLoaders:

@@ -9,7 +9,7 @@ def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> flo
 
 
 def time_left(seconds: float) -> str:
-    """For people.
+    """The time left, in words for people.
 
     52.2   "0:52 left"      3700   "1:01:40 left"
     """

@@ -74,7 +74,7 @@ class RowGroupNumbers(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of all chunks, decompressed."""
+        """Decompressed bytes of all chunks."""
         return read_integer(self.written[-2])
 
     def chunk(self, leaf: int) -> ChunkNumbers:

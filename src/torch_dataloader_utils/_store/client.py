@@ -16,7 +16,7 @@ from torch_dataloader_utils._store.obstore import open_obstore
 
 _S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
-# As aiohttp says itself, of a request and of a server that takes no connection.
+# The defaults of aiohttp: for a whole request, and for a server that accepts no connection.
 _MOST_HTTP_SECONDS = 300
 _HTTP_CONNECT_SECONDS = 30
 

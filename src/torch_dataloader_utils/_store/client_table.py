@@ -30,7 +30,7 @@ class ClientTable:
         return client
 
     def unlock(self) -> None:
-        """In a forked child: the lock may have been held by a thread that is not here."""
+        """Replaces the lock in a forked child, where the thread that held it may not exist."""
         self._lock = threading.Lock()
 
 

@@ -16,7 +16,11 @@ from torch_dataloader_utils._store.censor import causes
 
 
 class Kind(Enum):
-    """What to do about it."""
+    """What a failure says of the request, and so what is done about it.
+
+    TRANSIENT: sent again. WRONG_REPLY: sent again a few times. EXPIRED, MAYBE_EXPIRED: sent again once, with new
+    credentials. CHANGED: another object is there than the planned one. FINAL: everything else; given up.
+    """
 
     TRANSIENT = auto()
     WRONG_REPLY = auto()

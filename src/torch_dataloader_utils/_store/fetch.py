@@ -14,7 +14,7 @@ from torch_dataloader_utils._store.retry import RetryPolicy
 
 Fetch = Callable[[Any, str, RangeReply, RetryPolicy], Awaitable[None]]
 
-# By the module of the client's class: other clients may claim to be asynchronous and wrap one that is not.
+# Keys are the package of the client's class: other clients may claim to be asynchronous and wrap one that is not.
 _FETCHES: dict[str, Fetch] = {
     "s3fs": s3.fetch_range,
     "obstore": obstore.fetch_range,

@@ -40,7 +40,7 @@ def any_names_no_version(identities: StringColumn) -> bool:
     """Whether one of them is only a size, so that nothing may be cached under a fingerprint of them."""
     if not identities.data.size:
         return False
-    # Of a million identities that name a version, hardly any ends so.
+    # Only these are looked at one by one: hardly any identity that names a version ends in a dash.
     doubtful = np.flatnonzero(identities.data[identities.offsets[1:] - 1] == ord("-"))
     return any(names_no_version(identities[index]) for index in doubtful.tolist())
 

@@ -116,12 +116,12 @@ def kept_tails() -> KeptTails | None:
 
 
 def kept_lengths() -> KeptTails | None:
-    """The same for row lengths."""
+    """This user's cache of row lengths on this host; None if it is switched off."""
     return _kept("lengths")
 
 
 def kept_blocks() -> KeptTails | None:
-    """The same for line counts of large local text files."""
+    """This user's cache of line counts of large local text files; None if it is switched off."""
     return _kept("blocks")
 
 

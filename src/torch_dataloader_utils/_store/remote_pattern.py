@@ -20,10 +20,10 @@ from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern,
 from torch_dataloader_utils.errors import InternalError
 
 Info = Mapping[str, Any]
-"""What a listing says of an object."""
+"""The entry of an object in a listing."""
 
 Infos = dict[str, Info]
-"""By key."""
+"""Entries by key."""
 
 _ANY_DEPTH, _EMPTY = "**", ""
 

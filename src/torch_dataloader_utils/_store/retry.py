@@ -36,7 +36,7 @@ class RetryPolicy:
     progress_bytes: int = 16 << 10
 
     def __post_init__(self) -> None:
-        # Of 0 bytes, a reply that has stopped would be progress; in 0 seconds, no reply makes any.
+        # With 0 bytes a reply that has stopped would count as progress; with 0 seconds no reply would.
         hold_integers(self, "progress_bytes", least=1)
         seconds = ("most_seconds", "first_delay_seconds", "most_delay_seconds", "progress_seconds")
         hold_not_negative(self, *seconds, what="number of seconds")

@@ -41,7 +41,7 @@ class Request(Protocol):
     """Runs `call(filesystem, key)` until it succeeds, or its failure is final (see FsspecStore)."""
 
     def __call__(self, call: Callable[[Any, str], T]) -> T:
-        """What `call` gives."""
+        """Makes the call, with retries, and gives its result."""
 
 
 def write_object(request: Request, size: int, read: Read) -> None:

@@ -162,7 +162,7 @@ def _span(chunk: pq.ColumnChunkMetaData) -> Span:
 
 
 def _around(spans: Sequence[Span]) -> Span:
-    """From where the first of them begins to where the last one ends."""
+    """The smallest span that holds all of them."""
     start = min((start for start, _ in spans), default=0)
     return start, max(map(sum, spans), default=0) - start
 

@@ -13,7 +13,7 @@ from torch_dataloader_utils.packing.groups import PackingGroups, communication_d
 from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.samples import Item, Samples, read_samples
 
-# What a rank gathers instead of its number of sequences.
+# A rank gives one of these in place of its number of sequences.
 _FAILED, _ENDED = -1, -2
 
 

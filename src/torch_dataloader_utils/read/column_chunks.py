@@ -31,7 +31,7 @@ class EncodedNumbers(NamedTuple):
 
     @classmethod
     def of(cls, group: RowGroupNumbers) -> Self:
-        """What a pattern found."""
+        """The chunks in the numbers that a footer pattern found."""
         return cls(group.types, group.codecs, b"".join(group.written))
 
     @classmethod

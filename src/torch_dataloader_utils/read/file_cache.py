@@ -41,7 +41,7 @@ class FileCache(Generic[T]):
         return self.get_for_all((file,), load, extra)
 
     def get_for_all(self, files: tuple[FileKey, ...], load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
-        """The same for a value made of several files."""
+        """`get` for a value that is made of several files."""
         if any(names_no_version(identity) for _, identity in files):
             return load()[0]
         key = (files, extra)

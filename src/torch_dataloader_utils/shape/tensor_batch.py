@@ -86,7 +86,7 @@ class TensorBatch(dict[str, Any]):
         return self._with_parts(move_all)
 
     def _with_parts(self, change: Callable[[list[Any]], list[Any]]) -> "TensorBatch":
-        """The same batch of other parts; see `Form`."""
+        """The same batch with its parts replaced by what `change` makes of them; see `Form`."""
         form = Form.of(self)
         changed: TensorBatch = form.filled(iter(change(form.parts(self))))
         changed._rows_without_columns = self._rows_without_columns

@@ -89,7 +89,7 @@ class SlabMemory:
             return tuple((slab.number, slab.memory) for slab in self._slabs if slab.number in numbers)
 
     def gone_of(self, numbers: set[int]) -> tuple[int, ...]:
-        """Those of these slabs that do not exist any more."""
+        """The given slabs that no longer exist."""
         with self._lock:
             self._forget_gone()
             return tuple(numbers.difference([slab.number for slab in self._slabs]))

@@ -222,7 +222,7 @@ class TicketSampler(Sampler[Ticket]):
         return self._demand is demand
 
     def forget(self, demand: Demand) -> None:
-        """That pass is over: drop its inputs and slabs, unless the next pass was prepared."""
+        """Drops inputs and slabs of a pass that is over, unless the next pass was prepared."""
         if self.is_latest(demand):
             self._starts, self._readers = [], ()
 

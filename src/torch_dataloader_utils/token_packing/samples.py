@@ -69,7 +69,7 @@ def _stream_with_eod(documents: Documents, packing: TokenPacking, num_samples: i
     """All documents, each with its EOD, then padding as far as the samples go."""
     has_eod = documents.lengths > 0
     wanted = num_samples * packing.sequence_length + packing.extra_token
-    # What follows a document: nothing, an EOD, and after the last one the padding.
+    # How many tokens follow each document: an EOD or nothing, and after the last one the padding too.
     tails = np.zeros(len(has_eod) + 1, dtype=np.int64)
     np.cumsum(has_eod, out=tails[1:])
     if len(has_eod):

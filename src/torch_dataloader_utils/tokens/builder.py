@@ -273,7 +273,7 @@ def _whole_numbers(name: str, given: Any) -> npt.NDArray[np.int64]:
 
 
 def _check_modes(modes: Sequence[int]) -> bytes:
-    """As they are kept: a signed byte each."""
+    """The modes as the bytes that are written, a signed one each. Raises ConfigError for others."""
     for mode in modes:
         if not -128 <= check_integer("mode", mode) <= 127:
             raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")

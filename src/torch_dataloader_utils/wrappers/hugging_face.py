@@ -221,5 +221,5 @@ class ShardExamples(WrappedExamples):
         return ShardExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous), self.layout)
 
     def reshard_data_sources(self) -> "ShardExamples":
-        """The same cut over finer files."""
+        """The same cut of the source, whose files are divided more finely."""
         return ShardExamples(self.ex_iterable.reshard_data_sources(), self.layout)

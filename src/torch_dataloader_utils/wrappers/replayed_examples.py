@@ -65,5 +65,5 @@ class ReplayedExamples(WrappedExamples):
         return ReplayedExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous))
 
     def reshard_data_sources(self) -> "ReplayedExamples":
-        """The same over finer files."""
+        """The same over the source, whose files are divided more finely."""
         return ReplayedExamples(self.ex_iterable.reshard_data_sources())

@@ -21,12 +21,12 @@ class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
 
     @property
     def is_typed(self) -> bool:
-        """As the source."""
+        """That of the source."""
         return bool(self.ex_iterable.is_typed)
 
     @property
     def features(self) -> Any:
-        """As the source."""
+        """Those of the source."""
         return self.ex_iterable.features
 
     @property

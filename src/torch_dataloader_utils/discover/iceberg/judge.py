@@ -27,7 +27,7 @@ class ManifestJudge:
         self, metadata: "TableMetadata", schema: "Schema", negation: "BooleanExpression", used: Sequence[pa.Field]
     ) -> None:
         self._used = tuple(field_id(field) for field in used)
-        # As for footers: bounds of text may be shortened, and no statistics count NaN.
+        # Otherwise nothing is proven, as with footers: bounds of text may be shortened, and statistics leave out NaN.
         self._can_prove = all(has_exact_statistics(field.type) for field in used)
         self._negation = FilePruner(metadata, schema, negation)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import NestedField
 
-# What evaluating foreign statistics can raise.
+# Errors that evaluating statistics of other writers can raise.
 _UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, LookupError, NotImplementedError)
 
 

@@ -142,7 +142,7 @@ def _at_time(metadata: "TableMetadata", time: int | datetime, name: str) -> "Sna
             f"{name} had no snapshot at {time}, as far as its metadata say: {known}. Choose a later time, a datetime "
             "or milliseconds since 1970."
         )
-    # Of those in one millisecond the last one counts.
+    # The last one, if there are several in one millisecond.
     return _by_id(metadata, reached[-1], name)
 
 
