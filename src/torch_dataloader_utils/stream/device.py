@@ -1,4 +1,4 @@
-"""Batches on the device ahead of the step that needs them."""
+"""`DevicePrefetcher`: copies batches to the device before the step that needs them."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Starts, watches and ends the worker processes of torch's DataLoader, where torch's own way does not do.
+"""Starts, watches and ends the worker processes of torch's DataLoader, where torch's own way is not enough.
 
 This is the only module that touches private parts of torch's loader (`callers` reads its frames). What torch does, and
 what this does instead:

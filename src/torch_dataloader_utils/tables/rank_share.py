@@ -1,4 +1,4 @@
-"""What this process does of the reading before the first batch, and whether it shows the progress of that."""
+"""The part of this process in the reading before the first batch, and whether it shows progress bars for that."""
 
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.stream.alike import check_alike
