@@ -18,12 +18,12 @@ Result = TypeVar("Result")
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """An executor of spawned processes.
 
-    After an error of the caller the running tasks are finished, so that their work is not lost; KeyboardInterrupt ends
-    them at once. If this process is killed, they end by themselves. Their temporary files are removed.
+    An error of the caller waits for the tasks that run, whose work is then not lost; KeyboardInterrupt ends them at
+    once. Where this process is killed, they end by themselves. Their temporary files go with them.
     """
     with (
         tempfile.TemporaryDirectory(prefix="tdu-workers-", ignore_cleanup_errors=True) as directory,
-        # A second time below: Ctrl-C may come while the pool waits for its tasks.
+        # Twice, for whoever presses Ctrl-C while the pool waits for its tasks.
         _ended_on_interrupt(),
         _SpawnedPool(workers, directory) as pool,
         _ended_on_interrupt(),
@@ -43,7 +43,7 @@ class _SpawnedPool(ProcessPoolExecutor):
     ) -> Future[Result]:
         """See Executor. Processes are started here: they inherit that SIGINT is blocked, from their first instruction.
 
-        A terminal sends Ctrl-C to all of them. The parent ends them, and a traceback from each would not help anybody.
+        A terminal sends Ctrl-C to all of them; the parent ends them, and a traceback of each would say nothing.
         """
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
