@@ -1,8 +1,9 @@
 """How much padding `bucket_by` saves on lognormal lengths, and what it costs; the same under a token budget.
 
-Padding is the share of padded batches that is no data: 1 − Σ lengths / Σ (rows · longest of the batch). All figures
-come from loaders over real Parquet files, after every row was seen exactly once; the cost is CPU time, the best of
-five passes that take turns, so that other work on the machine disturbs it little.
+Padding is the share of padded batches that is no data: 1 − Σ lengths / Σ (rows · longest of the batch). Batches without
+padding are so full: Σ lengths / (batches · limit). All figures come from loaders over real Parquet files, after every
+row was seen exactly once; the cost is CPU time, the best of five passes that take turns, so that other work on the
+machine disturbs it little.
 
     python benchmarks/length_bucketing.py [--rows 200000] [--batch-size 32] [--sigma 0.8]
 """
@@ -45,6 +46,14 @@ def padded_share(lengths: np.ndarray, batches: Iterable[np.ndarray]) -> tuple[fl
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(lengths)))
     padded = sum(int(lengths[batch].max()) * len(batch) for batch in rows)
     return 1 - int(lengths.sum()) / padded, len(rows)
+
+
+def filled_share(lengths: np.ndarray, batches: Iterable[np.ndarray], max_tokens: int) -> tuple[float, int]:
+    """(share of the limit that is data, batches), after checking the limit and that every row came once."""
+    rows = list(batches)
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(lengths)))
+    assert max(int(lengths[batch].sum()) for batch in rows) <= max_tokens
+    return int(lengths.sum()) / (len(rows) * max_tokens), len(rows)
 
 
 def cpu_seconds(runs: list[Callable[[], Any]]) -> list[float]:
@@ -133,6 +142,14 @@ def main() -> None:
             print(
                 f"{f'stream by tokens, windows of {batches * size} rows':<42} {100 * share:6.2f} % padding, "
                 f"{steps} batches, {seconds:.2f} s to plan an epoch"
+            )
+        for window_rows in (512, 2_048, 8_192, 65_536):
+            loader = open_loader(window_rows // size, "length", padding_free=True, **budget)
+            share, steps = filled_share(lengths, read_all(loader), budget["max_tokens_per_batch"])
+            (seconds,) = cpu_seconds([partial(plan_next_epoch, loader)])
+            print(
+                f"{f'padding_free, windows of {window_rows} rows':<42} {100 * share:6.2f} % full, {steps} batches, "
+                f"{seconds:.2f} s to plan an epoch"
             )
     for window_rows in (64 * size, 256 * size, None):
         sampler = TokenBatchSampler(

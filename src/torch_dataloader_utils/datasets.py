@@ -128,6 +128,7 @@ class StructuredDataset(WiredDataset):
         bucket_by: str | None = None,
         max_tokens_per_batch: int | None = None,
         pad_to_multiple_of: int | None = None,
+        padding_free: bool = False,
         pack: TokenPacking | None = None,
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
@@ -183,6 +184,7 @@ class StructuredDataset(WiredDataset):
                 (items) or text (bytes), delivered or not. Needs shuffle_rows, the rows that are sorted together.
             max_tokens_per_batch: with bucket_by, at most so many rows × longest padded length; reads all lengths once.
             pad_to_multiple_of: what max_tokens_per_batch rounds lengths up to; None: as PadRagged in collate_fn pads.
+            padding_free: max_tokens_per_batch limits the sum of lengths, and batches mix rows of all lengths.
             pack: documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.
             inventory: from `scan_files` or `load_inventory`; then nothing is listed.
             page_checksums: check Parquet page checksums where the file has them.
@@ -242,6 +244,7 @@ class StructuredDataset(WiredDataset):
             bucket_by=bucket_by,
             max_tokens_per_batch=max_tokens_per_batch,
             pad_to_multiple_of=pad_to_multiple_of,
+            padding_free=padding_free,
             pack=pack,
             page_checksums=page_checksums,
             on_error=on_error,

@@ -43,11 +43,10 @@ def make(tables, *, num_ranks=1, rank=0, batch_sizes=(4, 4, 4), weights=WEIGHTS,
             "",
             inventory=inventory,
             batch_size=batch_size,
-            num_workers=0,
             decode_threads=1,
             num_ranks=num_ranks,
             rank=rank,
-            **{"shuffle": True, "shuffle_rows": 20, "split_rows": 9, **(source_options or {})},
+            **{"num_workers": 0, "shuffle": True, "shuffle_rows": 20, "split_rows": 9, **(source_options or {})},
         )[0]
         for inventory, batch_size in zip(tables, batch_sizes, strict=True)
     ]
@@ -401,16 +400,16 @@ def test_rows_of_every_output_format_mix(tables, output_format):
         assert list(names) == [f"row-{row}" for row in rows]
 
 
-def test_sources_with_worker_processes(tables):
-    expected = rows_of(make(tables, stop=6))
-    loaders = [
-        StructuredDataset.create_dataloader(
-            "", inventory=inventory, batch_size=4, num_workers=1, shuffle=True, shuffle_rows=20, split_rows=9
-        )[0]
-        for inventory in tables[:2]
-    ]
-    loaders += [make(tables).sources[2].loader]
-    assert rows_of(blend(loaders, WEIGHTS, stop=6)) == expected
+@pytest.mark.parametrize(("stop", "persistent_workers"), [(6, False), ("all_exhausted", True)])
+def test_sources_with_worker_processes(tables, stop, persistent_workers):
+    threads = make(tables, stop=stop)
+    options = {"num_workers": 1, "persistent_workers": persistent_workers}
+    processes = make(tables, stop=stop, source_options=options)
+    for loader in threads, processes:
+        next(iter(loader))  # a pass that is left
+        loader.load_state_dict(loader.state_dict())
+    for _ in range(2):
+        assert rows_of(processes) == rows_of(threads)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

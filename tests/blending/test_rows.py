@@ -21,6 +21,10 @@ def ragged(ids):
     )
 
 
+def changed(column, change):
+    return Ragged(change(column.values), column.offsets)
+
+
 KINDS = {
     "int64": lambda ids: torch.tensor(ids),
     "bfloat16": lambda ids: torch.tensor(ids).to(torch.bfloat16),
@@ -29,6 +33,8 @@ KINDS = {
     "array": np.array,
     "text": lambda ids: [str(row) for row in ids],
     "ragged": ragged,
+    "ragged bfloat16": lambda ids: changed(ragged(ids), lambda values: values.to(torch.bfloat16)),
+    "ragged, trained": lambda ids: changed(ragged(ids), lambda values: values.float().requires_grad_()),
 }
 
 

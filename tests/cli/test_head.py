@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.shell import tdu, tdu_json
+from tests.cli.shell import one_line, tdu, tdu_json
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.cli.output import print_table
 
@@ -41,6 +41,14 @@ def test_a_table_shows_values_as_they_are(tmp_path):
     assert "[red]x" in text
     assert "null" in text
     assert "y" * 59 + "…" in text
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_column_that_python_has_no_values_of_is_named(tmp_path, options):
+    after_9999 = pa.array([253402300799000000], pa.timestamp("us", "Europe/Berlin"))
+    pq.write_table(pa.table({"ends": after_9999, "row": [1]}), tmp_path / "a.parquet")
+    assert "column 'ends' of type timestamp" in one_line(tdu("head", tmp_path, *options, code=1))
+    assert tdu_json("head", tmp_path, "--columns", "row")["batches"][0]["rows"] == [{"row": 1}]
 
 
 def test_more_batches_than_there_are_is_all_of_them(table):

@@ -102,6 +102,21 @@ def test_ranks_that_drifted_apart(table, tmp_path):
     assert "5 to 9 steps (ranks differ)" in tdu("state", tmp_path / "state.json").stdout
 
 
+@pytest.mark.filterwarnings("ignore:Ranks take different numbers of steps:UserWarning")
+def test_ranks_that_have_finished_are_told_of(table, tmp_path):
+    options = {"rank_sharding": "chunks", "split_rows": 100, "num_ranks": 3}
+    loader, _ = StructuredDataset.create_dataloader(str(table), batch_size=10, shuffle=True, rank=1, **options)
+    all_steps = len(loader)
+    states = [state_after(table, count, rank=rank, **options) for rank, count in enumerate((2, all_steps, 1))]
+    path = saved(tmp_path, {"merged": merge_states(states), "finished": states[1]})
+    merged, finished = tdu_json("state", path, table)["states"]
+    assert merged["topologies"][0]["steps"] == [2, None, 1]
+    assert merged["rows"]["done_rows"] == 10 * (2 + all_steps + 1)
+    assert (finished["epoch"], finished["topologies"]) == (1, [])
+    text = tdu("state", path, table).stdout
+    assert "1 to 2 steps (ranks differ) on 3 ranks × 1 workers, batch 10; 1 of the ranks took all of theirs" in text
+
+
 def test_rows_that_are_not_counted_are_not_claimed(table, tmp_path):
     options = {"filters": pc.field("id") < 77, "count_rows": False}
     path = saved(tmp_path, state_after(table, 3, **options))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.faults.hostile_child import MEMORY_BYTES, verdict
+from tests.faults.hostile_child import verdict
 from tests.faults.hostile_files import deep, dictionary_bomb, good, many_columns, many_groups, page_bomb
+from tests.process_limits import limit_process
 
 CPU_SECONDS = 30
 
@@ -54,8 +55,7 @@ def main() -> None:
 def _judge(path: Path) -> None:
     warnings.simplefilter("ignore")
     pa.set_cpu_count(1)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    limit_process(CPU_SECONDS)
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     answer = {"case": path.stem, **verdict(path)}
     answer["seconds"] = time.process_time() - begin

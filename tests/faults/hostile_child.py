@@ -1,7 +1,6 @@
 """Verdicts on foreign files, end to end through `create_dataloader`, in a process with little memory and time."""
 
 import json
-import resource
 import sys
 import warnings
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tests.process_limits import limit_process
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import LoaderError
 
-MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 90
 
 
@@ -33,8 +32,7 @@ def verdict(path: Path) -> dict[str, Any]:
 def main() -> None:
     """One line a file."""
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    limit_process(CPU_SECONDS)
     for path in sorted(Path(sys.argv[1]).glob("*/*.parquet")):
         print(json.dumps({"file": path.name, **verdict(path)}), flush=True)
 

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -202,9 +203,9 @@ def test_a_catalog_that_only_rank_0_reaches(tmp_path: Path) -> None:
         {"type": "sql", "uri": f"sqlite:///{path}", "warehouse": f"file://{tmp_path}"}
         for path in (tmp_path / "catalog.db", tmp_path / "nowhere" / "catalog.db")
     ]
-    catalog = load_catalog("default", **catalogs[0])
-    catalog.create_namespace("db")
-    catalog.create_table("db.t", pa.schema([("n", pa.int64())])).append(pa.table({"n": range(20)}))
+    with closing(load_catalog("default", **catalogs[0])) as catalog:
+        catalog.create_namespace("db")
+        catalog.create_table("db.t", pa.schema([("n", pa.int64())])).append(pa.table({"n": range(20)}))
     build = partial(IcebergDataset, "db.t", num_ranks="auto", broadcast_inventory=True, filters=SOME)
     first, second = raised(tmp_path, lambda rank: build(catalog_config=catalogs[rank]))
     assert second.startswith("StoreError: the catalog could not load")

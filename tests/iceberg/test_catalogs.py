@@ -7,6 +7,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -96,6 +98,30 @@ def test_what_is_no_name_and_no_catalog_says_what_to_pass(
 def test_a_misspelled_option_of_tables_names_the_right_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'snapshot_id'"):
         IcebergDataset.create_dataloader("db.events", sqlite(tmp_path), snapshotid=3)
+
+
+class ClosedCatalog(SqlCatalog):
+    """A plug-in that counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+        super().close()
+
+
+@pytest.mark.parametrize("table", ["db.events", "db.none"])
+def test_a_catalog_that_was_asked_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    monkeypatch.setattr(ClosedCatalog, "closed", 0)
+    config = sqlite(tmp_path)
+    with closing(load_catalog("default", **config)) as catalog:
+        catalog.create_namespace("db")
+        catalog.create_table("db.events", EVENTS).append(events())
+    plugin = {**config, "py-catalog-impl": f"{__name__}.ClosedCatalog"}
+    del plugin["type"]
+    with nullcontext() if table == "db.events" else pytest.raises(NoDataError):
+        assert scan_iceberg(table, plugin).num_rows == 200
+    assert ClosedCatalog.closed == 1
 
 
 def test_a_catalog_that_accepts_and_says_nothing_is_given_up() -> None:

@@ -41,6 +41,7 @@ options = st.builds(
     bucket_by=st.just("tokens"),
     max_tokens_per_batch=st.just(MAX_TOKENS),
     pad_to_multiple_of=st.sampled_from([1, 4, 8]),
+    padding_free=st.booleans(),
 )
 
 
@@ -86,9 +87,12 @@ def deliver(plan, lengths):
     return ranks, Counter(row for batches in ranks for batch in batches for row in batch)
 
 
-def width(plan, lengths, batch):
+def tokens(plan, lengths, batch):
+    """What counts of a batch: its rows as they are, or all padded to the longest."""
+    if plan.options.padding_free:
+        return sum(lengths[row] for row in batch)
     multiple = plan.options.pad_to_multiple_of
-    return max(1, -(-max(lengths[row] for row in batch) // multiple)) * multiple
+    return len(batch) * max(1, -(-max(lengths[row] for row in batch) // multiple)) * multiple
 
 
 @given(plans())
@@ -102,7 +106,7 @@ def test_every_row_once_within_the_budget_and_equal_steps(made):
         assert sum(map(len, batches)) == plan.rank_rows[rank] + plan.padding_rows(rank)
         for batch in batches:
             assert 1 <= len(batch) <= plan.position.topology.batch_size
-            assert len(batch) * width(plan, lengths, batch) <= MAX_TOKENS
+            assert tokens(plan, lengths, batch) <= MAX_TOKENS
     total = plan.space.num_rows
     assert total - len(counts) == plan.dropped_rows
     assert sum(counts.values()) - len(counts) == plan.repeated_rows < plan.position.topology.num_ranks
@@ -143,7 +147,7 @@ def test_chains_of_resumes_deliver_every_row_once_and_keep_the_budget(made, chai
     for batches in ranks:
         for batch in batches:
             assert len(batch) <= plan.position.topology.batch_size
-            assert len(batch) * width(plan, lengths, batch) <= MAX_TOKENS
+            assert tokens(plan, lengths, batch) <= MAX_TOKENS
 
 
 @given(plans(), st.integers(2, 6))

@@ -7,7 +7,6 @@ dies has no line.
 """
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.process_limits import limit_process
 from tests.read.files import make_spec, make_task, parquet_tasks
 from torch_dataloader_utils._arrow.record_batches import side_by_side
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.read.reader import make_reader
 
-MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 60
 ANY_SCHEMA = pa.schema([("x", pa.int64())])
 
@@ -80,8 +79,7 @@ def same(seen: pa.ChunkedArray, wanted: pa.ChunkedArray) -> bool:
 
 def main() -> None:
     """One line a file."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    limit_process(CPU_SECONDS)
     for path in sorted(Path(sys.argv[1]).glob("*.parquet")):
         answer = verdict(path)
         answer.pop("batches", None)

@@ -31,12 +31,13 @@ def batches_of(lengths, num_ranks=1, epoch=0, **options):
     shuffle=st.booleans(),
     window_rows=st.one_of(st.none(), st.integers(1, 50)),
     max_rows_per_batch=st.one_of(st.none(), st.integers(1, 9)),
-    pad_to_multiple_of=st.sampled_from([1, 4, 8]),
+    counted=st.sampled_from([{"pad_to_multiple_of": 1}, {"pad_to_multiple_of": 8}, {"padding_free": True}]),
 )
-@settings(max_examples=150 * EFFORT, deadline=None)
-def test_within_the_limit_every_row_once_and_equal_steps(lengths, num_ranks, epoch, **options):
+@settings(max_examples=200 * EFFORT, deadline=None)
+def test_within_the_limit_every_row_once_and_equal_steps(lengths, num_ranks, epoch, counted, **options):
+    options |= counted
     samplers, ranks = batches_of(lengths, num_ranks, epoch, **options)
-    multiple, most = options["pad_to_multiple_of"], options["max_rows_per_batch"]
+    multiple, most = options.get("pad_to_multiple_of"), options["max_rows_per_batch"]
     rows = [row for batches in ranks for batch in batches for row in batch]
     assert set(rows) == set(range(len(lengths)))
     assert len(rows) == len(lengths) + samplers[0].repeated_rows
@@ -47,8 +48,9 @@ def test_within_the_limit_every_row_once_and_equal_steps(lengths, num_ranks, epo
     for batches in ranks:
         for batch in batches:
             assert batch
-            width = -(-max(lengths[row] for row in batch) // multiple) * multiple
-            assert width * len(batch) <= LIMIT
+            of_rows = [lengths[row] for row in batch]
+            tokens = -(-max(of_rows) // multiple) * multiple * len(batch) if multiple else sum(of_rows)
+            assert tokens <= LIMIT
             assert len(batch) <= (most or len(batch))
             if window := options["window_rows"]:
                 assert max(batch) - min(batch) < window
@@ -60,6 +62,8 @@ def test_batches_are_full():
     tokens = [lengths[batch].max() * len(batch) for batch in TokenBatchSampler(lengths, 400)]
     assert lengths.sum() / sum(tokens) > 0.95
     assert np.mean(tokens) > 0.9 * 400
+    sums = [lengths[batch].sum() for batch in TokenBatchSampler(lengths, 400, padding_free=True)]
+    assert np.mean(sums) > 0.97 * 400
 
 
 def test_epochs_differ_and_so_do_their_batches():
@@ -73,6 +77,8 @@ def test_epochs_differ_and_so_do_their_batches():
 def test_without_shuffle_windows_follow_one_another_longest_first():
     _, (batches,) = batches_of([10, 30, 20, 5, 40, 20], window_rows=3, shuffle=False)
     assert batches == [[1], [2, 0], [4], [5, 3]]
+    _, (batches,) = batches_of([5, 20, 20, 10, 15, 10], window_rows=3, shuffle=False, padding_free=True)
+    assert batches == [[1, 0], [2], [4, 3, 5]]
 
 
 def test_workers_get_neighbouring_rows():
@@ -98,6 +104,10 @@ def test_refusals():
     for endless in (np.array([1, 2**63 + 5], np.uint64), np.array([1.0, 1e30]), np.array([1, 2**63 - 1])):
         with pytest.raises(ConfigError, match=r"first is row 1 with [0-9.e+]{5,} tokens"):
             TokenBatchSampler(endless, LIMIT, pad_to_multiple_of=8)
+    with pytest.raises(ConfigError, match="pad_to_multiple_of=8 with padding_free=True"):
+        TokenBatchSampler([3], LIMIT, pad_to_multiple_of=8, padding_free=True)
+    with pytest.raises(ConfigError, match="first is row 1 with 41 tokens"):
+        TokenBatchSampler([3, 41], LIMIT, padding_free=True)
     with pytest.raises(ConfigError, match="row 1 has length nan"):
         TokenBatchSampler([3.0, float("nan")], LIMIT)
     with pytest.raises(ConfigError, match="window_rows=0"):
@@ -117,15 +127,17 @@ def test_an_epoch_that_is_refused_changes_nothing():
     assert list(sampler) == expected
 
 
-def test_with_a_row_dataset_and_workers(tmp_path):
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_with_a_row_dataset_and_workers(tmp_path, padding_free):
     lengths = np.random.default_rng(1).integers(0, 31, 200)
     pq.write_table(
         pa.table({"row": range(200), "tokens": [[1] * n for n in lengths]}), tmp_path / "t.parquet", row_group_size=32
     )
     rows = RowDataset(tmp_path, length_column="tokens", output_format="dict")
-    sampler = TokenBatchSampler(rows.lengths, LIMIT, window_rows=64, num_workers=2)
+    sampler = TokenBatchSampler(rows.lengths, LIMIT, window_rows=64, num_workers=2, padding_free=padding_free)
     loader = DataLoader(rows, batch_sampler=sampler, num_workers=2, collate_fn=list)
     batches = list(loader)
     assert len(batches) == len(loader)
     assert sorted(row["row"] for batch in batches for row in batch) == list(range(200))
-    assert all(max(len(row["tokens"]) for row in batch) * len(batch) <= LIMIT for batch in batches)
+    of_batches = [[len(row["tokens"]) for row in batch] for batch in batches]
+    assert all(sum(each) <= LIMIT if padding_free else max(each) * len(each) <= LIMIT for each in of_batches)

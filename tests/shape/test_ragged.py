@@ -59,6 +59,9 @@ def test_padding_fills_every_row_to_one_length(rows: Any, padding: int, max_leng
     padded = ragged(rows).to_padded(padding, max_length=max_length, side=side)
     assert padded.shape == (len(rows), width)
     assert padded.tolist() == wanted
+    followed = ragged(rows, torch.float32)
+    followed.values.requires_grad_()
+    assert followed.to_padded(padding, max_length=max_length, side=side).tolist() == wanted
 
 
 def test_nested_tensor_has_the_same_rows_and_memory() -> None:
@@ -98,6 +101,51 @@ def test_derivatives_go_through_padding() -> None:
     Ragged(values, offsets).to_padded().backward(torch.tensor([[4.0, 7], [5, 6]]))
     assert values.grad is not None
     assert values.grad.tolist() == tangents.tolist()
+
+
+def pads(values: torch.Tensor) -> torch.Tensor:
+    return Ragged(values, torch.tensor([0, 2, 2, 3])).to_padded(7, side="left")
+
+
+def pads_with_mask(values: torch.Tensor) -> torch.Tensor:
+    batch = PadRagged()(TensorBatch({"x": Ragged(values, torch.tensor([0, 2, 2, 3]))}))
+    return torch.where(batch["x_mask"], batch["x"], 7)
+
+
+def takes_rows(values: torch.Tensor) -> torch.Tensor:
+    return Ragged(values, torch.tensor([0, 2, 2, 3]))[torch.tensor([2, 0, 0])].values
+
+
+@pytest.mark.parametrize("change", [pads, pads_with_mask, takes_rows])
+def test_functions_of_torch_go_through_ragged_rows(change: Any) -> None:
+    values = torch.tensor([1.0, 2, 3])
+    wanted = change(values)
+    weights = torch.arange(float(wanted.numel())).view(wanted.shape)
+    slopes = [change(one).sub(change(torch.zeros(3))).mul(weights).sum().item() for one in torch.eye(3)]
+    assert torch.func.grad(lambda x: (change(x) * weights).sum())(values).tolist() == slopes
+    assert torch.func.vmap(change)(torch.stack([values, values])).tolist() == [wanted.tolist()] * 2
+    assert torch.func.functionalize(change)(values).tolist() == wanted.tolist()
+    factor = torch.func.grad(lambda x: (change(values) * x).sum())(torch.ones(()))
+    assert factor == wanted.sum()
+    values.requires_grad_()
+    (change(values) * weights).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == slopes
+
+
+def test_rows_of_all_lengths_pad_in_one_call_of_vmap() -> None:
+    values, offsets = torch.arange(6).view(2, 3), torch.tensor([[0, 1, 3], [0, 3, 3]])
+    padded = torch.func.vmap(lambda x, at: Ragged(x, at).to_padded(9, max_length=2))(values, offsets)
+    assert padded.tolist() == [[[0, 9], [1, 2]], [[3, 4], [9, 9]]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_padding_to_a_length_is_compiled_as_one_graph(dtype: torch.dtype) -> None:
+    column = ragged([[1, 0], [], [1]], dtype)
+    compiled = torch.compile(
+        lambda values, offsets: Ragged(values, offsets).to_padded(1, max_length=2), backend="eager", fullgraph=True
+    )
+    assert compiled(column.values, column.offsets).tolist() == [[1, 0], [1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("longest", [np.uint8(2), torch.tensor(2)])

@@ -141,7 +141,7 @@ def test_what_failed_keeps_nothing():
 
 @dataclass
 class GatedReader:
-    """Reads `free` row groups, and others only once the gate is open; `late` tells that it was waited for."""
+    """Reads the first `free` row groups, others only once the gate is open; `late` tells that it was waited for."""
 
     reader: RowGroupReader
     free: int
@@ -149,8 +149,7 @@ class GatedReader:
     late: bool = False
 
     def read_columns(self, task, stop_row=None):
-        self.free -= 1
-        if self.free < 0 and not self.gate.wait(timeout=20):
+        if task.ordinal >= self.free and not self.gate.wait(timeout=20):
             self.late = True
             self.gate.set()
         yield from self.reader.read_columns(task, stop_row)

@@ -30,7 +30,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, 
 from torch_dataloader_utils.stream.receiver import Receiver
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer
-from torch_dataloader_utils.stream.worker_death import Notes
+from torch_dataloader_utils.stream.worker_death import Notes, answers_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
@@ -198,6 +198,42 @@ def test_a_persistent_worker_that_dies_as_it_is_told_of_the_next_pass_is_named(t
         next(iter(loader))
     loader.set_epoch(0)
     assert [check_batch(batch) for batch in loader] == first
+
+
+class Death:
+    """As worker_init_fn, the death of a worker; as a sampler, which torch asks once all workers run, a wait for it."""
+
+    def __init__(self):
+        self.told, self.tells = os.pipe()
+
+    def __call__(self, worker):
+        os.write(self.tells, str(os.getpid()).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def __iter__(self):
+        pid = int(os.read(self.told, 20))
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torch looks only at those that nobody has waited for
+        yield 0
+
+
+def test_a_worker_that_dies_as_others_are_started_is_named():
+    heard, before = [], signal.getsignal(signal.SIGCHLD)
+
+    def hear(number, frame):
+        heard.append(number)
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGCHLD, hear)
+    try:
+        death = Death()
+        options = {"num_workers": 1, "multiprocessing_context": "fork", "worker_init_fn": death}
+        loader = DataLoader([0], batch_size=None, sampler=death, **options)
+        with pytest.raises(WorkerDiedError, match=r"before its first read: it ended with exit code -9\. Restart"):
+            next(answers_of(loader, Notes(1)))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert heard
 
 
 class PreemptedError(Exception):

@@ -53,6 +53,18 @@ def test_a_row_from_a_worker_holds_itself(table):
     assert row.get_total_buffer_size() < 1_000
 
 
+def as_tables(batch):
+    return {"table": pa.table(batch), "names": batch["name"], "all": pa.chunked_array([batch["row"], batch["row"]])}
+
+
+def test_tables_and_arrays_of_a_transform_hold_their_own_rows(table):
+    given = next(iter(load(table, 1, transform=as_tables)[0]))
+    assert all(each.get_total_buffer_size() < 2 * each.nbytes for each in given.values())
+    wanted = next(iter(load(table, 0, transform=as_tables)[0]))
+    assert given == wanted
+    assert str(given["table"].schema) == str(wanted["table"].schema)
+
+
 POINT = pa.list_(pa.field("element", pa.float32(), nullable=False, metadata={"unit": "m"}), 2)
 TAGS = pa.map_(pa.field("tag", pa.string(), nullable=False), pa.field("count", pa.int64()), keys_sorted=True)
 
@@ -92,5 +104,5 @@ def nested(levels):
     ids=["not registered", "categories", "deep"],
 )
 def test_columns_that_a_stream_cannot_have_stay_what_they_are(column):
-    batch = pa.record_batch({"x": column})
-    assert pickle.loads(ForkingPickler.dumps(batch)).equals(batch)
+    for rows in pa.record_batch({"x": column}), pa.table({"x": column}), column:
+        assert pickle.loads(ForkingPickler.dumps(rows)).equals(rows)

@@ -87,7 +87,7 @@ def test_plans_have_the_options_that_order_rows_with_their_defaults() -> None:
     assert {field.name for field in fields(PlanOptions)} - PART_OF_EPOCH <= of_table.keys()
     shown = {PLAN_NAMES.get(name, name): default for name, default in defaults(plan_epoch).items()}
     # Token batches need lengths, which a plan of metadata alone does not have.
-    left_out = {*PART_OF_EPOCH, "max_tokens_per_batch", "pad_to_multiple_of"}
+    left_out = {*PART_OF_EPOCH, "max_tokens_per_batch", "pad_to_multiple_of", "padding_free"}
     assert {field.name for field in fields(PlanOptions)} - left_out <= shown.keys()
     assert {name for name in shown if of_table.get(name, shown[name]) != shown[name]} == {"num_workers"}
 

@@ -117,10 +117,11 @@ def test_a_text_is_no_flag_of_a_corpus(tmp_path: Path, name: str) -> None:
         IndexedDataset(write_lengths(tmp_path / "web", [9]), **{name: "False"})
 
 
-def test_a_signed_url_is_no_prefix() -> None:
+@pytest.mark.parametrize("url", ["https://host/web", "HTTPS://host/web", "simplecache::https://host/web"])
+def test_a_signed_url_is_no_prefix(url: str) -> None:
     for ask in (IndexedDataset, IndexedDataset.exists):
-        with pytest.raises(ConfigError, match=r"^path_prefix='https://host/web' has a query, .* headers in storage"):
-            ask("https://host/web?sig=hunter2")
+        with pytest.raises(ConfigError, match=rf"^path_prefix='{url}' has a query, .* headers in storage"):
+            ask(f"{url}?sig=hunter2")
 
 
 @pytest.mark.parametrize("name", FLAGS)

@@ -1,3 +1,4 @@
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -286,6 +287,34 @@ def test_parts_that_another_build_took_away_are_told_as_that(directory: Path, tm
 
 def test_parts_that_another_build_has_removed_need_no_removal(tmp_path: Path) -> None:
     LocalParts(directory=tmp_path / "out.parts").remove()
+
+
+def test_parts_of_a_build_that_was_killed_after_it_joined_them_go_with_the_next_call(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"column": "tokens", "part_bytes": 1, "output_count": 2}
+
+    def die(_: LocalParts) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalParts, "remove", die)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(directory, tmp_path / "out", **options)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="exists"):
+        build_corpus(directory, tmp_path / "out", **options)
+    assert not (tmp_path / "out.parts").exists()
+
+
+def test_parts_that_are_newer_than_the_corpus_stay(directory: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
+    build_corpus(directory, tmp_path / "out", **options)
+    os.utime(tmp_path / "out.idx", ns=(0, 0))
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(directory, tmp_path / "out", executor=_FailingExecutor(4), overwrites=True, **options)
+    with pytest.raises(ConfigError, match="exists"):
+        build_corpus(directory, tmp_path / "out", **options)
+    assert build_corpus(directory, tmp_path / "out", overwrites=True, **options).reused_parts == 4
 
 
 def test_files_of_others_beside_the_parts_stay(directory: Path, tmp_path: Path) -> None:

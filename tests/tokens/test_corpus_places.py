@@ -19,7 +19,7 @@ from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, StoreError
 from torch_dataloader_utils.tokens import build_corpus
 from torch_dataloader_utils.tokens.corpus_sources import plan_parts
-from torch_dataloader_utils.tokens.corpus_store import JoinedFile
+from torch_dataloader_utils.tokens.corpus_store import JoinedFile, RemoteParts
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 
@@ -145,6 +145,22 @@ def test_a_remote_build_goes_on_with_the_parts_that_are_done(
     assert report.reused_parts == 9
     assert read_corpus("memory://corpora/out") == DOCUMENTS
     assert sorted(remote.find("/corpora")) == ["/corpora/out.bin", "/corpora/out.idx", "/corpora/out.parts/notes.txt"]
+
+
+def test_remote_parts_of_a_build_that_was_killed_after_it_joined_them_go_with_the_next_call(
+    folder: Path, remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: RemoteParts) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RemoteParts, "remove", die)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(folder, "memory://corpora/out", column="tokens", part_bytes=1)
+    monkeypatch.undo()
+    assert len(remote.find("/corpora/out.parts")) == 27
+    with pytest.raises(ConfigError, match="exists"):
+        build_corpus(folder, "memory://corpora/out", column="tokens", part_bytes=1)
+    assert sorted(remote.find("/corpora")) == ["/corpora/out.bin", "/corpora/out.idx"]
 
 
 def test_errors_of_a_store_are_ours(folder: Path, monkeypatch: pytest.MonkeyPatch, remote: Any) -> None:

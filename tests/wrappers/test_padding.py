@@ -27,6 +27,14 @@ def test_rows_are_the_items_and_padding(rows, side, multiple):
     assert padded.dtype == torch.int32
 
 
+def test_derivatives_go_through_padding():
+    items = [torch.tensor([1.0, 2]), torch.tensor([3.0])]
+    slopes = torch.func.grad(lambda x: (pad_stack_1d([x, items[1]], 0) * torch.tensor([[5, 6], [7, 8]])).sum())(
+        items[0]
+    )
+    assert slopes.tolist() == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("items", "options", "message"),
     [

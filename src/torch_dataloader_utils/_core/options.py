@@ -44,7 +44,8 @@ class PlanOptions:
     num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
     strategy: name of a custom split strategy, "" for the built-in steps.
     bucket_by: column whose lengths order the rows of a window, "" for none; see _core/buckets.py.
-    max_tokens_per_batch, pad_to_multiple_of: see _core/token_budget.py; None for batches of a fixed number of rows.
+    max_tokens_per_batch, pad_to_multiple_of, padding_free: see _core/token_budget.py; None for batches of a fixed
+    number of rows.
     first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.
     """
 
@@ -61,6 +62,7 @@ class PlanOptions:
     bucket_by: str = ""
     max_tokens_per_batch: int | None = None
     pad_to_multiple_of: int = 1
+    padding_free: bool = False
     first_row: int = 0
     stop_row: int | None = None
 
@@ -68,7 +70,7 @@ class PlanOptions:
         hold_integers(self, *_COUNTS, least=1)
         hold_integers(self, "shuffle_rows", least=0)
         object.__setattr__(self, "shuffle_rows", self.shuffle_rows or None)
-        hold_flags(self, "shuffle")
+        hold_flags(self, "shuffle", "padding_free")
         object.__setattr__(self, "seed", check_seed("seed", self.seed))
         hold_integers(self, "first_row", "stop_row", least=0)
         if self.rank_sharding not in ("rows", "chunks"):
@@ -128,7 +130,10 @@ class PlanOptions:
         if self.max_tokens_per_batch is None:
             return None
         return TokenBudget(
-            max_tokens=self.max_tokens_per_batch, max_rows=batch_size, pad_to_multiple_of=self.pad_to_multiple_of
+            max_tokens=self.max_tokens_per_batch,
+            max_rows=batch_size,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            padding_free=self.padding_free,
         )
 
 

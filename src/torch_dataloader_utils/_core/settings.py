@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
 
 # Options that 0.1 did not have when its plans were recorded (tests/compat).
-_ADDED_OPTIONS = frozenset(["max_tokens_per_batch", "pad_to_multiple_of"])
+_ADDED_OPTIONS = frozenset(["max_tokens_per_batch", "pad_to_multiple_of", "padding_free"])
 
 
 def planning_fingerprint(inventory: Inventory) -> str:

@@ -109,7 +109,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises:
         CheckpointMismatchError: states of different data, options, epochs or histories.
-        ConfigTypeError: no list. ConfigError: not one state a rank.
+        ConfigTypeError: no list. ConfigError: not one state a rank, or not in rank order, which only states of unknown
+            row counts tell.
     """
     if isinstance(states, str | Mapping) or not isinstance(states, Sequence):
         raise ConfigTypeError(f"merge_states got {of_type(states)}: pass a list of the states of all ranks.")
@@ -164,7 +165,7 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
     for segment in last:
         cursors.update(dict(segment.cursors or ()))
     steps = [None if segment.has_finished(rank) else segment.steps_of(rank) for rank, segment in enumerate(last)]
-    if any(steps[rank] is None for rank in cursors):
+    if any(steps[rank] is None for rank in cursors) or not all(map(_may_be_of, last, range(num_ranks))):
         raise ConfigError("merge_states takes the states in rank order, and these are not: pass rank 0's first.")
     together = Segment(
         topology=topology,
@@ -172,6 +173,11 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
         cursors=tuple(sorted(cursors.items())) or None,
     )
     return [*earlier, together]
+
+
+def _may_be_of(segment: Segment, rank: int) -> bool:
+    """Whether a rank can have saved this: a state that holds its own rank's cursors alone has one number of steps."""
+    return segment.cursors is None or not isinstance(segment.steps, int) or rank in dict(segment.cursors)
 
 
 def _encode_log(segments: Sequence[Segment]) -> dict[str, list[Any]]:

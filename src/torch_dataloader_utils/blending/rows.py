@@ -106,9 +106,18 @@ def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, 
         case Tensor():
             return torch.cat(parts)
         case Ragged():
-            return Ragged(*join_lists([part.values for part in parts], [part.offsets for part in parts]))
+            return _join_ragged(parts)
         case _:
             return list(chain.from_iterable(parts))
+
+
+def _join_ragged(parts: Sequence[Ragged]) -> Ragged:
+    values = [part.values for part in parts]
+    try:
+        return Ragged(*join_lists(values, [part.offsets for part in parts]))
+    except (TypeError, RuntimeError):  # as in `_as_arrays`
+        lengths = torch.cat([part.lengths for part in parts])
+        return Ragged(torch.cat(values), torch.nn.functional.pad(lengths.cumsum(0), (1, 0)))
 
 
 def _as_arrays(columns: Sequence[Any]) -> list[npt.NDArray[Any]] | None:

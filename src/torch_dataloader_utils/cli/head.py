@@ -10,6 +10,8 @@ from torch_dataloader_utils.cli.output import emit_json, print_table
 from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from torch_dataloader_utils.stream.dataset import TableDataset
 
 _EXAMPLES = """\b
@@ -42,12 +44,12 @@ def command(
     dataset.set_epoch(planning["epoch"])
     batches = _first_batches(dataset, num_batches)
     if as_json:
-        shown = [{"num_rows": batch.num_rows, "rows": batch.slice(0, max_rows).to_pylist()} for batch in batches]
+        shown = [{"num_rows": batch.num_rows, "rows": _rows(batch, max_rows)} for batch in batches]
         emit_json({"rank": rank, "epoch": planning["epoch"], "batches": shown})
         return
     for number, batch in enumerate(batches):
+        rows = [tuple(_cell(value) for value in row.values()) for row in _rows(batch, max_rows)]
         click.echo(f"batch {number} of rank {rank}, epoch {planning['epoch']}: {batch.num_rows:,} rows")
-        rows = [tuple(_cell(value) for value in row.values()) for row in batch.slice(0, max_rows).to_pylist()]
         print_table(batch.schema.names, rows)
         if batch.num_rows > max_rows:
             click.echo(f"... and {batch.num_rows - max_rows:,} more rows (--rows)")
@@ -65,6 +67,15 @@ def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
             stack.callback(stream.close)  # type: ignore[attr-defined]  # a generator
         taken = (next(streams[number % len(works)], None) for number in range(count))
         return [batch for batch in taken if batch is not None]
+
+
+def _rows(batch: "pa.RecordBatch", most: int) -> list[dict[str, Any]]:
+    """The first rows of a batch; SchemaError names a column of which Python has no values."""
+    from torch_dataloader_utils.shape.python_objects import python_objects
+
+    first, names = batch.slice(0, most), batch.schema.names
+    columns = [python_objects(column, name) for name, column in zip(names, first.columns, strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _cell(value: Any) -> str:

@@ -57,7 +57,9 @@ def _order(options: PlanOptions) -> str:
     if options.bucket_by:
         text += f", buckets by {options.bucket_by}"
     if options.max_tokens_per_batch:
-        text += f" of at most {options.max_tokens_per_batch:,} tokens"
+        text += f" of at most {options.max_tokens_per_batch:,} tokens" + (
+            ", padding_free" if options.padding_free else ""
+        )
     if options.stop_row is not None:
         text += f", rows [{options.first_row}, {options.stop_row}) only"
     if options.num_lanes:

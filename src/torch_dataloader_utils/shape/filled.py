@@ -36,9 +36,9 @@ def _check_kept(value: float, dtype: torch.dtype, name: str) -> None:
     # Floats may round, and torch itself refuses what is beyond them.
     if dtype.is_floating_point or dtype.is_complex:
         return
-    kept = torch.full((), value, dtype=dtype, device="cpu").item()
-    if kept != value:
+    least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not (least <= value <= most and value == int(value)):
         raise ConfigError(
-            f"{name}={value} does not fit {dtype}, which would make {kept} of it. Pass a value that it holds, or "
-            "convert the values."
+            f"{name}={value} does not fit {dtype}, which holds whole numbers from {least} to {most}. Pass one of them, "
+            "or convert the values."
         )

@@ -22,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.shape.one_piece import is_plain
-from torch_dataloader_utils.shape.pickling import signed
+from torch_dataloader_utils.shape.pickling import signed, unsigned
 from torch_dataloader_utils.shape.recycled import RECYCLED, SMALLEST_BYTES
 
 # Numbers are moved as bits, for numpy does not know all of torch's dtypes.
@@ -57,19 +57,34 @@ def is_flat(tensor: Tensor) -> bool:
 
 def fill(tensor: Tensor, number: Tensor) -> None:
     """Writes one number, a tensor [1] of the same dtype, everywhere."""
-    if _has_bits(tensor):
+    if is_bits(tensor):
         _bits(tensor).numpy().fill(_bits(number).item())
     else:
         tensor.copy_(number)
 
 
 def copy_rows(source: Tensor, rows: Int64s | slice, target: Tensor, places: Int64s) -> None:
-    """Row places[i] of the target becomes row i of source[rows], for all i; both of one dtype, on one device."""
-    if _has_bits(source):
-        _bits(target).numpy()[places] = _bits(source).numpy()[rows]
-        return
-    index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(source.device)
-    signed(target).index_copy_(0, torch.from_numpy(places).to(source.device), signed(source)[index])
+    """Row places[i] of the target becomes row i of source[rows], for all i; both of one dtype, and `is_bits`."""
+    _bits(target).numpy()[places] = _bits(source).numpy()[rows]
+
+
+def is_bits(numbers: Tensor) -> bool:
+    """Whether numpy may move a tensor: its bits are all that there is to it, and nobody follows what is done with it.
+
+    False for a sign to be changed, a derivative to be followed, and all that a compiler or `torch.func` looks at.
+    """
+    if torch.compiler.is_compiling() or not is_plain(numbers) or numbers.dtype.itemsize not in _BITS:
+        return False
+    tangent = unpack_dual(numbers).tangent  # type: ignore[no-untyped-call]
+    return not numbers.is_complex() and not numbers.is_neg() and tangent is None and _is_memory(numbers)
+
+
+def _is_memory(numbers: Tensor) -> bool:
+    """Whether operations give memory: within `torch.func.grad` they give wrappers that have none, of any tensor."""
+    try:
+        return numbers.detach().data_ptr() != 0 or numbers.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def join(parts: Sequence[Tensor], dim: int = 0, out: Tensor | None = None) -> Tensor:
@@ -108,7 +123,7 @@ def gather_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor
     total = int(gathered[-1])
     source = torch.repeat_interleave(starts - gathered[:-1], lengths, output_size=total)
     source += torch.arange(total, device=offsets.device)
-    return signed(values).index_select(0, source).view(values.dtype), gathered
+    return unsigned(signed(values).index_select(0, source), values.dtype), gathered
 
 
 def take_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,12 +207,6 @@ class Gatherer:
         joined = scratch[:count].view(dtype).numpy()
         np.concatenate([part.numpy() for parts in columns for part in parts], out=joined)
         return joined.reshape(len(columns), num_rows)
-
-
-def _has_bits(numbers: Tensor) -> bool:
-    """Whether a tensor is its bits and nothing more: no sign to be changed, no derivative to be followed."""
-    is_bits = is_plain(numbers) and numbers.dtype.itemsize in _BITS and not numbers.is_complex()
-    return is_bits and not numbers.is_neg() and unpack_dual(numbers).tangent is None  # type: ignore[no-untyped-call]
 
 
 def _bits(numbers: Tensor) -> Tensor:

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-import numpy as np
 import torch
 
 from torch_dataloader_utils._arguments.column_names import check_column_names
 from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import hold_integers
-from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
+from torch_dataloader_utils.shape.padded import longest_row, value_mask
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
@@ -70,8 +69,7 @@ class PadRagged:
             if name not in chosen:
                 padded[name] = column
                 continue
-            lengths = np.diff(column.offsets.cpu().numpy())
-            width = self._width(lengths)
+            width = self._width(column)
             padded[name] = self._pad(name, column, width)
             if self.with_masks:
                 if name + MASK_SUFFIX in batch:
@@ -79,7 +77,7 @@ class PadRagged:
                         f"PadRagged: the batch already has {name + MASK_SUFFIX!r}. Rename the column, give nulls of "
                         f"{name!r} a fill value instead of a mask, or pass with_masks=False."
                     )
-                padded[name + MASK_SUFFIX] = self._mask(lengths, width).to(column.offsets.device)
+                padded[name + MASK_SUFFIX] = value_mask(column.offsets, width, self.side)
         return padded
 
     def _chosen(self, batch: TensorBatch) -> set[str]:
@@ -91,13 +89,9 @@ class PadRagged:
                 raise ConfigError(f"PadRagged: {name!r} is no ragged column of the batch; ragged are {sorted(ragged)}.")
         return set(self.columns)
 
-    def _width(self, lengths: Int64s) -> int:
-        return -(-int(lengths.max(initial=0)) // self.pad_to_multiple_of) * self.pad_to_multiple_of
+    def _width(self, column: Ragged) -> int:
+        return -(-longest_row(column.offsets) // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
     def _pad(self, name: str, column: Ragged, width: int) -> torch.Tensor:
         value = self.padding_value.get(name, 0) if isinstance(self.padding_value, Mapping) else self.padding_value
         return column.to_padded(value, max_length=width, side=self.side)
-
-    def _mask(self, lengths: Int64s, width: int) -> torch.Tensor:
-        place, count = np.arange(width), lengths[:, None]
-        return torch.from_numpy(place < count if self.side == "right" else place >= width - count)

@@ -27,6 +27,14 @@ def signed(tensor: Tensor) -> Tensor:
     return tensor if carrier is None else tensor.view(carrier)
 
 
+def unsigned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `signed` made of a tensor of `dtype`, under that dtype again.
+
+    Others are not viewed: derivatives do not go through a view as bits.
+    """
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
 def portable(tensor: Tensor) -> Tensor | UnsignedTensor:
     """What to pickle for `tensor`: its own rows only, of a dtype that pickles. `from_portable` undoes it."""
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
@@ -36,4 +44,4 @@ def portable(tensor: Tensor) -> Tensor | UnsignedTensor:
 
 def from_portable(column: Any) -> Any:
     """The tensor that was made portable; anything else passes through."""
-    return column.bits.view(column.dtype) if isinstance(column, UnsignedTensor) else column
+    return unsigned(column.bits, column.dtype) if isinstance(column, UnsignedTensor) else column

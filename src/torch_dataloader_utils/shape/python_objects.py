@@ -18,7 +18,7 @@ def python_objects(array: pa.Array | pa.ChunkedArray, column: str = "") -> list[
     """
     try:
         objects: list[Any] = array.to_pylist()
-    except (OverflowError, ValueError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError, others are not
+    except (OverflowError, ValueError, KeyError, pa.ArrowException) as error:  # a zone not found: a KeyError or Arrow's
         named = f"column {column!r}" if column else "a column"
         raise SchemaError(
             f"{named} of type {array.type} has values that are no objects of Python ({error}). Leave it out with "

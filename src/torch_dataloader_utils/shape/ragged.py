@@ -3,15 +3,13 @@
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.filled import filled
-from torch_dataloader_utils.shape.memory import copy_rows, gather_lists
+from torch_dataloader_utils.shape.memory import gather_lists
+from torch_dataloader_utils.shape.padded import longest_row, pad
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 
 
@@ -110,16 +108,8 @@ class Ragged:
             raise ConfigError(f'to_padded: side={side!r}; it is "right" (values first) or "left" (padding first)')
         if max_length is not None:
             max_length = check_integer("to_padded: max_length", max_length, least=0)
-        offsets = self.offsets.cpu().numpy()
-        lengths = np.diff(offsets)
-        longest = int(lengths.max(initial=0))
-        width = longest if max_length is None else max_length
-        padded = filled(self.values, (len(self), width, *self.values.shape[1:]), padding_value, name="padding_value")
-        kept = np.minimum(lengths, width)
-        begins = np.arange(len(self)) * width + (width - kept if side == "left" else 0)
-        taken = slice(offsets[-1]) if longest <= width else ranges(offsets[:-1], kept)
-        copy_rows(self.values, taken, padded.flatten(0, 1), ranges(begins, kept))
-        return padded
+        width = longest_row(self.offsets) if max_length is None else max_length
+        return pad(self.values, self.offsets, padding_value, width, side)
 
     def to_nested(self) -> Tensor:
         """A nested tensor of layout torch.jagged over the same memory."""

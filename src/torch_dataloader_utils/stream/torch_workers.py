@@ -8,15 +8,17 @@ what this does instead:
 - At the end it waits five seconds for each busy worker, which may wait for a store. Here it is one second for all.
 - When a worker dies, its SIGCHLD handler raises in whatever the trainer's thread does, such as a forward pass. Here it
   knows of the workers only while an answer is waited for (it must then: a worker that dies in the middle of a message
-  would be waited for without end).
+  would be waited for without end), and does not run while they are started.
 - To read and to set the event that ends workers, it takes a lock that workers take too, and waits for ever if a dead
   worker held it. `_DoneEvent` replaces that event.
 """
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +28,7 @@ from weakref import WeakSet, ref
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
@@ -54,12 +57,35 @@ def persistent(loader: DataLoader[Any]) -> Any:
 
 def start(loader: DataLoader[Any]) -> Any:
     """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
-    loading: Any = iter(loader)
-    if not isinstance(loading._workers_done_event, _DoneEvent):
-        loading._workers_done_event = _DoneEvent(loading)
-    _forget(loading)
+    earlier: Any = loader._iterator
+    with _no_death_raised() if earlier is None else nullcontext():
+        loading: Any = iter(loader)
+        if not isinstance(loading._workers_done_event, _DoneEvent):
+            loading._workers_done_event = _DoneEvent(loading)
+        _forget(loading)
     _started.add(loading)
     return loading
+
+
+@contextmanager
+def _no_death_raised() -> Iterator[None]:
+    """Inside, workers are started, and the death of one is for `dead` to tell; signals of it come afterwards.
+
+    torch tells its handler of the workers once they run, and then has more to do, such as to start threads.
+    """
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _set_SIGCHLD_handler()  # torch's, which would take the place of the handler below
+    missed: list[int] = []
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        signal.signal(signal.SIGCHLD, lambda number, _: missed.append(number))
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        if missed:
+            signal.raise_signal(signal.SIGCHLD)
 
 
 def pinned(batch: Any) -> Any:

@@ -51,6 +51,7 @@ class RowKeywords(TypedDict, total=False):
     bucket_by: str | None
     max_tokens_per_batch: int | None
     pad_to_multiple_of: int | None
+    padding_free: bool
     pack: TokenPacking | None
     page_checksums: bool
     decode_threads: int | None

@@ -100,11 +100,12 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
     group = int(space.group_of(too_long[:1])[0])
     task = inventory.task(group)
     is_number = widths[row] < _ENDLESS
+    padding = "" if budget.padding_free else ", padding included"
     no_number = f"whose {column!r} is negative, not finite or beyond 2^60. "
     raise ConfigError(
         f"{len(too_long):,} rows do not fit into max_tokens_per_batch={budget.max_tokens:,}. The first is live row "
         f"{row - int(space.group_start[group])} of {task.where}, "
-        + (f"with {widths[row]:,} tokens of {column!r}, padding included. " if is_number else no_number)
+        + (f"with {widths[row]:,} tokens of {column!r}{padding}. " if is_number else no_number)
         + "Raise the limit, or leave such rows out with filters=."
     )
 

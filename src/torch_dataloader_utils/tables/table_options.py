@@ -59,6 +59,7 @@ class TableOptions:
     bucket_by: str | None = None
     max_tokens_per_batch: int | None = None
     pad_to_multiple_of: int | None = None
+    padding_free: bool = False
     pack: TokenPacking | None = None
     page_checksums: bool = True
     on_error: OnError = "raise"
@@ -85,6 +86,8 @@ class TableOptions:
             raise ConfigError(f"num_workers={self.num_workers}: pass 0 (threads), a number of processes, or None.")
         if self.pack is not None:
             self._check_packing(self.pack)
+        if self.padding_free:
+            self._check_padding_free()
         check_on_error(self.on_error)
 
     def _check_types(self) -> None:
@@ -99,7 +102,8 @@ class TableOptions:
         parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
         chosen_split_bytes(self.split_bytes)
         object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
-        hold_flags(self, "shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory")
+        flags = ("shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory", "padding_free")
+        hold_flags(self, *flags)
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
         if self.stack is not None and not isinstance(self.stack, Mapping):
@@ -123,11 +127,29 @@ class TableOptions:
                 f"columns={list(self.columns)} with pack=: samples are made of column {packing.column!r} alone. Leave "
                 "columns= out; pack_tokens(fields=...) says what batches hold."
             )
-        for name in ("bucket_by", "max_tokens_per_batch"):
-            if getattr(self, name) is not None:
+        for name in ("bucket_by", "max_tokens_per_batch", "padding_free"):
+            if getattr(self, name) not in (None, False):
                 raise ConfigError(f"{name} with pack=: packed samples are all of one length. Leave one of them out.")
         # What is scanned and weighed is what is read.
         object.__setattr__(self, "columns", (packing.column,))
+
+    def _check_padding_free(self) -> None:
+        """That rows are counted, and that nothing pads them."""
+        if self.max_tokens_per_batch is None:
+            raise ConfigError(
+                "padding_free=True says how max_tokens_per_batch= counts, which is not given: pass "
+                "max_tokens_per_batch= and bucket_by=, or leave padding_free out."
+            )
+        if self.pad_to_multiple_of is not None:
+            raise ConfigError(
+                f"pad_to_multiple_of={self.pad_to_multiple_of} with padding_free=True: rows that are not padded count "
+                "as they are. Leave one of them out."
+            )
+        if any(isinstance(each, PadRagged) for each in self.functions):
+            raise ConfigError(
+                "PadRagged with padding_free=True: padded batches would exceed max_tokens_per_batch. Leave PadRagged "
+                "out (columns of lists then are Ragged: values, and offsets of the rows), or padding_free."
+            )
 
     @property
     def _padding_multiple(self) -> int:
@@ -201,6 +223,7 @@ class TableOptions:
             bucket_by=self.bucket_by or "",
             max_tokens_per_batch=self.max_tokens_per_batch,
             pad_to_multiple_of=self._padding_multiple,
+            padding_free=self.padding_free,
         )
 
     def topology(self, num_ranks: int) -> Topology:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -209,9 +210,11 @@ def _name_outputs(prefix: str, output_count: int) -> list[str]:
 
 
 def _find_existing(outputs: Sequence[str], store: PartStore) -> tuple[str, ...]:
-    """The corpora that are there; ConfigError at once if that is all of them."""
+    """The corpora that are there; ConfigError at once if that is all of them, which then need no parts any more."""
     existing = tuple(output for output in outputs if store.exists(output))
     if len(existing) == len(outputs):
+        with suppress(OSError):  # the store's too: that the corpora exist is what the caller has to know
+            store.remove_joined(existing)
         raise _exists(existing[0])
     return existing
 

@@ -9,6 +9,7 @@ older one loses its own first, and a .bin without .idx is no corpus.
 
 import contextlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreEr
 from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.local_files import writing
+from torch_dataloader_utils.tokens.local_files import local_path, writing
 from torch_dataloader_utils.tokens.merge import merge_corpora
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 from torch_dataloader_utils.tokens.ranges import ByteSource, PlainFile, open_source
@@ -74,6 +75,12 @@ class PartStore(Protocol):
 
     def remove(self) -> None:
         """Remove what builds of this corpus have written, and nothing else."""
+
+    def remove_joined(self, outputs: Sequence[str]) -> None:
+        """Remove what a build left that was killed once it had published these corpora.
+
+        Nothing, if any part is newer than one of them: it is of a later build, which may go on.
+        """
 
     def remove_if_empty(self) -> None:
         """Remove the place of the parts if no part is in it; a worker that still writes one makes it again."""
@@ -128,6 +135,11 @@ class LocalParts:
             for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # receipts first: what has one is whole
                 path.unlink(missing_ok=True)
         self.remove_if_empty()
+
+    def remove_joined(self, outputs: Sequence[str]) -> None:
+        published_ns = min(local_path("output", index_path(output)).stat().st_mtime_ns for output in outputs)
+        if all(path.stat().st_mtime_ns <= published_ns for path in self.directory.iterdir()):
+            self.remove()
 
     def remove_if_empty(self) -> None:
         with contextlib.suppress(OSError):
@@ -196,6 +208,12 @@ class RemoteParts:
             # Receipts first: what has one is whole.
             for some in (receipts, sorted(set(paths).difference(receipts))):
                 list(pool.map(self.store.delete, some))
+
+    def remove_joined(self, outputs: Sequence[str]) -> None:
+        # Nothing is removed where the store does not say when: no part is old then, and no corpus new.
+        written_ns = max((entry.stat.modified_ns or math.inf for entry in self._list()), default=math.inf)
+        if written_ns <= min(self.store.stat(index_path(output)).modified_ns or 0 for output in outputs):
+            self.remove()
 
     def remove_if_empty(self) -> None:
         """Nothing: in a store a directory is what objects have in common."""

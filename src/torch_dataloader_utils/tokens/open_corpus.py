@@ -33,7 +33,7 @@ def check_prefix(name: str, path_prefix: Any) -> str:
         ConfigTypeError: no path. ConfigError: a web URL with a query, behind which no ending can be put.
     """
     prefix = check_path(name, path_prefix)
-    if prefix.startswith(("http://", "https://")) and "?" in prefix:
+    if any(part.lower().startswith(("http://", "https://")) and "?" in part for part in prefix.split("::")):
         raise ConfigError(
             f"{name}={redact(prefix)!r} has a query, such as a signature: .idx and .bin are put behind a prefix. Pass "
             'it without, and headers in storage_options, such as {"headers": {"Authorization": ...}}.'

@@ -53,7 +53,7 @@ def pad_stack_1d(
     if pad_to_multiple_of is not None:
         width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
     padded = filled(items[0], (len(items), width), pad_value, name="pad_value")
-    for row, item in zip(padded, items, strict=True):
+    for row, item in enumerate(items):
         start = 0 if padding_side == "right" else width - len(item)
-        row[start : start + len(item)] = item
+        padded[row, start : start + len(item)] = item
     return padded

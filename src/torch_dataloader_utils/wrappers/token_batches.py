@@ -1,7 +1,8 @@
-"""Batches limited by padded tokens, for map-style data sets whose lengths are known."""
+"""Batches limited by tokens, padded or not, for map-style data sets whose lengths are known."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,10 @@ class TokenBatchSampler(Sampler[list[int]]):
 
         lengths 9 2 3 8 2, max_tokens_per_batch=9      {9}  {8}  {3 2 2}
 
+    With `padding_free` it counts the sum of its lengths, and batches mix rows of all lengths:
+
+        lengths 9 2 3 8 2, max_tokens_per_batch=12     {9 2}  {8 3}  {2}
+
     It is a `batch_sampler`; the order is a function of (lengths, options, seed, epoch), the same on every rank:
 
         rows = RowDataset("s3://bucket/texts", length_column="tokens")
@@ -69,12 +74,13 @@ class TokenBatchSampler(Sampler[list[int]]):
         window_rows: int | None = None,
         max_rows_per_batch: int | None = None,
         pad_to_multiple_of: int = 1,
+        padding_free: bool = False,
     ) -> None:
         """Checks the lengths; batches are made when first asked for, once an epoch.
 
         Args:
             lengths: tokens of every row, such as `RowDataset.lengths`.
-            max_tokens_per_batch: most tokens of a batch, padding included.
+            max_tokens_per_batch: most tokens of a batch, padding included unless padding_free.
             num_ranks, rank: training processes, and which of them this is.
             num_workers: of the DataLoader: each worker then gets batches of neighbouring rows of its own.
             shuffle: random windows, batches in a window and ties. Without, longest first in each window.
@@ -83,10 +89,12 @@ class TokenBatchSampler(Sampler[list[int]]):
                 once; None sorts all of them. Windows begin elsewhere in every shuffled epoch, so batches change.
             max_rows_per_batch: most rows of a batch.
             pad_to_multiple_of: what the collate function rounds lengths up to.
+            padding_free: the collate function takes rows end to end.
 
         Raises:
             ConfigTypeError: lengths that are no list of numbers, or a number that is not whole.
-            ConfigError: a number out of range, or a row that alone exceeds max_tokens_per_batch.
+            ConfigError: a number out of range, a row that alone exceeds max_tokens_per_batch, or pad_to_multiple_of
+                with padding_free.
         """
         max_tokens_per_batch = check_integer("max_tokens_per_batch", max_tokens_per_batch, least=1)
         num_ranks = check_integer("num_ranks", num_ranks, least=1)
@@ -102,7 +110,13 @@ class TokenBatchSampler(Sampler[list[int]]):
             max_tokens=max_tokens_per_batch,
             max_rows=_number_or("max_rows_per_batch", max_rows_per_batch, all_rows),
             pad_to_multiple_of=pad_to_multiple_of,
+            padding_free=check_flag("padding_free", padding_free),
         )
+        if self._budget.padding_free and pad_to_multiple_of > 1:
+            raise ConfigError(
+                f"pad_to_multiple_of={pad_to_multiple_of} with padding_free=True: rows that are not padded count as "
+                "they are. Leave one of them out."
+            )
         self._widths = _fitting_widths(measured, self._budget)
         self._window_rows = _number_or("window_rows", window_rows, all_rows)
         self._num_ranks, self._rank = num_ranks, rank
@@ -164,11 +178,27 @@ class TokenBatchSampler(Sampler[list[int]]):
         ties, turns_of_windows, turns, shift = self._random_words(count)
         window = (np.arange(count) + int(shift[0] % np.uint64(self._window_rows))) // self._window_rows
         rows = np.lexsort((ties, -self._widths, window)).astype(np.int64, copy=False)
+        if self._budget.padding_free:
+            rows, start = self._fill(rows, window[rows])
+        else:
+            stop_of_window = np.searchsorted(window[rows], window[rows], side="right")
+            start = self._budget.first_rows(self._widths[rows], stop_of_window)
         window = window[rows]
-        start = self._budget.first_rows(self._widths[rows], np.searchsorted(window, window, side="right"))
         stop = np.append(start[1:], count)[: len(start)]
         order = np.lexsort((turns[start], window[start], turns_of_windows[window[start]]))
         return TokenBatches(rows=rows, start=start[order], stop=stop[order])
+
+    def _fill(self, rows: Int64s, window: Int64s) -> tuple[Int64s, Int64s]:
+        """The rows batch by batch, and where batches begin. rows: by window, longest first. window: of each."""
+        bounds = np.flatnonzero(np.diff(window, prepend=-1)).tolist()
+        filled, start = [], []
+        for begin, end in pairwise([*bounds, len(rows)]):
+            batch = self._budget.batches(self._widths[rows[begin:end]])
+            filled.append(rows[begin:end][np.argsort(batch, kind="stable")])
+            sizes = np.bincount(batch)
+            start.append(begin + np.cumsum(sizes) - sizes)
+        nothing = np.zeros(0, dtype=np.int64)
+        return np.concatenate([nothing, *filled]), np.concatenate([nothing, *start])
 
     def _random_words(self, count: int) -> list[npt.NDArray[np.uint64]]:
         """Three times `count` words and one, all 0 where nothing is shuffled."""

@@ -3,6 +3,7 @@
 import queue
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from threading import Thread
 from typing import Any
 
@@ -31,7 +32,7 @@ def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = 
     properties = with_present_names(properties)
     handled = sys.exception()
     try:
-        return _in_time(lambda: _find(_catalog(properties), name), patience_seconds)
+        return _in_time(lambda: _ask(properties, name), patience_seconds)
     except LoaderError:
         raise
     except _NoAnswerError:
@@ -67,6 +68,12 @@ def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
     if error is not None:
         raise error
     return found
+
+
+def _ask(properties: Mapping[str, Any], name: str) -> Any:
+    """The table; the catalog's connections are closed. Nothing asks a table's own catalog again."""
+    with closing(_catalog(properties)) as catalog:
+        return _find(catalog, name)
 
 
 def _catalog(properties: Mapping[str, Any]) -> Any:
