@@ -1,7 +1,4 @@
-"""Data sets and their loaders: the composition root, where the stages are wired together.
-
-discover  →  plan  →  read  →  shape  →  stream
-"""
+"""`StructuredDataset`: data sets of files, and their loaders. `tables/` wires the stages for it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +15,9 @@ from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
+from torch_dataloader_utils.tables.file_source import find_inventory
 from torch_dataloader_utils.tables.keyword_options import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names
-from torch_dataloader_utils.tables.table_rows import find_inventory
 from torch_dataloader_utils.tables.wiring import make_loader, wire
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WiredDataset(TableDataset):
-    """A data set wired from an inventory and options, which it keeps so that it can be wired once more."""
+    """A data set of an inventory and options; it keeps both, so that `pack_tokens` can make another one of them."""
 
     _wired_from: tuple[Inventory, TableOptions, StoreAccess] | None = None
 
@@ -149,7 +146,7 @@ class StructuredDataset(WiredDataset):
         Args:
             path: file, directory (searched recursively), pattern, or a list of those; local or any fsspec URL.
             format: "parquet", "orc", "csv", "json" (or "jsonl": one object a line) or "arrow". Types of CSV and JSON
-                lines, and how large files are cut, are said to `scan_files` (schema, text), see inventory.
+                lines, and how large files are cut, are options of `scan_files` (schema, text): pass inventory then.
             batch_size: rows of a batch on this rank.
             columns: names to deliver, in this order; None for all. Only these (and the filter's) are read.
             filters: a pyarrow expression; exactly the rows for which it is true. May name columns that are not
@@ -157,14 +154,14 @@ class StructuredDataset(WiredDataset):
             shuffle: permute chunks by (shuffle_seed, epoch). The seed is any integer, taken modulo 2^64.
             split_bytes: size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB".
             split_rows: size of a chunk in rows; wins over split_bytes.
-            split_strategy: an object with `generate`, or the name of an installed plug-in. Shuffling is up to it too.
+            split_strategy: an object with `generate`, or the name of an installed plug-in. It also does the shuffling.
             num_workers: 0 decodes ahead in threads of this process (fastest), N in N worker processes. None takes
                 threads, or processes if `transform` or `collate_fn` is given.
             output_format: "torch" gives a TensorBatch (a dict of tensors), "numpy" a dict of arrays, "arrow" a
                 pyarrow.RecordBatch, "dict" a dict of lists.
             storage_options: for the storage client; never logged, saved or put into a state.
-            credentials: a function that returns storage options with credentials, called again when they expire. It
-                travels to worker processes, what it returned does not.
+            credentials: a function that returns storage options with credentials, called again when they expire.
+                Worker processes are sent the function, never what it returned.
             remote: how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers).
             collate_fn: applied to each batch, after `transform`, where the batch is read.
             partitioning: "hive" reads typed columns from directory names such as year=2024.
@@ -176,8 +173,8 @@ class StructuredDataset(WiredDataset):
             rank_sharding: "rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.
             drop_last: full batches only; the plan says how many rows that leaves out.
             transform: applied to each batch where it is read.
-            shuffle_rows: permute rows in windows of about so many; 0 or None does not. interleave: chunks that a window
-                draws from.
+            shuffle_rows: permute rows in windows of about this many; 0 or None for no row shuffle.
+            interleave: chunks that a window draws from.
             num_lanes, lane_rows: one order of global batches for every number of ranks and workers.
             count_rows: "auto" counts what a filter leaves by reading its columns once; False plans without counts.
             nulls: what nulls of columns without NaN become: "error", "mask" or {"fill": value}, for all columns or

@@ -1,4 +1,4 @@
-"""The error tree: by who can act, and each class is also the builtin a user would catch.
+"""The errors of this library, ordered by who can act; each class is also the builtin that a user would catch.
 
     LoaderError
     ├── ConfigError (ValueError)                 you called it wrong
@@ -18,8 +18,8 @@
     ├── CheckpointMismatchError (ValueError)     a state of other data or other options
     └── InternalError (RuntimeError)             we are wrong: please report it
 
-OSError comes first where it is a base: its `__new__` is the one that may make such an object, and tools that rebuild
-errors from other processes call the first one they find.
+OSError is the first base where it is one: only its `__new__` can make such objects, and tools that rebuild errors from
+other processes call the `__new__` of the first base.
 
 A message says what, where (file, row group, rows), seen and wanted, and what to do.
 """
@@ -94,6 +94,6 @@ class InternalError(LoaderError, RuntimeError):
 
 
 def of_type(value: object) -> str:
-    """What a message calls a value of the wrong type: "a dict", "an int"."""
+    """The type of a value, for messages: "a dict", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

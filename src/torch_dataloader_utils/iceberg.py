@@ -1,7 +1,4 @@
-"""Iceberg tables as data sets: the part of the composition root that starts from a table.
-
-catalog  →  discover/iceberg  →  (as for files) plan  →  read  →  shape  →  stream
-"""
+"""`IcebergDataset` and `scan_iceberg`: data sets of Iceberg tables, and their loaders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -24,8 +21,8 @@ from torch_dataloader_utils.stream.ranks import from_rank_zero, resolve_ranks
 from torch_dataloader_utils.tables.counting import count_alone, under_filter
 from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.tables.keyword_options import IcebergKeywords, RowLoaderKeywords
+from torch_dataloader_utils.tables.rank_share import counting_share, shows_bars
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
-from torch_dataloader_utils.tables.table_rows import counting_share, shows_bars
 from torch_dataloader_utils.tables.wiring import make_loader
 
 if TYPE_CHECKING:
@@ -94,9 +91,9 @@ def scan_iceberg(
 
 
 def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:
-    """The inventory that was given or that of the table, the same on all ranks, and how its files are reached.
+    """The given inventory or that of the table (the same on all ranks), and how its files are reached.
 
-    The catalog is asked on every rank that needs credentials of it: those never travel between ranks.
+    Every rank that needs credentials of the catalog asks for them itself: they are never sent between ranks.
     """
     if given is not None:
         given = check_inventory(given)

@@ -1,7 +1,4 @@
-"""`RowDataset`: random access to the rows of columnar files, as a map-style data set.
-
-discover  →  read  →  shape  →  one row, or the rows of one batch
-"""
+"""`RowDataset`: random access to the rows of columnar files, as a map-style data set."""
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +25,10 @@ from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
+from torch_dataloader_utils.tables.file_source import Files, find_inventory
 from torch_dataloader_utils.tables.row_lengths import read_lengths
 from torch_dataloader_utils.tables.table_options import TableOptions
-from torch_dataloader_utils.tables.table_rows import Files, find_inventory, read_spec, wire_rows
+from torch_dataloader_utils.tables.table_rows import read_spec, wire_rows
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
 _ITERATED_ROWS = 1024
@@ -184,7 +182,7 @@ class RowDataset(Dataset[Any]):
         return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
 
     def cache_info(self) -> CacheInfo:
-        """What the row group cache of this process has done: too many misses ask for a larger `cache_bytes`."""
+        """Counts of this process's row group cache; with many misses, pass a larger `cache_bytes`."""
         return self._blocks.info()
 
     @property
@@ -237,7 +235,7 @@ class RowDataset(Dataset[Any]):
 
 
 def _whole_numbers(indices: Any, total: int) -> Int64s:
-    """The indices as int64; those beyond it, as Python's lists do, are an IndexError."""
+    """The indices as int64; one that does not fit is an IndexError, as in Python's lists."""
     try:
         return np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
     except TypeError as error:

@@ -1,3 +1,5 @@
+"""Work in threads or in the user's executor: results in order, the first error in its place, progress for each file."""
+
 import multiprocessing
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor

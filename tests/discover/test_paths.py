@@ -1,3 +1,5 @@
+"""Which files a path, a pattern, a directory or a list of them names, and what a wrong one says."""
+
 import logging
 import os
 import re

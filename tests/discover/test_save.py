@@ -1,3 +1,5 @@
+"""Saved inventories: the same after loading, without secrets; damaged or foreign files are errors."""
+
 import json
 
 import numpy as np

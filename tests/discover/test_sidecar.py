@@ -1,3 +1,5 @@
+"""A `_metadata` file replaces reading all footers, but only if it fits the files."""
+
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest

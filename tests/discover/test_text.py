@@ -1,3 +1,5 @@
+"""CSV and JSON lines: blocks that end at line ends, types, counts, and files that cannot be cut."""
+
 import bz2
 import gzip
 import io

@@ -1,3 +1,5 @@
+"""Catalogs and tables without one: what can be opened, and what an error says of the rest."""
+
 import json
 import logging
 import socket

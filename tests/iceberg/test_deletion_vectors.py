@@ -1,3 +1,5 @@
+"""Deletion vectors: which rows they delete of which files, and damaged ones."""
+
 import struct
 import warnings
 import zlib

@@ -1,3 +1,5 @@
+"""Equality deletes: which keys equal which, of which files, in which partitions, after schema changes too."""
+
 import json
 from pathlib import Path
 from typing import Any

@@ -1,3 +1,5 @@
+"""Filters of tables: what they translate to, what is pruned by them, and exactly the rows that they keep."""
+
 import datetime
 import math
 from pathlib import Path

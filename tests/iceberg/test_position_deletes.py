@@ -1,3 +1,5 @@
+"""Position deletes in all formats: of which files and snapshots they delete rows, and exact counts."""
+
 from dataclasses import replace
 from pathlib import Path
 

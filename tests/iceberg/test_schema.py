@@ -1,3 +1,5 @@
+"""Tables whose schema has changed: columns by id, defaults, promotions, name mappings."""
+
 import datetime
 import json
 from decimal import Decimal

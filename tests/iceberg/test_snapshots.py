@@ -1,3 +1,5 @@
+"""Which snapshot is read, and under which schema: times, branches, tags, increments."""
+
 import datetime
 import json
 import os

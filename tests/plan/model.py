@@ -11,8 +11,8 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
-from torch_dataloader_utils.plan.epoch import ExactPlan
-from torch_dataloader_utils.plan.lane_epoch import LanePlan
+from torch_dataloader_utils.plan.exact_plan import ExactPlan
+from torch_dataloader_utils.plan.lane_plan import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
 
 

@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, cut_runs, join_batches
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
+from torch_dataloader_utils.plan.token_plan import TokenPlan
 
 MAX_TOKENS = 40
 

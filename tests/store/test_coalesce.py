@@ -1,3 +1,5 @@
+"""Byte ranges merged into fewer reads: which gaps are read through, and which bytes each range gets."""
+
 from itertools import pairwise
 
 from hypothesis import given, settings

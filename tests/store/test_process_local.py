@@ -1,3 +1,5 @@
+"""Values that every process makes for itself: once for all its threads, also after a fork."""
+
 import os
 import pickle
 import threading

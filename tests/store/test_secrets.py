@@ -1,3 +1,5 @@
+"""Passwords, signatures and storage options appear in no message, log, repr or pickle."""
+
 import json
 import pickle
 import traceback

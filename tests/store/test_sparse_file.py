@@ -1,3 +1,5 @@
+"""A file of which only some ranges were fetched reads like the whole one, or raises."""
+
 import io
 from itertools import pairwise
 

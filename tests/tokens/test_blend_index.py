@@ -1,3 +1,5 @@
+"""Blends: the order of Megatron-Core, equal to the rule step by step, from any counts on."""
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

@@ -1,3 +1,5 @@
+"""Writing and merging corpora: what is written, what is refused, and what stays after an error."""
+
 import contextlib
 import os
 import resource

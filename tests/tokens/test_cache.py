@@ -1,3 +1,5 @@
+"""The index cache: built once, checked, built again after damage; locks and directories that cannot be used."""
+
 import fcntl
 import multiprocessing
 import os

@@ -1,3 +1,5 @@
+"""Train, validation and test data sets of a configuration: sizes, blends and splits of Megatron-Core."""
+
 import os
 import pickle
 from pathlib import Path

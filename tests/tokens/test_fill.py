@@ -1,3 +1,5 @@
+"""Documents filled into samples of one length, greedily or best fit: every token once."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

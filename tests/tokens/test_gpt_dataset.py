@@ -1,3 +1,5 @@
+"""Samples of a GPT data set: tokens, labels, masks, positions, padding, and the way through pickles and caches."""
+
 import pickle
 from dataclasses import replace
 from pathlib import Path

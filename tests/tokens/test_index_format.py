@@ -1,3 +1,5 @@
+"""The .idx format byte for byte; anything cut, flipped or impossible is refused."""
+
 import itertools
 import struct
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Reading corpora: mapped, in place and remote give the same tokens; files that changed are errors."""
+
 import gc
 import os
 import pickle

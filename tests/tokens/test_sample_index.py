@@ -1,3 +1,5 @@
+"""The document, sample and shuffle index of Megatron-Core, and the split string."""
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

@@ -1,3 +1,5 @@
+"""Samplers: the orders of Megatron-LM, equal numbers of full batches on all ranks, exact resume."""
+
 import itertools
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""The sequences file of many corpora, which we and Megatron-Core both read."""
+
 import json
 from pathlib import Path
 

@@ -9,7 +9,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 def check_column_names(columns: Any) -> tuple[str, ...] | None:
     """The names as a tuple; None, for all columns, stays.
 
-    One string is refused: it is a sequence too, of the columns "f", "a", "r" and "e".
+    One string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
 
     Raises:
         ConfigTypeError: no list of names.

@@ -1,4 +1,4 @@
-"""Options that are on or off, as Python bools: any text is true in Python, "false" too."""
+"""Options that are on or off, as Python bools. Text is refused, since even "false" is true in Python."""
 
 import operator
 

@@ -6,7 +6,7 @@ from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 
 def check_function(name: str, value: Any, what: str = "a function") -> None:
-    """Refuses what cannot be called; None is no function, and allowed.
+    """Refuses a value that cannot be called; None is allowed.
 
     what: "a function of a batch", for messages.
 
@@ -18,7 +18,7 @@ def check_function(name: str, value: Any, what: str = "a function") -> None:
 
 
 def check_executor(executor: Any) -> None:
-    """Refuses what runs no functions; None is no executor, and allowed.
+    """Refuses a value that is no executor; None is allowed.
 
     Raises:
         ConfigTypeError: it has no `submit`.

@@ -1,7 +1,6 @@
-"""Whole numbers that a user gives, as Python ints: states and fingerprints are texts of them.
+"""Whole numbers that a user gives, as Python ints, since states and fingerprints are made of their text.
 
-Numbers are held to int64, as which arrays of rows, sizes and epochs keep them. Seeds may be any whole number: they are
-words of a key, taken modulo 2^64.
+Numbers must fit into int64, as in arrays of rows, sizes and epochs. Seeds may be any whole number, taken modulo 2^64.
 """
 
 import operator
@@ -72,7 +71,7 @@ def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
             object.__setattr__(options, name, check_integer(name, value, least=least))
 
 
-@cache  # asked for every value that is made: one for each rank's state where 10,000 of them are merged
+@cache  # called for every value, such as those of the states of 10,000 ranks that are merged
 def _optional_fields(options: type) -> frozenset[str]:
     """The fields of a dataclass whose type has None."""
     return frozenset(field.name for field in fields(options) if NoneType in get_args(field.type))

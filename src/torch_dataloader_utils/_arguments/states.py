@@ -1,4 +1,4 @@
-"""States that users hand in: the keys and values of ours."""
+"""Checks keys and values of states that users load."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, of_type
 
 
 def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequence[str], *, problem: str) -> None:
-    """Raises CheckpointMismatchError unless a state has our keys, and in those of `fixed` our values.
+    """Raises CheckpointMismatchError unless a state has the keys of `mine`, and for those in `fixed` the same values.
 
     problem: begins the message, before both sides.
     """

@@ -1,5 +1,5 @@
-"""Arrow values as all stages handle them: schemas, filters on rows, record batches put together, IPC messages.
+"""Functions on Arrow values that several stages use: schemas, row filters, joining record batches, IPC messages.
 
-In and out: what pyarrow makes of files. Promises: the rows that are asked for, also where pyarrow's own functions give
-others; nothing is copied that need not be. pyarrow and the errors only. Not for tensors (`shape/`) or files (`read/`).
+In and out: pyarrow objects. Promises: correct rows, also where pyarrow's own functions give wrong ones; nothing is
+copied without need. Imports pyarrow and the errors only. Not for tensors (`shape/`) or files (`read/`).
 """

@@ -1,14 +1,14 @@
-"""Fixed-size lists inside of others, of which pyarrow's take and filter give other rows if they are slices.
+"""Works around a fault of pyarrow: take and filter give wrong rows for slices of nested fixed-size lists.
 
-Seen with pyarrow 26.0.1: the offset of the inner list is counted twice. What is taken as the first row of a slice that
-begins with row 3 is row 6.
+Seen with pyarrow 26.0.1: the offset of the inner list is counted twice. The first row of a slice that begins at row 3
+is then row 6.
 """
 
 import pyarrow as pa
 
 
 def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows, to take from or to filter: a column of which others would come is copied."""
+    """The same rows, safe for take and filter: a column that would give wrong rows is copied."""
     columns = rows.columns
     taken = list(map(array_for_take, columns))
     if all(new is old for new, old in zip(taken, columns, strict=True)):
@@ -17,7 +17,7 @@ def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def array_for_take(array: pa.Array) -> pa.Array:
-    """The same for one column."""
+    """The same rows of one column, safe for take and filter; see `for_take`."""
     if not _nests(array.type) or not _is_sliced(array):
         return array
     return pa.concat_arrays([array, array.slice(0, 0)])

@@ -1,8 +1,8 @@
-"""Messages of Arrow IPC streams and files: what each is and where it lies, from its head; no body is read.
+"""Messages of Arrow IPC streams and files: kind and place of each, from its head, without reading bodies.
 
 Source: the Arrow columnar format specification, "Encapsulated message format" and "IPC Streaming Format", and
-format/File.fbs, Message.fbs. pyarrow gives neither row counts nor the numbers of dictionaries short of loading a
-message, so that the few flatbuffer fields needed are read here.
+format/File.fbs, Message.fbs. pyarrow gives row counts and dictionary ids only for loaded messages, so this reads the
+few flatbuffer fields that are needed.
 """
 
 import struct
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-# Read at once for heads of messages. They are longer in tables of many hundred columns only.
+# Bytes read at once for the head of a message; only tables of many hundred columns have longer ones.
 _HEAD_BYTES = 64 << 10
 
 _CONTINUATION = 0xFFFF_FFFF
@@ -28,8 +28,8 @@ _KIND_DICTIONARY, _KIND_RECORD_BATCH = 2, 3
 class Message:
     """One encapsulated message, the bytes [start, stop) of a file.
 
-    num_rows: of a record batch. dictionary: the number of the one that a dictionary batch is of; None for other kinds.
-    is_delta: whether that adds to what the dictionary was. Else it takes the place of it.
+    num_rows: of a record batch, else None. dictionary: the id of a dictionary batch's dictionary, else None.
+    is_delta: whether a dictionary batch adds values; else it replaces them.
     """
 
     start: int
@@ -76,10 +76,10 @@ class _Window:
 
 
 def read_head(head: Any, start: int) -> Message:
-    """The message that begins at byte `start` of its file, from its head: what comes before its body.
+    """The message that begins at byte `start` of its file; head: its bytes before the body.
 
     Raises:
-        ArrowInvalid: it is none.
+        ArrowInvalid: these bytes are no message.
     """
     try:
         length, prefix = metadata_length(head)
@@ -101,7 +101,7 @@ def read_head(head: Any, start: int) -> Message:
 
 
 def metadata_length(message: Any) -> tuple[int, int]:
-    """Lengths of a message's metadata and of what comes before it; before Arrow 0.15 that had no continuation mark."""
+    """The lengths of a message's metadata and of the prefix before it (shorter before Arrow 0.15)."""
     (first,) = struct.unpack_from("<I", message)
     if first != _CONTINUATION:
         return first, 4

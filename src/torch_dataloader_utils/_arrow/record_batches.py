@@ -1,4 +1,4 @@
-"""RecordBatches put together: columns beside columns, and rows after rows."""
+"""Joins RecordBatches: columns side by side, or rows one after the other."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 def side_by_side(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The columns of all parts (at least one), which hold the same rows, in one batch; nothing is copied."""
+    """One batch with the columns of all parts (at least one), which have the same rows; nothing is copied."""
     arrays = [array for part in parts for array in part.columns]
     if len(parts) == 1 or not arrays:
         return parts[0]
@@ -14,21 +14,21 @@ def side_by_side(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def one_after_other(groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-    """The rows of all groups (at least one) in one batch; a group is RecordBatches of some columns and the same rows.
+    """One batch with the rows of all groups (at least one); a group is RecordBatches of different columns, same rows.
 
-    All have the same columns, in the order that the first group has them in or in another.
+    All groups have the same columns, in any order; the result has the order of the first group.
 
     Raises:
         KeyError: a group lacks a column.
-        pyarrow.ArrowException: a group has more columns, or types that differ; more text than 32-bit offsets can say;
-            more categories than an index can.
+        pyarrow.ArrowException: a group has more columns or other types; text is too long for 32-bit offsets; there are
+            more categories than the index type allows.
     """
     first, *others = map(side_by_side, groups)
     return pa.concat_batches([first, *(_in_order(rows, first.schema.names) for rows in others)])
 
 
 def without_categories(groups: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Sequence[pa.RecordBatch]]:
-    """The groups with the values of dictionary-encoded columns; whether there are any, the first group tells of all."""
+    """The groups with dictionary-encoded columns decoded; all groups have the types of the first one."""
     if not any(pa.types.is_dictionary(field.type) for part in groups[0] for field in part.schema):
         return groups
     return [list(map(_decoded, parts)) for parts in groups]

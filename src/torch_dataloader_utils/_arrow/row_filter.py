@@ -1,6 +1,6 @@
-"""Row filters: what tells one from others, which columns it needs, and which rows it keeps.
+"""Row filters: their text, the columns they use, and the rows they keep.
 
-Discovery asks the first two before a row is read, reading the last two; neither stage may import the other.
+Here, because both discovery and reading use this, and stages do not import each other.
 """
 
 from hashlib import blake2b
@@ -12,10 +12,10 @@ from pyarrow import acero
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
-# Stands for the text of a filter that has none. It looks like the call of a function, which such a filter has.
+# The text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
 _NO_TEXT = "condition(binary values)"
 
-# Types of literals that are what their text looks like, as fractions are; other types have texts like these.
+# Types of literals that their text tells (as it does for fractions); literals of other types have the same texts.
 _TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
 _OF_TIMES = (
@@ -31,7 +31,7 @@ def check_filters(filters: Any) -> None:
 
 
 def shown_filter(row_filter: Any) -> str:
-    """The filter as pyarrow prints it, which it cannot if there are binary values in options of functions."""
+    """The filter as pyarrow prints it, or a substitute: it cannot print binary values in options of functions."""
     try:
         return str(row_filter)
     except UnicodeDecodeError:
@@ -41,8 +41,8 @@ def shown_filter(row_filter: Any) -> str:
 def filter_text(row_filter: Any) -> str:
     """The filter as text that no other filter has; "" for None.
 
-    It is pyarrow's own text, with a digest behind it where that is not the whole truth: of more than 20 values of
-    `isin` it leaves out those in the middle, and 0.1 may be a float32 too, 2 a whole float.
+    It is pyarrow's text, with a digest after it where that is ambiguous: pyarrow leaves out values in the middle of an
+    `isin` of more than 20, and does not show types (0.1 may be a float32, 2 a float).
 
         field("a") > 5                        (a > 5)
         field("a").isin(range(100))           is_in(a, {value_set=int64:[0, ..., 99], ...}) #6f1c2b9e
@@ -62,7 +62,7 @@ def filter_text(row_filter: Any) -> str:
 
 
 def _is_told(literal: pa.Array) -> bool:
-    """Whether the one value is what its text looks like."""
+    """Whether the type of a literal can be read from its text."""
     if pa.types.is_float64(literal.type):
         return not (literal[0].as_py() or 0.0).is_integer()
     return pa.types.is_struct(literal.type) or literal.type in _TOLD_BY_TEXT
@@ -99,7 +99,7 @@ def keep_mask(row_filter: Any, batch: Any) -> Any:
 
 
 def _evaluate(row_filter: Any, table: Any) -> Any:
-    # In this thread: a pool would give the pieces in any order, and is not there after a fork.
+    # In this thread: a thread pool gives pieces in any order, and does not exist after a fork.
     plan = acero.Declaration.from_sequence(
         [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
@@ -110,7 +110,7 @@ def _evaluate(row_filter: Any, table: Any) -> Any:
 
 
 def _serialized(row_filter: Any) -> pa.Buffer:
-    """The filter as Arrow writes it down, which it does not with columns by position: others after a projection."""
+    """The filter serialized by Arrow, which refuses columns by position (they would change with a projection)."""
     try:
         (serialized,) = row_filter.__reduce__()[1]
     except pa.ArrowNotImplementedError as error:

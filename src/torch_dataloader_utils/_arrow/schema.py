@@ -1,8 +1,8 @@
-"""Arrow schemas, from the IPC bytes that frozen values carry them as."""
+"""Arrow schemas from IPC bytes, the form in which frozen values hold them."""
 
 import pyarrow as pa
 
 
 def decode_schema(encoded: bytes) -> pa.Schema:
-    """The schema of an inventory, a read order or a table's key columns."""
+    """The schema that an inventory, a ReadSpec or TableFields holds as bytes."""
     return pa.ipc.read_schema(pa.py_buffer(encoded))

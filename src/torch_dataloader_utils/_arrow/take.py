@@ -1,4 +1,4 @@
-"""Rows in any order, of all columns whose rows can be had so: pyarrow has no take of run ends (seen with 26.0.1)."""
+"""Takes rows in any order, also of run-end encoded columns, which pyarrow cannot (seen with 26.0.1)."""
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ def take_rows(rows: pa.RecordBatch, order: _Int64s) -> pa.RecordBatch:
 
 
 def decode_runs(array: pa.RunEndEncodedArray) -> pa.Array:
-    """The value of every row, whatever values are (pyarrow's own function decodes numbers and strings alone)."""
+    """A run-end encoded array decoded, for any type of values (pyarrow's own function: only numbers and strings)."""
     return array_for_take(array.values).take(pa.array(_run_of(array, np.arange(len(array)))))
 
 
@@ -46,7 +46,7 @@ def _take(column: str, array: pa.Array, order: _Int64s) -> pa.Array:
 
 
 def _take_runs(array: pa.RunEndEncodedArray, order: _Int64s) -> pa.RunEndEncodedArray:
-    """Each row from the run that it lies in; rows of one run that come to stand side by side are one run.
+    """The taken rows, run-end encoded; neighbouring rows of one run become one run.
 
     rows [0, 2, 1, 0] of the runs aa, b      the runs a, b, aa
     """

@@ -1,4 +1,4 @@
-"""What crosses the borders between stages: frozen values, and the arithmetic on them that every stage must agree on.
+"""What stages pass to each other: frozen values, and the arithmetic on them that all stages must agree on.
 
 In: numbers, arrays and plain text. Out: inventories, units of rows, worker programs, positions and the states made of
 them, permutations, the protocols of readers, shapers and split strategies.

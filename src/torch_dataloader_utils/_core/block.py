@@ -1,6 +1,6 @@
-"""What reading and shaping promise to the stream: protocols, which the composition root plugs together.
+"""The protocols of readers, shapers, blocks and slab codecs, through which the stream uses stages it does not import.
 
-`read_block` and `read_joined` are how one is used on the other.
+`read_block` and `read_joined` read row groups with a reader and shape them with a shaper.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -19,12 +19,11 @@ class RowGroupReader(Protocol):
     def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
         """The live rows of one row group, projected, in file order: pyarrow.RecordBatches of a few columns each.
 
-        Every one has the same rows, and comes as soon as it is decoded; there is at least one, without columns if none
-        are asked for. Every column comes once, in any order, and some may come that are not delivered.
+        All of them have the same rows; each comes as soon as it is decoded. There is at least one, without columns if
+        none are asked for. Every column comes once, in any order; some may come that are not delivered.
 
-        With `stop_row` only the first `stop_row` live rows are needed; more may come, never fewer. What came is certain
-        once the iterator has ended. An error about values that came may be thrown into it: it is raised again, or the
-        one that lies behind it.
+        With `stop_row` only the first `stop_row` live rows are needed; more may come, never fewer. The rows are checked
+        when the iterator ends. An error about values may be thrown into it: it raises that error, or its real cause.
 
         Raises:
             DataError: the bytes are not what was planned; the message names file and row group.
@@ -36,7 +35,7 @@ class RowGroupReader(Protocol):
         """All live rows of several small row groups (at least one) at once; None if they can only be read one by one.
 
         Raises:
-            Exception: one of them is not as planned; which one, `read_columns` of each tells.
+            Exception: one of them is not as planned; `read_columns` of each tells which one.
         """
         ...
 
@@ -90,26 +89,26 @@ class Shaper(Protocol):
     """Turns record batches into blocks of the output format; picklable and stateless."""
 
     def use_memory(self, memory: RecycledMemory) -> None:
-        """From now on whatever this process copies into large blocks lies in this memory."""
+        """Put everything that this process copies into large blocks into this memory, from now on."""
         ...
 
     def with_copied_columns(self, least_bytes: int) -> "Shaper":
-        """A shaper that copies columns of numbers as they come, where they would be memory of the record batches.
+        """A shaper that copies columns of numbers which otherwise would stay in the record batches' memory.
 
-        To the memory that stacks lie in. Those that take fewer than `least_bytes` are left where they are: columns of
-        one number a row all together, others each.
+        They go to the same memory as stacks. Not copied is what takes fewer than `least_bytes`: all columns of one
+        number a row together, any other column on its own.
         """
         ...
 
     def block(self, parts: Iterable[Any]) -> Block:
         """The block of one row group, or of several joined ones, from pyarrow.RecordBatches of a few columns each.
 
-        Each is converted when it comes, while a core has it in its cache; after that rows are only sliced.
+        Each is converted as it comes, while it is in a core's cache; after that rows are only sliced.
         """
         ...
 
     def joined(self, groups: Sequence[Sequence[Any]]) -> Any:
-        """The rows of several row groups (at least one), each as what `block` takes, as one batch for `block`.
+        """One batch for `block` with the rows of several row groups (at least one), each given as `block` takes it.
 
         Raises:
             pyarrow.ArrowException, KeyError: columns or types differ, or do not join.
@@ -142,7 +141,7 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
 
 
 class JoinedGroups(NamedTuple):
-    """Row groups one after the other in one block; rows: how many each has. by_one_call: they were read together."""
+    """Row groups one after the other in one block. rows: of each. by_one_call: whether they were read together."""
 
     block: Block
     rows: Sequence[int]
@@ -160,7 +159,7 @@ def read_joined(
     """Several small row groups, each up to its `stop_row` or further, as one block.
 
     Raises:
-        Exception: one of them is not as planned, or they do not join; which one, `read_block` of each tells.
+        Exception: one of them is not as planned, or they do not join; `read_block` of each tells which one.
     """
     groups = list(wanted)
     together = reader.read_together([task for task, _ in groups])
@@ -194,9 +193,9 @@ class SlabCodec(Protocol):
     """
 
     def write(self, batch: Any, allocate: Callable[[int], Any], layout: Any) -> tuple[Any, Any] | None:
-        """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches that are no such.
+        """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches of another kind.
 
-        `layout` is that of an earlier batch, or None; it is given back, the same object, if it still fits.
+        `layout` is that of an earlier batch, or None; the same object is returned if it still fits.
         """
         ...
 
@@ -205,8 +204,8 @@ class SlabCodec(Protocol):
     ) -> tuple[Any, Any, Sequence[SlabSpan]] | None:
         """(layout, descriptor, spans): tensors that `find` finds stay in their slabs, all others are copied.
 
-        spans: the buffers, in order. If anything is copied, `allocate(num_bytes)` comes after them.
-        None for batches that are no such.
+        spans: the buffers, in order; the memory of `allocate(num_bytes)` comes after them, if anything is copied.
+        None for batches of another kind.
         """
         ...
 
@@ -215,5 +214,5 @@ class SlabCodec(Protocol):
         ...
 
     def cut(self, layout: Any, descriptor: Any, buffers: Sequence[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """The same as batches of `rows[0]`, `rows[1]`, ... rows, which add up; for batches as the shaper makes them."""
+        """The batch cut into batches of `rows[0]`, `rows[1]`, ... rows (in all); for batches that the shaper made."""
         ...

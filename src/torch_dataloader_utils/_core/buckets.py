@@ -1,4 +1,4 @@
-"""The order of a window by length: rows of similar length stand in one bucket, buckets come in random order."""
+"""Orders the rows of a window by length: similar lengths share a bucket, and buckets come in random order."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,9 +30,9 @@ class EqualBuckets:
     def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
         """A permutation of a window's rows, int64: runs of `bucket_rows` rows of similar length, in random order.
 
-        Sort by length, equal lengths in random order; cut into buckets; shuffle the buckets; shuffle inside each. Rows
-        that fill no whole bucket make one short bucket, of random place among the lengths, and it comes last: a batch
-        of `bucket_rows` rows then is one bucket, whatever the window.
+        Sort by length, equal lengths in random order; cut into buckets; shuffle the buckets; shuffle inside each. The
+        rows left over make one short bucket, cut at a random place among the lengths, which comes last: so every batch
+        of `bucket_rows` rows is one bucket.
 
             lengths 5 1 4 2 9, bucket_rows=2      1 2 | 9 5 | 4      (one possible order, as lengths)
 

@@ -1,4 +1,4 @@
-"""Numbers cut into runs of neighbours whose lengths differ by at most one, the longer ones first."""
+"""Cuts [0, total) into neighbouring runs whose lengths differ by at most one, the longer ones first."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def even_counts(total: int, parts: int) -> Int64s:
 
 
 def even_span(total: int, parts: int, index: int) -> tuple[int, int]:
-    """The numbers [start, stop) of one run.
+    """One run: [start, stop).
 
     total=11 parts=4 index=1      (3, 6)
     """

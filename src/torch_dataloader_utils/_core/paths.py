@@ -1,4 +1,4 @@
-"""Paths: as messages may show them, and what their endings say."""
+"""Paths and URLs: checked, shown without passwords, and the compression that their endings name."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _WEB_SCHEMES = ("http", "https")
 
-# A password may hold slashes, as keys of S3 do. No password: "host:9000/a@b", "arn:aws:s3:eu-1:1:accesspoint/p/a@b".
+# A password may hold slashes, as S3 keys do. No password: "host:9000/a@b", "arn:aws:s3:eu-1:1:accesspoint/p/a@b".
 _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
 
-# Of web URLs that object stores sign; pasted behind another scheme, their clients take it for a part of the name.
+# The signature in web URLs of object stores. With another scheme, clients take it for a part of the name.
 _SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature|signature)=", re.IGNORECASE)
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
@@ -53,9 +53,9 @@ def has_credentials(path: str) -> bool:
 
 
 def check_no_password(path: str) -> None:
-    """Raises ConfigError for a URL that holds a password, or a signature that its client does not take.
+    """Raises ConfigError for a URL with a password, or with a signature that its client does not use.
 
-    They would end up in plans and logs.
+    Plans and logs would show them.
     """
     for scheme, _, rest in (part.partition("://") for part in path.split("::")):
         if _password(scheme, rest):

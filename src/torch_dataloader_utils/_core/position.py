@@ -17,8 +17,8 @@ RankCursors = tuple[Cursor, ...]
 class Segment:
     """One stretch of an epoch under one topology.
 
-    steps: batches that every rank received; or one number a rank, where ranks had drifted apart. None: all that the
-        topology had for it; how many those are, only the plan knows (see `counted`).
+    steps: batches that every rank received; or one number for each rank, where ranks received different numbers. None:
+        all steps of the topology; only the plan knows how many those are (see `counted`).
     cursors: for plans without row counts, every worker's cursor by rank (all ranks, or only the one that saved it).
     """
 
@@ -30,7 +30,7 @@ class Segment:
         """Batches that one rank received; for a rank that the topology did not have, the most that any received.
 
         Raises:
-            InternalError: that is all there were, and nobody has counted them.
+            InternalError: the rank took all its steps, which were not counted yet.
         """
         if isinstance(self.steps, int):
             return self.steps
@@ -41,7 +41,7 @@ class Segment:
         return steps
 
     def has_finished(self, rank: int) -> bool:
-        """Whether the log says that one rank took all its steps, however many."""
+        """Whether one rank took all its steps and these are not counted yet."""
         return self.steps is None or (isinstance(self.steps, tuple) and self.steps[rank] is None)
 
     def cursors_of(self, ranks: Iterable[int]) -> list[RankCursors | None]:
@@ -65,7 +65,7 @@ class Segment:
         return [known[rank] for rank in wanted]
 
     def counted(self, rank_steps: tuple[int, ...]) -> "Segment":
-        """The same, with the number of steps that the plan has for each rank that took all of them."""
+        """The same segment with numbers for the ranks that took all their steps; rank_steps: the plan's steps."""
         if not isinstance(self.steps, tuple):
             return self
         steps = tuple(most if steps is None else steps for steps, most in zip(self.steps, rank_steps, strict=True))
@@ -87,8 +87,8 @@ class Segment:
 class Position:
     """A place in an epoch: finished segments (oldest first), then the present one.
 
-    before: at the start of an epoch, where there are several ranks, the log of the one before, which this rank has
-        finished. Others may still be in it, and their states are merged with this one.
+    before: with several ranks, at the start of an epoch, the log of the epoch before, which this rank has finished:
+        other ranks may still be in it, and `merge_states` merges their states with this one.
     """
 
     epoch: int = 0
@@ -122,7 +122,7 @@ class Position:
         return (*self.history, self.segment) if self.history or self.segment.has_begun else ()
 
     def under(self, topology: Topology) -> "Position":
-        """The same place, to be continued under `topology`; a new segment begins if the topology is another one."""
+        """The same place, continued under `topology`; begins a new segment if the topology changed."""
         if self.topology == topology and not self.segment.has_drifted:
             return self
         history = (*self.history, self.segment) if self.segment.has_begun else self.history

@@ -15,7 +15,7 @@ Draws = tuple[tuple[int, int], ...]
 
 
 class Schedule(Protocol):
-    """Batch by batch, how many rows come from which lane."""
+    """For each batch, how many rows it takes from which lane."""
 
     @property
     def num_batches(self) -> int | None:
@@ -138,13 +138,13 @@ class WorkerProgram:
 
     @property
     def delivers_row_groups(self) -> bool:
-        """Whether batches are the rows of row groups, one after the other: of one lane, and in no window."""
+        """Whether batches are simply row groups cut one after the other: one lane, no windows."""
         return isinstance(self.schedule, SingleLane) and all(bool(lane.is_plain.all()) for lane in self.lanes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerInput:
-    """All that travels to a worker: its program and the row groups it touches, nothing else.
+    """All that is sent to a worker: its program and the row groups it reads.
 
     inventory: only this worker's row groups and files. group_start, group_stop: their plan rows, [groups].
     """
@@ -162,16 +162,13 @@ def drawn_rows(draws: Draws) -> int:
 
 
 def scheduled_rows(schedule: Schedule) -> int:
-    """Rows of all batches of a schedule, repeats included; 0 where only reading can tell.
-
-    Where they are not listed, all batches but the last two are alike.
-    """
+    """Rows of all batches of a schedule, repeats included; 0 where only reading can tell."""
     if isinstance(schedule, ListedBatches):
         return int(schedule.batch_rows.sum())
     count = schedule.num_batches or 0
     if count == 0:
         return 0
-    last = range(max(1, count - 2), count)
+    last = range(max(1, count - 2), count)  # only the last two batches may have another size
     first, *others = (drawn_rows(schedule.draws(batch)) for batch in (0, *last))
     return first * (count - len(others)) + sum(others)
 
@@ -191,7 +188,7 @@ def touched_groups(units: Units, space: RowSpace) -> Int64s:
 
 
 def worker_input(program: WorkerProgram, inventory: Inventory, space: RowSpace) -> WorkerInput:
-    """The program with the part of the inventory that it needs."""
+    """The program with the part of the inventory that it reads."""
     lanes = tuple(lane.compact() for lane in program.lanes)
     groups = np.unique(np.concatenate([np.zeros(0, np.int64), *(touched_groups(lane, space) for lane in lanes)]))
     return WorkerInput(

@@ -1,4 +1,4 @@
-"""Plan rows: the numbering of all live rows, row group after row group, and what they weigh."""
+"""Plan rows: the numbering of all live rows, row group after row group, and their projected bytes."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class RowSpace:
 
     @property
     def num_rows(self) -> int:
-        """All plan rows."""
+        """How many plan rows there are."""
         return int(self.group_start[-1])
 
     def bytes_between(self, start: Int64s, stop: Int64s) -> Int64s:

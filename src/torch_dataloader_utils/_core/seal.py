@@ -1,4 +1,4 @@
-"""Checksums of states: a state that was cut, edited or written by another release is refused, not resumed."""
+"""Checksums of states, so that a state that was cut, edited or written by another release is refused."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a data set and its options are, as short texts: for fingerprints, and for states that do not fit."""
+"""A data set and its options as fingerprints and short texts, to tell whether a state fits and why not."""
 
 from dataclasses import fields
 from hashlib import blake2b
@@ -15,13 +15,13 @@ _ADDED_OPTIONS = frozenset(["max_tokens_per_batch", "pad_to_multiple_of", "paddi
 
 
 def planning_fingerprint(inventory: Inventory) -> str:
-    """The inventory's fingerprint with the weights that plans depend on; what states are bound to."""
+    """The inventory's fingerprint together with the weights that plans depend on; a state is bound to it."""
     weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
     return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()
 
 
 def options_text(options: PlanOptions) -> str:
-    """All options in one line; those added later only where they are used, so that older plans keep fingerprints."""
+    """All options in one line; options added after 0.1 only if used, so that older plans keep their fingerprints."""
     defaults = PlanOptions()
     pairs = [(field.name, getattr(options, field.name)) for field in fields(PlanOptions)]
     shown = [(n, value) for n, value in pairs if n not in _ADDED_OPTIONS or value != getattr(defaults, n)]
@@ -29,9 +29,9 @@ def options_text(options: PlanOptions) -> str:
 
 
 def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
-    """(name, short text) of what `planning_fingerprint` is made of, for the message of a state that does not fit.
+    """(name, short text) of each part of `planning_fingerprint`, for the message about a state that does not fit.
 
-    A filter is shown as a digest, because its literals are values of the data, and states travel.
+    A filter is shown as a digest, because its literals are values of the data and states leave the machine.
 
         (("columns", "row_id, fare"), ("filters", "none"), ("snapshot", "none"), ("files", "3 files 5be1c0de"), ...)
     """
@@ -48,7 +48,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
 
 
 def short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
-    """Eight hex digits that stand for the bytes in a text for people."""
+    """Eight hex digits of a digest, short enough for messages."""
     digest = blake2b(digest_size=4)
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)

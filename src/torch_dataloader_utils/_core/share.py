@@ -1,4 +1,4 @@
-"""How processes divide work that is numbered alike in all of them: row groups to count, to check or to measure."""
+"""How processes divide numbered work, such as row groups that are counted, checked or measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory
 T = TypeVar("T")
 
 Exchange = Callable[[Int64s], Int64s]
-"""Adds up what all processes found: arrays of one shape, zero where another one looked."""
+"""The sum of the arrays of all processes: of one shape each, zero where another process did the work."""
 
 
 class Together(Protocol):
-    """Does this process's part of work that all share: what it gives, or an error in all of them if one fails."""
+    """Runs this process's part of shared work and returns its result; if it fails in one process, it raises in all."""
 
     def __call__(self, work: Callable[[], T]) -> T: ...
 
@@ -24,11 +24,11 @@ def alone(counts: Int64s) -> Int64s:
 
 
 def seen_by_one(inventory: Inventory) -> None:
-    """The check of a process that works on everything itself: nobody else sees other data."""
+    """The `check_alike` of a process that works on everything itself: nothing to compare."""
 
 
 def by_itself(work: Callable[[], T]) -> T:
-    """The same for work: an error is nobody else's."""
+    """The `together` of a process that works on everything itself."""
     return work()
 
 
@@ -36,10 +36,10 @@ def by_itself(work: Callable[[], T]) -> T:
 class Share:
     """One process's share of the work: every count-th number from `index` on. By default, all of it.
 
-    exchange: with a count above 1 all processes must call it, once for each piece of work.
-    together: likewise. What may fail before an exchange goes through it, or those who did not fail would wait there.
-    check_alike: likewise, before the row groups of an inventory are divided: raises DataError in all of them if their
-        inventories have other row groups, so that one number means two.
+    exchange, together, check_alike: with a count above 1, all processes must make the same calls.
+    together: runs what may fail before an exchange; otherwise processes that did not fail would wait there for ever.
+    check_alike: called before row groups are divided by number; raises DataError in all processes if their inventories
+        have different row groups.
     threads: how many numbers this process works on at once.
 
         index=1, count=3, of 8      1  4  7

@@ -1,4 +1,4 @@
-"""on_error="skip": which errors say that data is bad, and how what was left out of an inventory is reported."""
+"""on_error="skip": which errors mean bad data, and how files and row groups that are left out are reported."""
 
 import logging
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from torch_dataloader_utils.errors import (
 
 OnError = Literal["raise", "skip"]
 
-# A file that changed or does not fit the schema is not bad data, and storage that fails says nothing of the data.
+# Not among them: a file that changed or does not fit the schema, and storage that fails.
 BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError, UnsupportedFeatureError)
-"""The errors of what is left out: of files whose metadata is read (never RowCountError), and of row groups."""
+"""Errors for which a row group is left out, or (but for RowCountError) a file whose metadata is read."""
 
 _MOST_NAMED = 20
 
@@ -32,14 +32,14 @@ def check_on_error(on_error: str) -> None:
 
 
 def log_left_out(reason: object) -> None:
-    """Log one thing that is left out, by its error or the message of it; all of them are logged."""
+    """Log one thing that is left out; reason: its error, or the message of it."""
     _log.warning("left out: %s", reason)
 
 
 def report_left_out(
     places: Iterable[str], *, count: int, total: int, units: str, rows: int | None, why: str = ""
 ) -> tuple[str, ...]:
-    """The notes of an inventory that leaves out `count` of `total` things; they are warned of, too.
+    """Warn that `count` of `total` things are left out, and return that as notes for the inventory.
 
     places: each with the class of its error; only the first ones are named.
     units: what the things are, in the plural. rows: how many they hold together, None if that is not known.

@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowGroups:
-    """The row groups of one file, so that a strategy opens no footers: live rows, projected bytes; int64 [groups]."""
+    """Live rows and projected bytes of each row group of a file, int64 [groups]: so a strategy reads no footers."""
 
     rows: Int64s
     bytes: Int64s

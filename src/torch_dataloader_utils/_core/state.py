@@ -10,9 +10,8 @@ the keys of a state are then always the same and its values plain lists, which t
 load one state into the place of another. Loading executes nothing; unknown keys, another version and any changed byte
 are errors.
 
-Null in the place of a number of steps means all of them: whoever it is of has finished the epoch. If the last entry is
-null, the log is of the epoch before the one that the state names. In a list with a number for each rank, [2, null, 1],
-one rank has finished before the others.
+Where a number of steps is null, all steps were taken. If the last entry is null, the log is that of the epoch before
+the one that the state names. In a list of one number for each rank, [2, null, 1], one rank finished before the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,9 +59,9 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
 
 
 def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topology) -> tuple[Position, int | None]:
-    """The position a state names, and the worker it is the place of (None: of the whole rank).
+    """The position that a state names, and the worker that saved it for itself (None: it is of the whole rank).
 
-    A state without a log, or with that of the epoch before, is the start of its epoch under `topology`.
+    A state without a log, or with the log of the epoch before, is at the start of its epoch, under `topology`.
 
     Raises:
         CheckpointMismatchError: other data, other options, another version, or a state that was changed.
@@ -91,7 +90,7 @@ def check_intact(state: Mapping[str, Any]) -> None:
 
 
 def partial_state(worker: int) -> CheckpointMismatchError:
-    """The error for one worker's state where a rank's belongs: the rank's other workers stood elsewhere."""
+    """The error for the state of one worker where that of a whole rank is needed."""
     return CheckpointMismatchError(
         f"The state is that of worker {worker} alone, a part of what torchdata's StatefulDataLoader saved. Load the "
         "whole into a StatefulDataLoader with as many workers; here, pass what state_dict() of a loader returned."
@@ -104,9 +103,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Needed where ranks had received different numbers of batches, or where row counts are not known; the merged state
     loads on any topology. States of ranks in step are all equal, and merge to the same state.
 
-    Some ranks may have finished the epoch that others are in: by plan (`rank_sharding="chunks"`, unknown row counts),
-    or because those were stopped before. Their states name the next epoch already; the merged one is in the epoch that
-    is not finished.
+    Some ranks may have finished an epoch that others have not: by plan (`rank_sharding="chunks"`, unknown row counts),
+    or because the others were stopped earlier. Their states already name the next epoch; the merged state is in the
+    unfinished one.
 
     Raises:
         CheckpointMismatchError: states of different data, options, epochs or histories.
@@ -146,7 +145,7 @@ def _log_of_epoch(epoch: int, rank: int, state: Mapping[str, Any]) -> tuple[Segm
 
 
 def _is_of_epoch_before(log: Sequence[Segment]) -> bool:
-    """Whether a state's log is not that of its epoch, but of the one before, all of whose steps its rank has taken."""
+    """Whether the log is that of the epoch before the state's own, which its rank has finished."""
     return bool(log) and log[-1].steps is None
 
 
@@ -224,7 +223,7 @@ def _changed_options(options: PlanOptions) -> list[list[Any]]:
 
 
 def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
-    """Raise unless the state is of the same data; the settings say what is not the same."""
+    """Raise unless the state is of the same data; the message names the settings that differ."""
     saved = dict(state.get("settings", ()))
     misfits = [
         f"{name} {saved[name]}, here {text}" for name, text in identity.settings if text != saved.get(name, text)

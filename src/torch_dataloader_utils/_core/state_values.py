@@ -1,4 +1,4 @@
-"""Whether the values of a state are those that a loader writes: a seal tells of accidents, and anyone can make one."""
+"""Checks the types and ranges of a state's values: its checksum shows accidents only, since anyone can compute one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -32,7 +32,7 @@ def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
 
 
 def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """(name, value, whether it fits); each is asked for once those before it have been found to fit."""
+    """(name, value, whether it fits); later ones rely on earlier ones, so stop at the first that does not fit."""
     yield "epoch", state["epoch"], is_count(state["epoch"])
     yield "fingerprint", state["fingerprint"], isinstance(state["fingerprint"], str)
     for name in ("settings", "options"):

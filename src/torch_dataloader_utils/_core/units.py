@@ -9,9 +9,8 @@ and everything that deals, levels or cuts rows treats both alike:
 A window is a list of pieces (plan-row ranges) whose rows are permuted together. Its permutation is a pure function
 of (seed, epoch, first plan row of its first piece), so a position in it is arithmetic and never a replay.
 
-Plans whose row counts are not known use window units throughout, one for each row group where rows are not shuffled
-(`permuted` False); `start` then counts delivered rows, and `stop` is not looked at: such a unit ends where its rows
-end.
+Plans without row counts have window units only; if rows are not shuffled, one for each row group (`permuted` False).
+`start` then counts delivered rows and `stop` is not used: the unit ends where its rows end.
 """
 
 from collections.abc import Sequence
@@ -163,7 +162,7 @@ class Units:
         )
 
     def compact(self) -> "Units":
-        """The same units with only the windows they use: what travels to a worker."""
+        """The same units with only the windows they use, to be sent to a worker."""
         used = np.unique(self.window[~self.is_plain])
         window = np.where(self.is_plain, PLAIN, np.searchsorted(used, self.window))
         return Units(start=self.start, stop=self.stop, window=window, windows=self.windows.take(used))

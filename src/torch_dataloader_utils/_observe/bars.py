@@ -10,17 +10,16 @@ from torch_dataloader_utils._observe.time_left import seconds_left, time_left
 
 
 class TerminalBars:
-    """Draws on stderr when it is told where the pass stands; runs no thread.
+    """Draws on stderr at each `update`; runs no thread.
 
-    Of several ranks with one parent process the first to come draws the bars of all; the others only say how far they
-    are.
+    Of several ranks with one parent process the first one draws the bars of all; the others only report their counts.
     """
 
     def __init__(self, run: EpochRun, console: Console | None = None) -> None:
         self._run = run
         self._board = RankBoard.open(run)
         draws = self._board is None or self._board.draws
-        # Ranks that only write their line do so more often than it is drawn, so that no bar looks behind.
+        # Ranks that do not draw write their line more often than it is drawn, so that no bar is behind.
         self.interval_seconds = 0.2 if draws else 0.05
         self._bars: dict[int, TaskID] = {}
         self._progress: Progress | None = None

@@ -1,4 +1,4 @@
-"""What users implement to follow a loader, and what they are told."""
+"""`LoaderCallback`, which users implement to follow a loader, and `EpochRun`, which describes a pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ class EpochRun:
     """One pass of one rank over an epoch, or over the rest of one.
 
     Attributes:
-        num_batches: what this pass will deliver to this rank, or None where row counts are not known.
-        num_rows: likewise.
+        num_batches: batches that this pass delivers to this rank; None if row counts are not known.
+        num_rows: rows that it delivers; likewise.
         padding_rows: rows among them that come a second time.
         fingerprint: of the data, as states have it.
         metrics: gives the metrics of this pass up to now.
@@ -32,7 +32,7 @@ class EpochRun:
 
 @runtime_checkable
 class LoaderCallback(Protocol):
-    """Is told of a loader's passes and batches, in the trainer's thread. Subclass it and override what you need.
+    """Called at the passes and batches of a loader, in the trainer's thread. Subclass it and override what you need.
 
         class Watch(LoaderCallback):
             def on_epoch_end(self, run, *, completed):
@@ -40,14 +40,14 @@ class LoaderCallback(Protocol):
 
         loader, dataset = StructuredDataset.create_dataloader(path, callbacks=[Watch()])
 
-    What a callback raises reaches the trainer. A batch must not be changed or kept.
+    Errors of a callback are raised in the trainer. A batch must not be changed or kept.
     """
 
     def on_epoch_start(self, run: EpochRun) -> None:
         """A pass begins."""
 
     def on_batch(self, run: EpochRun, batch: Any) -> None:
-        """A batch is about to be handed to the trainer; `loader.state_dict()` counts it already."""
+        """A batch is about to be delivered to the trainer; `loader.state_dict()` already counts it."""
 
     def on_epoch_end(self, run: EpochRun, *, completed: bool) -> None:
         """A pass ended: with its last batch, or (completed=False) by a break or an error."""

@@ -1,4 +1,4 @@
-"""What one worker counts during one pass: plain integers, cheap enough to be always on."""
+"""The counts of one worker during one pass: plain integers, cheap enough to be always on."""
 
 import threading
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class WorkerCounters:
         self._lock = threading.Lock()
 
     def count_decode(self, decode: Callable[[], Decoded], num_groups: int = 1) -> Decoded:
-        """What `decode()` gives; counts it as so many row groups."""
+        """The result of `decode()`, counted as `num_groups` row groups."""
         seen = thread_requests()
         requests, retries, fetched_bytes = seen.requests, seen.retries, seen.fetched_bytes
         begin = perf_counter_ns()
@@ -75,7 +75,7 @@ class WorkerCounters:
         return block
 
     def count_stall(self, wait: Callable[[], T]) -> T:
-        """What `wait()` gives; counts the time as a stall."""
+        """The result of `wait()`, whose time counts as a stall."""
         begin = perf_counter_ns()
         try:
             return wait()

@@ -12,11 +12,11 @@ from torch_dataloader_utils.errors import ConfigTypeError, of_type
 MetricsSource = Callable[[], Metrics]
 
 Labels = Mapping[str, Any]
-"""By name, what tells the figures of a loader from those of others."""
+"""Values by name that tell the figures of one loader from those of others."""
 
 
 class ExportedLoaders:
-    """Loaders and their labels, for systems that collect in threads of their own; keeps no loader alive."""
+    """Loaders with their labels, for exporters; thread-safe, and keeps no loader alive."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -28,7 +28,7 @@ class ExportedLoaders:
             self._sources.append((_weak(metrics), labels))
 
     def read(self) -> list[tuple[Metrics, Labels]]:
-        """What the metrics of each loader that lives are now, in the order they were added; others are forgotten."""
+        """The current metrics of each loader that is alive, in the order they were added."""
         with self._lock:
             read = [(source(), labels) for source, labels in self._sources]
             living = [now is not None for now, _ in read]
@@ -37,7 +37,7 @@ class ExportedLoaders:
 
 
 def check_export(metrics: Any, name: str, labels: Any) -> None:
-    """Refuses what would fail only when the system collects; `name` is what the exporter calls its labels.
+    """Refuses values that would fail only when metrics are collected; name: what the exporter calls labels.
 
     Raises:
         ConfigTypeError: metrics that cannot be called, or labels that are no dict with texts for keys.

@@ -1,4 +1,4 @@
-"""The metrics as instruments of monitoring systems: one table, so that every exporter says the same."""
+"""The table of metrics for monitoring systems, shared by all exporters."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The meter of one loader: adds up what workers count, times the trainer's waiting, and calls the callbacks."""
+"""The meter of one loader: adds up the counts of workers, measures how long the trainer waits, and calls callbacks."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,11 +34,11 @@ class LoaderMeter:
         return self._pass.local
 
     def received(self, worker: int, tally: Tally) -> None:
-        """A worker process stood at `tally` when it made the batch that has just arrived."""
+        """A batch of a worker process arrived; tally: that worker's counts when it made the batch."""
         self._pass.tallies[worker] = tally
 
     def answers(self, answers: Iterable[Any]) -> Iterator[Any]:
-        """What worker processes send; the time until each is there counts as a stall."""
+        """The answers of worker processes; the time until each arrives counts as a stall."""
         source, counts = iter(answers), self._pass
         while True:
             begin = perf_counter_ns()
@@ -49,7 +49,7 @@ class LoaderMeter:
             yield answer
 
     def watch(self, batches: Generator[Any], run: EpochRun) -> Iterator[Any]:
-        """The batches of a pass, counted and timed; the callbacks hear of them."""
+        """The batches of a pass, counted and timed, with calls of the callbacks."""
         counts = self._begin()
         run = replace(run, metrics=counts.metrics)
         callbacks = self.callbacks
@@ -81,10 +81,10 @@ class LoaderMeter:
 
 @dataclass(slots=True, kw_only=True)
 class _PassCounts:
-    """What was counted in one pass; `end_ns` is None while it runs.
+    """The counts of one pass; `end_ns` is None while it runs.
 
-    before: what the passes before it counted. local: the counters of the worker in this process. tallies: where each
-    worker process stood at its last batch.
+    before: the counts of earlier passes. local: the counters of the worker in this process. tallies: the counts of each
+    worker process at its last batch.
     """
 
     before: Metrics

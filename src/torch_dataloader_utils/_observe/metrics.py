@@ -1,4 +1,4 @@
-"""What a loader has done, as one frozen value."""
+"""`Metrics`: the counts and times of a loader as one frozen value."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `show_progress=True` shows: bars on a terminal, log lines elsewhere."""
+"""`show_progress=True`: bars on a terminal, log lines elsewhere."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ logger = logging.getLogger("torch_dataloader_utils.progress")
 
 
 class ProgressDisplay(Protocol):
-    """Shows one pass. interval_seconds: how often it wants to be told."""
+    """Shows one pass. interval_seconds: how often it wants updates."""
 
     interval_seconds: float
 
@@ -25,7 +25,7 @@ class ProgressDisplay(Protocol):
 
 
 class ProgressReporter(LoaderCallback):
-    """The callback behind `show_progress`: chooses a display at the start of a pass, and tells it now and then."""
+    """The callback for `show_progress`: chooses a display at the start of a pass, and updates it at intervals."""
 
     def __init__(self, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
@@ -38,7 +38,7 @@ class ProgressReporter(LoaderCallback):
         self._due = monotonic() + self._display.interval_seconds
 
     def on_batch(self, run: EpochRun, batch: Any) -> None:  # noqa: ARG002
-        """See LoaderCallback. Costs one look at the clock, but for when the display is due."""
+        """See LoaderCallback. Only reads the clock unless the display is due."""
         now = monotonic()
         if now >= self._due and self._display is not None:
             self._due = now + self._display.interval_seconds

@@ -1,7 +1,6 @@
 """Requests to remote storage, counted on the thread that waits for them.
 
-A thread reads for one loader at a time, so the difference of two looks from the same thread is what a piece of work
-cost, whichever loader it belonged to.
+A thread reads for one loader at a time, so the difference of its counts before and after a job is the cost of that job.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""A line on a terminal about work that takes long before the first batch: footers, counts, a pass of checks."""
+"""A line on a terminal for long work before the first batch: footers, counts, checks."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class WorkBar:
         self._drawn_columns = 0
 
     def update(self, done: int, total: int) -> None:
-        """Says that `done` of `total` are done. It costs a look at the clock, but for when the line is due."""
+        """Report that `done` of `total` are done. Only reads the clock unless the line is due."""
         now = self._clock()
         if now >= self._due and total:
             self._due = now + _INTERVAL_SECONDS
@@ -61,7 +61,7 @@ class WorkBar:
 
 @contextmanager
 def work_bar(label: str, *, is_wanted: bool = True) -> Iterator[OnProgress | None]:
-    """What to call with (done, total); None where nobody wants to see it or stderr is no terminal."""
+    """A function to call with (done, total); None if it is not wanted or stderr is no terminal."""
     if not is_wanted or not sys.stderr.isatty():
         yield None
         return

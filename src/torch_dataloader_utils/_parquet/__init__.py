@@ -1,8 +1,8 @@
-"""The ends of Parquet files as bytes: where a footer begins, what it consists of, and footers that are known already.
+"""Footers of Parquet files as bytes: where they begin, their parts, and footers that are matched instead of parsed.
 
-In: the last bytes of files. Out: lengths, the bytes that files written alike share, and the numbers that differ.
+In: the last bytes of files. Out: lengths; the bytes that files from one writer share, and the numbers that differ.
 
-Promises: a footer that is taken for a known one says, number for number, what pyarrow would read in it; any other is
-left to pyarrow; sizes that no table needs are refused before anything is decoded. The standard library and numpy only.
-Not for reading files: scanning and reading each have their own way to the bytes.
+Promises: a matched footer gives the same numbers as pyarrow would; any other is left to pyarrow; sizes that no table
+needs are refused before anything is decoded. Imports the standard library and numpy only. Not for reading files:
+scanning and reading get the bytes in their own ways.
 """

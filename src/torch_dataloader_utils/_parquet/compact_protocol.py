@@ -1,4 +1,4 @@
-"""Thrift's compact protocol, as far as Parquet footers need it: where a value ends, how numbers and texts are kept.
+"""Thrift's compact protocol, as far as Parquet footers need it: skips values, reads and writes numbers and texts.
 
 A field is (step from the id before it << 4 | type), then its value; a list is (length << 4 | type of its items), then
 the items. Source: Apache Thrift, "Thrift Compact protocol encoding".
@@ -35,11 +35,11 @@ _LONG_LIST = 15
 
 
 def skip(data: bytes, start: int, kind: int) -> int:
-    """Where the value ends that begins at byte `start`.
+    """The end of the value that begins at byte `start`.
 
     Raises:
         IndexError: it goes on after the data.
-        ValueError: the bytes are no such value.
+        ValueError: the bytes are no value of this type.
         RecursionError: it is nested too deep.
     """
     match kind:
@@ -93,7 +93,7 @@ def _skip_map(data: bytes, start: int) -> int:
 
 
 def _of_items(kind: int) -> int:
-    """Booleans take a byte where no field holds them."""
+    """The type as it is in lists, where booleans take a byte."""
     return Type.INT8 if kind in (Type.TRUE, Type.FALSE) else kind
 
 
@@ -104,7 +104,7 @@ def _within(data: bytes, stop: int) -> int:
 
 
 def read_list(data: bytes, start: int) -> tuple[int, int, int]:
-    """How long the list is that begins at byte `start`, of which type its items are, where the first of them begins.
+    """(length, type of the items, start of the first item) of the list that begins at byte `start`.
 
     Raises:
         IndexError: it goes on after the data. ValueError: it is longer than any number is.

@@ -1,4 +1,4 @@
-"""What the footer of a Parquet file consists of, byte by byte: what all files written alike share, and what differs.
+"""The parts of a Parquet footer, byte by byte: those that files from one writer share, and those that differ.
 
     head: version, schema · rows of the file · row groups · tail: key-value metadata, writer, column orders
 
@@ -25,11 +25,11 @@ MALFORMED = (IndexError, ValueError, RecursionError)
 
 
 class Role(Enum):
-    """What a few bytes of a row group's description are.
+    """The role of a few bytes in a row group's description.
 
-    SAME: as in other files. TYPE, CODEC: of a chunk; the same too. FLAG: the header of a field that is true or false.
-    INTEGER: one that differs from file to file; NUMBER: one of those of `RowGroupParts.numbers`. BYTES: they differ;
-    there are always so many. TEXT: they differ, and how many there are.
+    SAME: equal in all files. TYPE, CODEC: of a chunk; also equal. FLAG: the header of a boolean field.
+    INTEGER: differs between files. NUMBER: an integer of `RowGroupParts.numbers`.
+    BYTES: differ, in the same number. TEXT: differ, also in their number.
     """
 
     SAME = auto()
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 _Path = tuple[int, ...]
 
-# By the numbers of the fields that lead there from a row group; what is not named here, and not within, just differs.
+# Roles by path: the field ids from the row group down. What is neither named here nor inside of what is just differs.
 _CHUNK: _Path = (1, 3)
 _TYPE: _Path = (1, 3, 1)
 _ROLES = {
@@ -88,7 +88,7 @@ class RowGroupParts(NamedTuple):
 
     @classmethod
     def of(cls, footer: bytes, start: int) -> tuple[Self, int]:
-        """The one that begins at byte `start`, and where it ends.
+        """The row group that begins at byte `start`, and its end.
 
         Raises:
             IndexError, ValueError, RecursionError: it is malformed, refused, or lacks one of its numbers.
@@ -129,7 +129,7 @@ class _Walk:
         self._has_dictionary = False
 
     def struct(self, place: int, path: _Path) -> int:
-        """Where the struct ends that begins at this place; its fields are numbered upwards."""
+        """The end of the struct that begins at this place; field ids must ascend."""
         number = 0
         while header := self._footer[place]:
             if not header >> 4:
@@ -140,7 +140,7 @@ class _Walk:
                 raise ValueError("a chunk that is not in the file, or encrypted")
             place = self._note(Role.FLAG if kind in (Type.TRUE, Type.FALSE) else Role.SAME, place, place + 1)
             place = self._value(place, kind, its_path)
-        # The end says 0, which as a number is: no dictionary.
+        # The byte that ends the struct is 0, which read as a number means "no dictionary".
         lacks_number = path == _CHUNK and not self._has_dictionary
         if path == _CHUNK:
             self._has_dictionary = False
@@ -204,7 +204,7 @@ def footer_head(footer: bytes) -> bytes | None:
 
 
 class RowGroupList(NamedTuple):
-    """What comes between head and row groups: rows of the file, how many row groups; start: where the first begins."""
+    """The part of a footer before its row groups: rows of the file, number of row groups. start: of the first one."""
 
     rows: int
     length: int
@@ -212,7 +212,7 @@ class RowGroupList(NamedTuple):
 
     @classmethod
     def of(cls, footer: bytes, head: bytes) -> Self | None:
-        """What follows the head; None if it is something else."""
+        """The part after the head; None if the footer has something else there."""
         rows, groups = write_field(1, Type.INT64), write_field(1, Type.LIST)
         try:
             place = len(head) + len(rows)

@@ -1,8 +1,7 @@
-"""Footers of Parquet files that were written alike match one regular expression, which gives their numbers.
+"""Reads the numbers of Parquet footers by a regular expression that all footers from one writer match.
 
-A footer is a tree of small values; a parser makes an object of each and then answers questions about them one by one.
-Files of one table differ in a few numbers, whose places a pattern finds: 4 µs for 10 columns, where parsing takes 40
-and asking up to 50.
+The footers of one table differ in a few numbers, which a pattern finds: in 4 µs for 10 columns. To parse such a footer
+takes 40 µs, since a parser makes an object of every value, and to ask it for the numbers up to 50 µs.
 """
 
 import re
@@ -24,7 +23,7 @@ from torch_dataloader_utils._parquet.footer_parts import (
 )
 from torch_dataloader_utils._runtime.recent import Recent
 
-# A pattern takes as long to compile as it saves with some hundred files.
+# To compile a pattern takes as long as it saves for some hundred files.
 _WORTH_IT = 64
 _MOST_PATTERNS = 4
 _MOST_KINDS = 16
@@ -35,14 +34,15 @@ _NUMBER = rb"([\x80-\xff]{0,8}+[\0-\x7f])"
 
 
 def chunk_start(data_start: int, dictionary_start: int | None) -> int:
-    """Where the first page of a chunk begins; some writers say 0 for "no dictionary page"."""
+    """The start of a chunk's first page; some writers store 0 for "no dictionary page"."""
     return dictionary_start if dictionary_start and 0 < dictionary_start < data_start else data_start
 
 
 class ChunkNumbers(NamedTuple):
-    """What a footer says of a chunk, not checked; of data pages and of the dictionary page (0: none), where they begin.
+    """The numbers of a chunk in the footer, not checked.
 
-    num_values: with nulls. num_bytes: decompressed. length: as stored, the dictionary page included.
+    num_values: with nulls. num_bytes: decompressed. length: stored bytes, with the dictionary page. data_start,
+    dictionary_start: of the first data page and of the dictionary page (0: none).
     """
 
     num_values: int
@@ -53,14 +53,14 @@ class ChunkNumbers(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Where all its pages lie: from byte, number of bytes."""
+        """(offset, length) of all its pages."""
         return chunk_start(self.data_start, self.dictionary_start), self.length
 
 
 class RowGroupNumbers(NamedTuple):
-    """What a footer says of a row group.
+    """The numbers of a row group in the footer.
 
-    types, codecs: of each chunk, by the format's numbers. written: `RowGroupParts.numbers`.
+    types, codecs: of each chunk, as the format numbers them. written: `RowGroupParts.numbers`.
     """
 
     types: tuple[int, ...]
@@ -74,7 +74,7 @@ class RowGroupNumbers(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of all chunks, decompressed."""
+        """Decompressed bytes of all chunks."""
         return read_integer(self.written[-2])
 
     def chunk(self, leaf: int) -> ChunkNumbers:
@@ -84,7 +84,7 @@ class RowGroupNumbers(NamedTuple):
 
 
 class FooterNumbers(NamedTuple):
-    """What a footer says of its row groups, and of the rows of the file; stop: where in the footer they end."""
+    """The numbers of all row groups of a footer, and the rows of the file. stop: where in the footer they end."""
 
     rows: int
     groups: tuple[RowGroupNumbers, ...]
@@ -92,7 +92,7 @@ class FooterNumbers(NamedTuple):
 
 
 def all_numbers(written: Sequence[bytes]) -> tuple[Int64s, Int64s]:
-    """The numbers of row groups (at least one) with as many leaf columns; `written`: those of each, joined.
+    """The numbers of row groups (at least one) with the same number of leaf columns; written: of each, joined.
 
     Returns:
         int64 [groups, leaves, 5], each as a `ChunkNumbers`, and int64 [groups, 2], bytes and rows.
@@ -105,7 +105,7 @@ def all_numbers(written: Sequence[bytes]) -> tuple[Int64s, Int64s]:
 class FooterKind:
     """Footers of files with the same columns: those that begin with the same head, see `footer_head`.
 
-    For all threads, without a lock: at worst two make the same pattern.
+    Thread-safe without a lock: at worst two threads make the same pattern.
     """
 
     def __init__(self, head: bytes) -> None:
@@ -114,7 +114,7 @@ class FooterKind:
         self._misses = 0
 
     def match(self, footer: bytes) -> FooterNumbers | None:
-        """The numbers of a footer of this kind, by what the ones before it looked like; None if it looks otherwise."""
+        """The numbers of a footer of this kind; None if no pattern learnt from earlier ones matches it."""
         groups = RowGroupList.of(footer, self.head)
         if groups is None:
             return None
@@ -136,7 +136,7 @@ class FooterKind:
         return None
 
     def _learn(self, footer: bytes, start: int) -> None:
-        """Make a pattern of the row group that begins here, once enough have looked otherwise than those before."""
+        """Make a pattern of the row group that begins here, once enough row groups matched no pattern."""
         self._misses += 1
         if self._misses < _WORTH_IT or len(self._patterns) == _MOST_PATTERNS:
             return
@@ -153,7 +153,7 @@ _kinds: Recent[bytes, FooterKind] = Recent(_MOST_KINDS)
 
 
 def footer_kind(footer: bytes) -> FooterKind | None:
-    """The kind of a footer, one of those of late in this process or a new one; None if it has no head."""
+    """The kind of a footer, a recent one of this process or a new one; None if it has no head."""
     for kind in _kinds.values():
         if footer.startswith(kind.head):
             return kind
@@ -162,14 +162,14 @@ def footer_kind(footer: bytes) -> FooterKind | None:
 
 
 class _Pattern:
-    """Matches row groups that are described as one of them is, but for what differs from file to file."""
+    """Matches row groups that are described like the one it is made of, except for what differs between files."""
 
     def __init__(self, parts: RowGroupParts) -> None:
         self._types, self._codecs = parts.types, parts.codecs
         self._first, *self._others = [re.compile(text, re.DOTALL) for text in _expressions(parts.pieces)]
 
     def match(self, footer: bytes, start: int) -> tuple[RowGroupNumbers, int] | None:
-        """The row group that begins at byte `start`, and where it ends; None if it is described otherwise."""
+        """The row group that begins at byte `start`, and its end; None if it does not match."""
         found = self._first.match(footer, start)
         if found is None:
             return None
@@ -183,7 +183,7 @@ class _Pattern:
 
 
 def _after_text(footer: bytes, start: int) -> int:
-    """Where a text ends that begins here; the end of the footer if it does not."""
+    """The end of a text that begins here; the end of the footer if it runs over that."""
     try:
         length, start = read_varint(footer, start)
     except MALFORMED:
@@ -192,7 +192,7 @@ def _after_text(footer: bytes, start: int) -> int:
 
 
 def _expressions(pieces: Sequence[Piece]) -> Iterator[bytes]:
-    """One for what comes before each text, and one for what comes after the last."""
+    """One expression for the pieces before each text, and one for the pieces after the last."""
     written = b""
     for role, data in pieces:
         match role:

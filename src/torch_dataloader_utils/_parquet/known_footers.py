@@ -1,4 +1,4 @@
-"""What is known of footers that begin and end alike: those of files with the same columns, from the same writer."""
+"""Keeps what is known of footers with the same beginning and end: files with the same columns from one writer."""
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -7,13 +7,13 @@ from torch_dataloader_utils._runtime.recent import Recent
 
 T = TypeVar("T")
 
-# Of larger ones the pattern would take long to make.
+# For larger footers it takes too long to make a pattern.
 _MOST_BYTES = 64 << 10
 _MOST_KNOWN = 16
 
 
 class MatchedFooter(NamedTuple, Generic[T]):
-    """A footer that matches a pattern, and what is known of its like; None if it is the first that ends as it does."""
+    """A footer that matches a pattern. known: what was learnt of others like it; None if nothing was yet."""
 
     numbers: FooterNumbers
     known: T | None
@@ -21,16 +21,13 @@ class MatchedFooter(NamedTuple, Generic[T]):
 
 
 class KnownFooters(Generic[T]):
-    """Footers of late, by what comes before and after their row groups: columns, and what Arrow and pandas say of them.
-
-    For all threads.
-    """
+    """Recent footers by the bytes before and after their row groups, which hold the columns. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: Recent[tuple[FooterKind, bytes, Any], T] = Recent(_MOST_KNOWN)
 
     def match(self, footer: bytes, what: Any = None) -> MatchedFooter[T] | None:
-        """None of a footer whose like has not come often enough; `what`: what it is looked at for, hashable."""
+        """The match of a footer; None if too few like it came before. what: hashable, such as the projection."""
         kind = footer_kind(footer) if len(footer) <= _MOST_BYTES else None
         numbers = None if kind is None else kind.match(footer)
         if kind is None or numbers is None:
@@ -39,5 +36,5 @@ class KnownFooters(Generic[T]):
         return MatchedFooter(numbers, self._known.find(key), key)
 
     def learn(self, matched: MatchedFooter[T], known: T) -> None:
-        """This is known of all footers that begin and end as this one."""
+        """Keep this for all footers with the same beginning and end."""
         self._known.keep(matched.key, known)

@@ -1,4 +1,4 @@
-"""The last bytes of a Parquet file, the length of its footer (uint32) and the magic; and which footers are refused.
+"""Reads the trailer of a Parquet file (footer length as uint32, magic), and refuses footers that cannot be read.
 
 Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext footer mode".
 """
@@ -11,28 +11,28 @@ from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureEr
 TRAILER_BYTES = 8
 MAGIC = b"PAR1"
 
-# In place of the magic, where the footer is encrypted.
+# The magic if the footer is encrypted.
 _ENCRYPTED_MAGIC = b"PARE"
 
-# A nonce and a tag, which follow the footer of a file whose columns are encrypted and its footer is not.
+# A nonce and a tag after the footer: the columns are encrypted, and the footer is not.
 _SIGNATURE_BYTES = 28
 
-# More than any table needs, and what hostile files have: decoding a footer takes about 30 times its bytes of memory,
-# and each column and row group some Python objects.
+# More than any table needs; hostile files may have more. To decode a footer takes about 30 times its bytes in memory,
+# and some Python objects for each column and row group.
 _MOST_FOOTER_BYTES = 64 << 20
 _MOST_COLUMNS = 100_000
 _MOST_ROW_GROUPS = 100_000
 
 
 def footer_length(tail: bytes | memoryview) -> int:
-    """How long the footer of a file is that ends in these bytes, trailer included."""
+    """The length of the footer, trailer included; tail: the last bytes of the file."""
     return int.from_bytes(tail[-TRAILER_BYTES:][:4], "little") + TRAILER_BYTES
 
 
 def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) -> int:
-    """The same of bytes that nobody looked at yet; it may be more than they are.
+    """The same for bytes that were not checked yet; it may be more than `tail` has.
 
-    file_size: of the file. where: what messages call it.
+    where: the file, for messages.
 
     Raises:
         CorruptFileError: no footer ends the file (it was cut, or is no Parquet file), or one larger than the file.
@@ -55,11 +55,11 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
 
 
 def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
-    """Refuse a file that is encrypted though its footer is not: the footer is signed then.
+    """Refuse a file with encrypted columns and a plain footer, which is signed then.
 
-    For before the metadata are asked of any chunk: pyarrow ends the process if that one is encrypted.
+    Call it before any chunk is asked for: pyarrow ends the process if that is encrypted.
 
-    tail: what the file ends with. metadata: its footer (pyarrow.parquet.FileMetaData). where: as above.
+    tail: the end of the file. metadata: its footer (pyarrow.parquet.FileMetaData). where: for messages.
 
     Raises:
         UnsupportedFeatureError: whichever columns are encrypted.
@@ -71,7 +71,7 @@ def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
 
 
 def check_footer(tail: bytes | memoryview, metadata: Any, where: str) -> None:
-    """Refuse a footer once it is parsed; arguments as of `check_unsigned`.
+    """Refuse a parsed footer; arguments as for `check_unsigned`.
 
     Raises:
         UnsupportedFeatureError: encrypted columns, or more columns or row groups than any table needs.
@@ -82,7 +82,7 @@ def check_footer(tail: bytes | memoryview, metadata: Any, where: str) -> None:
 
 
 def check_metadata(tail: bytes | memoryview, metadata: Any, where: str) -> None:
-    """The same of a data file; UnsupportedFeatureError too if it only says where column chunks lie."""
+    """The same for a data file; refuses also a footer whose column chunks lie in other files."""
     check_footer(tail, metadata, where)
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
@@ -93,7 +93,7 @@ def check_metadata(tail: bytes | memoryview, metadata: Any, where: str) -> None:
 def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], Any]) -> Any:
     """The pyarrow.parquet.ParquetFile that `open_file` makes of a whole file's bytes, checked before and after.
 
-    Before, so that messages tell what is no Parquet file; after, so that nothing can be asked of encrypted columns.
+    Before, so that the error names a file that is no Parquet file; after, so that encrypted columns are never used.
 
     Raises:
         CorruptFileError, UnsupportedFeatureError: as `checked_footer_length` and `check_unsigned`.

@@ -1,7 +1,7 @@
-"""What runs and remembers: threads, processors, memory that is used again, results that are kept, warnings.
+"""Threads, processors, recycled memory, small caches and warnings, for all packages.
 
-In: functions, items, buffers. Out: results in order, memory, and a call when nobody uses it any more.
+In: functions, items, buffers. Out: results in order, and memory that comes back when nothing uses it any more.
 
-Promises: nothing here knows of tables, files or plans. The standard library and numpy only. Not for what one stage
-alone needs: that stays in its own package.
+Promises: knows nothing of tables, files or plans. Imports the standard library and numpy only. Not for what one stage
+alone needs.
 """

@@ -1,11 +1,11 @@
-"""What runs a function elsewhere: the one thing that users' executors have to have in common."""
+"""Protocols of executors that users pass: `submit`, and the futures it returns."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 
 class Future(Protocol):
-    """What `submit` gives."""
+    """The result of `submit`."""
 
     def result(self) -> Any:
         """Wait, and give the value or raise the error."""
@@ -18,4 +18,4 @@ class Executor(Protocol):
     """Anything that runs a function elsewhere: `concurrent.futures`, mpi4py.futures, a dask client."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future:
-        """Run function(*arguments), by and by."""
+        """Run function(*arguments) at some time."""

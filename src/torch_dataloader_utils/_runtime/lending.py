@@ -1,4 +1,4 @@
-"""Memory that is lent out, and the news that nobody looks at it any more."""
+"""Lends memory, and tells when nothing uses it any more."""
 
 import weakref
 from collections import deque
@@ -14,12 +14,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Loans(Generic[K]):
-    """Lends arrays under keys and says which came back.
+    """Lends arrays under keys and tells which came back.
 
-    What is lent is an array over the same memory, and it comes back when that array dies. A tensor made of it
-    (`torch.from_numpy`), and every tensor that shares its storage, keep it alive; numpy's views of it do not, because
-    they refer to the memory's owner. An array may die in any thread and at any moment, so its callback does nothing but
-    append to a deque.
+    `lend` returns a new array over the same memory; the loan comes back when that array dies. A tensor made of it
+    (`torch.from_numpy`) and all tensors that share its storage keep it alive; numpy views do not, because they refer to
+    the memory's owner. The array may die in any thread at any time, so the callback only appends to a deque.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Loans(Generic[K]):
         return keys
 
     def out(self) -> list[K]:
-        """The keys of arrays that are lent still, as far as `returned` has told."""
+        """The keys of arrays that are still lent, as of the last call of `returned`."""
         return list(self._watched)
 
     def _when_dead(self, key: K) -> Callable[[Any], None]:

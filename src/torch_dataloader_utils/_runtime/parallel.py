@@ -1,4 +1,4 @@
-"""Many small requests at once, results in order, memory bounded."""
+"""Runs many small jobs in parallel, with results in order and bounded memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,9 +23,9 @@ _FIRST_LOTS = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
 
 @contextmanager
 def threads_for(count: int, name: str) -> Iterator[Executor]:
-    """So many threads with this name, until all their work is done; or an error, or Ctrl-C, which leave at once.
+    """A pool of `count` threads with this name; at the end it waits for their work.
 
-    What is under way then ends in its own time, unheard: a request to a store that fails may be tried for minutes.
+    After an error or Ctrl-C it does not wait, since a request to a store that fails may be retried for minutes.
     """
     pool = ThreadPool(count, name)
     is_done = False
@@ -40,7 +40,7 @@ def threads_for(count: int, name: str) -> Iterator[Executor]:
 def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_pending: int) -> Iterator[R]:
     """The results in the order of the items; at most `most_pending` are under way or waiting to be taken.
 
-    The first error leaves at its place in the order, and what has not begun is cancelled.
+    The first error is raised at its place in the order, and jobs that have not begun are cancelled.
     """
     pending: deque[Any] = deque()
     try:
@@ -56,11 +56,11 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Execu
 
 
 def map_quick(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_tasks: int) -> Iterator[R]:
-    """The results in the order of the items: made here as long as that is quick, the others in the executor.
+    """The results in the order of the items, made in this thread while that is quick, else in the executor.
 
-    There, sixteen items make a task (handed over one by one, local files took 1.7 times as long), and at most
-    `most_tasks` are under way or waiting to be taken. An error in a task is raised before the results of the items that
-    the same task had done.
+    In the executor sixteen items are one task (one by one, local files took 1.7 times as long), and at most
+    `most_tasks` are under way or waiting to be taken. An error in a task is raised before the results of its earlier
+    items.
     """
     source, pace = iter(items), Pace()
     lots = takewhile(bool, (list(islice(source, size)) for size in chain(_FIRST_LOTS, repeat(_ITEMS_A_TASK))))
@@ -90,7 +90,7 @@ def map_watched(
     name: str,
     on_progress: OnProgress | None = None,
 ) -> list[R]:
-    """`function` of every item, in their order, by so many threads, which have this name.
+    """The results of `function` for all items, in their order, by a pool of threads with this name.
 
     on_progress: called in the caller's thread after each result with (results, items).
     """

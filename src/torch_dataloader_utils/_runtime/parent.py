@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them, however that one ends."""
+"""Ends a process when its parent ends, however that happens."""
 
 import multiprocessing
 import os

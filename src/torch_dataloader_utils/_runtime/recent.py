@@ -1,4 +1,4 @@
-"""A few values that were found out of late, so that what comes again is not found out again."""
+"""`Recent`: a small cache of the last few values."""
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -8,12 +8,10 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Key, Value]):
-    """The last few values by key; the oldest goes when another one comes.
+    """The last few values by key; drops the oldest when there are more than `most`.
 
-    For all threads, without a lock, which a fork might copy while it is held: each step of a call is one of the
-    dictionary's own. At worst two threads find out the same.
-
-    most: how many there are at most.
+    Thread-safe without a lock, which a fork might copy while it is held: each step is one atomic operation of a dict.
+    At worst two threads compute the same value.
     """
 
     def __init__(self, most: int) -> None:
@@ -21,7 +19,7 @@ class Recent(Generic[Key, Value]):
         self._entries: dict[Key, Value] = {}
 
     def find(self, key: Key) -> Value | None:
-        """The value of a key; None if it is not here, or no more."""
+        """The value of a key, or None."""
         return self._entries.get(key)
 
     def values(self) -> list[Value]:
@@ -29,13 +27,13 @@ class Recent(Generic[Key, Value]):
         return list(self._entries.values())
 
     def keep(self, key: Key, value: Value) -> Value:
-        """The value that is kept for a key: this one, or that of a thread that was first."""
+        """Keep a value unless another thread kept one first; returns the one that is kept."""
         value = self._entries.setdefault(key, value)
         for old in list(self._entries)[: -self._most]:
             self._entries.pop(old, None)
         return value
 
     def get(self, key: Key, compute: Callable[[Key], Value]) -> Value:
-        """The value of a key, computed if it is not here; now it is the youngest."""
+        """The value of a key, computed if it is not here; it becomes the newest."""
         value = self._entries.pop(key, None)
         return self.keep(key, compute(key) if value is None else value)

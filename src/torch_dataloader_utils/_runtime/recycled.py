@@ -11,26 +11,26 @@ from collections.abc import Callable
 
 from torch_dataloader_utils._runtime.lending import Bytes, Loans
 
-# What may lie idle in any case, and what never may.
+# Idle bytes that are always allowed, and the most that ever are.
 _LEAST_IDLE_BYTES, _MOST_IDLE_BYTES = 64 << 20, 512 << 20
-# The peak of what was lent falls by such a part of all that is taken.
+# The remembered peak of lent bytes falls by this fraction of the bytes that are taken.
 _FORGETTING = 8
-# Sizes vary a little from block to block, and what lies idle may be of the wrong one.
+# Sizes vary a little from block to block, so idle buffers may have the wrong size.
 _SPARE = 1.25
 
 
 class RecycledMemory:
     """Lends byte buffers of a few sizes, and lends them again once no tensor shares them. Safe for threads.
 
-    Lent and idle bytes together are at most 1.25 times the most that was lent at once lately, so that a pass finds the
-    memory of the one before. Beyond that idle buffers go, first of the sizes asked for least recently; but 64 MiB may
-    lie idle in any case, and more than 512 MiB never do.
+    Lent and idle bytes together are at most 1.25 times the recent peak of lent bytes, so that a pass finds the memory
+    of the one before. Beyond that idle buffers are freed, those of the least recently used sizes first; but up to 64
+    MiB may always be idle, and more than 512 MiB never.
 
-    lent_bytes, idle_bytes: of all buffers that are lent, and of those that wait.
+    lent_bytes, idle_bytes: of all buffers that are lent, and of those that are idle.
     """
 
     def __init__(self, allocate: Callable[[int], Bytes]) -> None:
-        """allocate: gives new memory, uint8 [bytes], 64-byte aligned and writable, which goes when the array dies."""
+        """allocate: gives new memory, uint8 [bytes], 64-byte aligned and writable, freed when the array dies."""
         self._allocate = allocate
         self._lock = threading.Lock()
         self._loans: Loans[int] = Loans()
@@ -42,7 +42,7 @@ class RecycledMemory:
         self.idle_bytes = 0
 
     def take(self, num_bytes: int) -> Bytes:
-        """uint8, shape [`num_bytes` or a little more], with anything in it; see Loans.lend."""
+        """Uninitialised uint8, shape [`num_bytes` or a little more]; see Loans.lend."""
         size = size_class(num_bytes)
         with self._lock:
             self._collect()
@@ -64,7 +64,7 @@ class RecycledMemory:
             self._idle.setdefault(len(buffer), deque()).append(buffer)
 
     def _take_idle(self, size: int) -> Bytes | None:
-        """The buffer of this size that came back last, in a core's cache still; its size is let go of last."""
+        """The buffer of this size that came back last (a core's cache may have it); the size is now freed last."""
         idle = self._idle.pop(size, None)
         if not idle:
             return None
@@ -73,7 +73,7 @@ class RecycledMemory:
         return idle.pop()
 
     def _let_go(self, taken_bytes: int) -> None:
-        """Lets go of idle buffers that are too many beside what is lent now, `taken_bytes` more than before."""
+        """Free idle buffers that are too many beside the lent ones; taken_bytes: how much more is lent now."""
         spare = int(self._peak_bytes * _SPARE) - self.lent_bytes - taken_bytes
         most = min(max(spare, _LEAST_IDLE_BYTES), _MOST_IDLE_BYTES)
         while self.idle_bytes > most:

@@ -1,9 +1,9 @@
-"""Threads whose end no fork meets.
+"""A thread pool that is safe beside forks: a fork waits until threads of ended pools are gone.
 
 pyarrow's allocator takes a lock when a thread begins and when one ends, and does not prepare for forks: a child that is
-forked in that moment has the lock for ever, and its first new thread waits for it. Of 110,000 children that were forked
-just after threads had ended 6 did, of 105,000 whose fork waited for those threads none. To join a thread is not enough:
-it gives its memory back after that.
+forked in that moment has the lock held for ever, and its first new thread waits for it. That happened to 6 of 110,000
+children forked just after threads had ended, and to none of 105,000 whose fork waited. To join a thread is not enough,
+because it frees its memory after that.
 """
 
 import os
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")  # where there is none, processes are spawned
-# Threads of a pool that was shut down are gone in a moment; one that is not is in the middle of a job.
+# Threads of a pool that was shut down end in a moment, unless they are in the middle of a job.
 _END_SEC = 1.0
 _POLL_SEC = 0.0005
 # Threads of pools that were shut down; those of earlier pools are gone.

@@ -1,10 +1,11 @@
-"""Bytes of files, wherever they are: identity, tail, ranges.
+"""Reads bytes of local and remote files: identity, tail, ranges.
 
-In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and identities. Sync, thread-safe and
-picklable; clients are opened lazily in each process and never inherited or pickled. Neighbouring ranges are
-coalesced here, before any backend sees them. Failed requests are sent again where they deserve it, and expired
-credentials renewed. Foreign exceptions leave as errors of ours. Objects are written whole (`FsspecStore.write`), local
-files appear whole (`write_atomically`). No cache of data.
+In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and identities.
+
+Promises: sync, thread-safe, picklable; clients are opened lazily in each process, never inherited or pickled.
+Neighbouring ranges are coalesced before any backend sees them. Failed requests are retried where that can help, and
+expired credentials renewed. Errors of clients become errors of ours. Objects are written whole (`FsspecStore.write`),
+and local files appear whole (`write_atomically`). Not for: caching data.
 """
 
 from torch_dataloader_utils._core.paths import has_credentials, redact

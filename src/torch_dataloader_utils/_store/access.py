@@ -49,12 +49,13 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAccess:
-    """All that a store needs to know of its caller; picklable if `credentials` is, and it prints no secret.
+    """How a caller reaches a store; picklable if `credentials` is, and never prints a secret.
 
-    options: for the storage client, as they are. credentials: see `Credentials`; it travels to worker processes,
-        what it returns does not. holds_first: whether `options` have the first credentials already, so that
-        `credentials` is asked only once the storage says "expired". token: stores and their copies with the same one
-        share a client in each process; opening one takes s3fs half a second.
+    options: for the storage client, as they are.
+    credentials: see `Credentials`; the function is sent to worker processes, what it returns is not.
+    holds_first: whether `options` already have the first credentials, so that `credentials` is called only once the
+        storage says that they have expired.
+    token: stores with the same one share a client in each process (s3fs takes half a second to open one).
     """
 
     options: Secret = field(default_factory=lambda: Secret({}))
@@ -70,7 +71,7 @@ class StoreAccess:
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
     ) -> "StoreAccess":
-        """The access that these arguments of a user describe; one that is made already stays as it is.
+        """The access for these arguments of a user; a StoreAccess as `storage_options` is returned as it is.
 
         Raises:
             ConfigTypeError: credentials that cannot be called, options that are no mapping, or another `remote`.
@@ -91,9 +92,9 @@ class StoreAccess:
         return cls(options=storage_options, credentials=credentials, remote=remote or RemoteOptions())
 
     def client_options(self, *, renews: bool = False) -> dict[str, Any]:
-        """The options to open a client with; asks for credentials where they come from a function.
+        """The options to open a client with; calls `credentials` if it is set.
 
-        renews: whether those of an earlier call have expired.
+        renews: whether the credentials of an earlier call have expired.
 
         Raises:
             StoreError: the function raised, or returned no mapping.
@@ -107,7 +108,7 @@ class StoreAccess:
         except LoaderError:
             raise
         except Exception as error:  # the user's function: any error, told with its name
-            # Its text is left out, since it may quote what it was about to return.
+            # Its text is left out, since it may quote a secret.
             raise StoreError(
                 f"credentials function {name} failed ({type(error).__name__}, see its traceback). Mend it, or check "
                 "what it asks for credentials."
@@ -116,7 +117,7 @@ class StoreAccess:
 
 
 def _copied(options: Any) -> Any:
-    """Dicts in dicts, anew, since fsspec puts options of its own into those of a chained client; values as they are."""
+    """A copy with nested dicts copied too, since fsspec adds options of its own to them; values are not copied."""
     if not isinstance(options, dict):
         return options
     return {name: _copied(value) for name, value in options.items()}

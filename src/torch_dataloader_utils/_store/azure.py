@@ -1,4 +1,4 @@
-"""A range of an Azure blob, with the condition If-Match, which adlfs cannot pass on.
+"""Reads a range of an Azure blob with the condition If-Match, which adlfs cannot send.
 
 Source: Blob service REST API, Get Blob, and "Specifying conditional headers".
 """

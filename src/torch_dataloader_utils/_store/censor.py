@@ -1,40 +1,40 @@
-"""What clients say of a failure, without credentials: of options, in URLs, or that servers repeat."""
+"""Removes credentials from errors of storage clients: values of options, in URLs, and in replies of servers."""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Object stores reply to a request that they refuse with a document, and some clients put all of it into their errors.
+# Object stores answer a refused request with a document, and some clients put all of it into their errors.
 _DOCUMENT = re.compile(r"<\?xml|<Error\b")
 _CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
-# obstore ends its messages with twenty lines that print its own values, the reply among them.
+# obstore's messages end with twenty lines that print its internal values, the reply among them.
 _OBSTORE_VALUES = "\n\nDebug source:"
 
 _KEPT = ("Code", "Message")
 
 _SECRET_NAME = re.compile("secret|token|credential|pass|key|header|auth|sas|connection_string", re.IGNORECASE)
-# Words of a secret up to so many letters stay in messages: they tell nothing, and hiding "a" would hide the rest.
+# Words of a secret up to this length stay in messages: they reveal nothing, and to hide "a" would hide everything.
 _SHORT_WORD = 2
 
-# Clients spell URLs anew ("%2F" as "/", the path without its host), so that they are known by their form alone.
+# Clients change the spelling of URLs ("%2F" as "/", no host), so URLs are recognised by their form.
 _WEB_QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]*", re.IGNORECASE)
 _QUERY_VALUE = re.compile(r"([?&][\w.-]+=)[^&\s'\"<>)]+")
-# From the beginning of a word only: from each of its letters, a reply of a megabyte without spaces would take hours.
+# Only from the start of a word: matching from each letter would take hours for a reply of 1 MB without spaces.
 _PASSWORD = re.compile(r"(?<![^\s/@'\"])[^\s/:@'\"]*:[^\s/'\"]+@")
 
-# What an OSError is told by, if it has more than one argument.
+# The arguments that an OSError's text is made of, if it has more than one.
 _OS_TEXTS = ("strerror", "filename", "filename2")
 
 
 def censor(
     error: BaseException, options: Mapping[str, Any] | None = None, *, handled: BaseException | None = None
 ) -> None:
-    """Cut out of `error`, and of what caused it, in place, what must not be shown.
+    """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
 
-    These are values of `options` that are credentials, queries and passwords of URLs, and of a server's reply all but
-    its code and message. In place, because tracebacks, logs and pickles show the client's own error too.
+    Removed are values of `options` that are credentials, queries and passwords of URLs, and everything of a server's
+    reply except its code and message.
 
     handled: see `causes`.
     """
@@ -53,7 +53,7 @@ def censor(
 def causes(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
     """The error, what it was raised from or while handling, and so on.
 
-    handled: what the caller handled before anything was tried (`sys.exception()`), which has no part in it.
+    handled: the exception that the caller was handling before (`sys.exception()`); it is left out.
     """
     seen = set[int]()
     current: BaseException | None = error
@@ -64,7 +64,7 @@ def causes(error: BaseException, handled: BaseException | None = None) -> Iterat
 
 
 def censored_text(text: str, options: Mapping[str, Any] | None = None) -> str:
-    """The text without what `censor` cuts.
+    """The text without what `censor` removes.
 
     GET http://me:pw@host/a?sig=x failed    GET http://***@host/a failed
     """

@@ -1,4 +1,4 @@
-"""A live storage client: fsspec's own, set up so that retries and limits are ours alone."""
+"""Opens storage clients of fsspec, configured so that only our retries and limits apply."""
 
 import sys
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from torch_dataloader_utils._store.obstore import open_obstore
 
 _S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
-# As aiohttp says itself, of a request and of a server that takes no connection.
+# The defaults of aiohttp: for a whole request, and for a server that accepts no connection.
 _MOST_HTTP_SECONDS = 300
 _HTTP_CONNECT_SECONDS = 30
 
@@ -24,18 +24,18 @@ _HTTP_CONNECT_SECONDS = 30
 _S3_CLIENT = "s3fs"
 _BUCKET_CLIENTS = (_S3_CLIENT, "gcsfs", "adlfs", "obstore")
 
-# It sends all commands over one connection, where those of two threads would get each other's replies.
+# All commands go over one connection, so two threads would get each other's replies.
 _ONE_CONNECTION_CLIENT = "fsspec.implementations.ftp"
 _TURN = "torch_dataloader_utils_turn"
 
 
 def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = False) -> Any:
-    """A new fsspec file system for the URL `path`; never one that the user holds too, since it is configured here.
+    """A new fsspec file system for the URL `path`; new, since a shared one would be reconfigured for the user too.
 
-    renews: whether it takes the place of one whose credentials have expired.
+    renews: whether it replaces a client whose credentials have expired.
 
     Raises:
-        ConfigError: nobody knows the scheme. MissingDependencyError: its client is not installed.
+        ConfigError: the scheme is unknown. MissingDependencyError: its client is not installed.
         StoreError: credentials could not be had.
     """
     options = access.client_options(renews=renews)
@@ -71,18 +71,18 @@ def _open(path: str, scheme: str, options: Mapping[str, Any], remote: RemoteOpti
 
 
 def turn_of(filesystem: Any) -> AbstractContextManager[Any]:
-    """Held by the thread that uses the client; only of those that serve one at a time do others wait."""
+    """A context held while a thread uses the client; others wait only if it serves one thread at a time."""
     turn: AbstractContextManager[Any] = getattr(filesystem, _TURN, nullcontext())
     return turn
 
 
 def is_s3(filesystem: Any) -> bool:
-    """Whether this is s3fs, whose uploads can be made of parts."""
+    """Whether this is s3fs, which supports uploads in parts."""
     return _package(filesystem) == _S3_CLIENT
 
 
 def has_buckets(filesystem: Any) -> bool:
-    """Whether this is a client of object stores, where directories come with their objects."""
+    """Whether this is a client of an object store, which has no directories of its own."""
     return _package(filesystem) in _BUCKET_CLIENTS
 
 
@@ -99,7 +99,7 @@ def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, 
 def _http_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
     if "get_client" in options:
         return dict(options)  # it makes the session, with times of its own
-    # Left alone, a look-up that nobody answers takes five minutes, and is not sent again after that.
+    # By default, a request without an answer takes five minutes, and is not retried.
     timeout = import_module("aiohttp").ClientTimeout(
         _MOST_HTTP_SECONDS, sock_connect=_HTTP_CONNECT_SECONDS, sock_read=4 * remote.retry.progress_seconds
     )

@@ -7,21 +7,21 @@ from typing import Any
 
 from torch_dataloader_utils._store.process_local import ProcessLocal
 
-# A process pool unpickles its store anew for every file that it scans, and must not connect anew for each.
+# A process pool unpickles its store for every file that it scans, and must not connect again each time.
 _MOST = 16
 
 Key = tuple[str, ...]
 
 
 class ClientTable:
-    """Clients by store; the ones least recently used go first, and close when nobody uses them any more."""
+    """Clients by store; drops the least recently used, which close once no thread uses them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: OrderedDict[Key, ProcessLocal[Any]] = OrderedDict()
 
     def of(self, key: Key) -> ProcessLocal[Any]:
-        """Where the client of the stores with this key lives."""
+        """The slot of the client for stores with this key."""
         with self._lock:
             found = self._clients.pop(key, None)
             self._clients[key] = client = ProcessLocal() if found is None else found
@@ -30,7 +30,7 @@ class ClientTable:
         return client
 
     def unlock(self) -> None:
-        """In a forked child: the lock may have been held by a thread that is not here."""
+        """Replaces the lock in a forked child, where the thread that held it may not exist."""
         self._lock = threading.Lock()
 
 

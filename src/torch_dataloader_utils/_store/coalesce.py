@@ -1,4 +1,4 @@
-"""Which reads serve which spans: pure arithmetic, no I/O."""
+"""Merges spans into fewer reads: pure arithmetic, no I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def coalesce(spans: Sequence[Span], limits: CoalesceLimits) -> ReadPlan:
 
 
 def _largest_hole(ordered: Sequence[Span], limits: CoalesceLimits) -> int:
-    """The largest gap that may be read through, so that all gaps up to it stay within the waste."""
+    """The largest gap to read through, such that all gaps up to that size stay within `most_waste`."""
     wanted = sum(length for _, length in ordered)
     left = max(_FREE_WASTE_BYTES, wanted * limits.most_waste)
     largest, reached = 0, ordered[0][0] if ordered else 0

@@ -1,7 +1,7 @@
-"""What a storage client's exception means: try again, renew credentials, another file, or give up.
+"""Diagnoses the exceptions of storage clients: retry, renew credentials, file changed, or give up.
 
-Clients are looked at by what they have in common (a status, a botocore response, a builtin base class), so that
-none has to be imported. Sources: "Error responses" of the S3 API; RFC 9110, sections 10.2.3 and 15.
+It uses only what clients have in common (a status, a botocore response, a builtin base class), so that none has to be
+imported. Sources: "Error responses" of the S3 API; RFC 9110, sections 10.2.3 and 15.
 """
 
 import errno
@@ -16,7 +16,11 @@ from torch_dataloader_utils._store.censor import causes
 
 
 class Kind(Enum):
-    """What to do about it."""
+    """What a failure says of the request, and so what is done about it.
+
+    TRANSIENT: sent again. WRONG_REPLY: sent again a few times. EXPIRED, MAYBE_EXPIRED: sent again once, with new
+    credentials. CHANGED: another object is there than the planned one. FINAL: everything else; given up.
+    """
 
     TRANSIENT = auto()
     WRONG_REPLY = auto()
@@ -38,11 +42,11 @@ class Diagnosis:
 
 
 class WrongReplyError(Exception):
-    """A reply that is not what was asked for: another range, or fewer bytes; the message says which."""
+    """A reply with another range or fewer bytes than was asked for; the message says which."""
 
 
 class ShortReplyError(WrongReplyError):
-    """Fewer or more bytes than the range has, from a client that does not say why."""
+    """Fewer or more bytes than the range, from a client that gives no reason."""
 
 
 class OtherObjectError(Exception):
@@ -56,7 +60,7 @@ class StalledError(TimeoutError):
 _EXPIRED_CODES = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
 )
-# Keys that were rotated; those of a user who mistyped them, too.
+# For rotated keys, and also for mistyped ones.
 _MAYBE_EXPIRED_CODES = frozenset({"InvalidAccessKeyId"})
 # Some come with status 400.
 _TRANSIENT_CODES = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "IncompleteBody"})
@@ -109,7 +113,7 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
 
 
 def _of_obstore(error: BaseException) -> Kind:
-    # It retries by itself, so that what it raises is final; it has no codes, only words.
+    # obstore retries by itself, so its errors are final; they have no codes, only text.
     if any(code in str(error) for code in _EXPIRED_CODES):
         return Kind.EXPIRED
     kinds = {

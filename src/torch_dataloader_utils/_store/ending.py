@@ -1,7 +1,7 @@
-"""Waits that end when the process does, or when whoever began them is interrupted.
+"""Waits that end when the process ends, or when the work that they belong to is interrupted.
 
-At exit Python joins the threads of pools before anything else; one that still tried to reach a dead server would
-hold the process for minutes. So would Ctrl-C, where the threads must have ended before the caller goes on.
+At exit Python first joins the threads of pools, and a thread that tries to reach a dead server would delay that for
+minutes. So would Ctrl-C, after which the threads must have ended before the caller goes on.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _ending = threading.Event()
 
 
 class _OfThread(threading.local):
-    """interrupted: of the threads of `request_threads`; set once what they ask for is not wanted any more."""
+    """interrupted: in threads of `request_threads`, an event that is set once their results are not wanted any more."""
 
     interrupted: threading.Event | None = None
 
@@ -34,9 +34,9 @@ _of_thread = _OfThread()
 
 @contextmanager
 def request_threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """So many threads with this name; none of them asks a storage for anything when the caller goes on.
+    """A pool of `count` threads with this name, none of which uses a storage any more when the caller goes on.
 
-    After an error too, what is under way is waited for. An interrupt (Ctrl-C) has it given up.
+    At the end, also after an error, it waits for requests under way. After an interrupt (Ctrl-C) they are given up.
     """
     interrupted = threading.Event()
     with ThreadPoolExecutor(count, name, lambda: setattr(_of_thread, "interrupted", interrupted)) as pool:
@@ -78,7 +78,7 @@ def run_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
 
 
 def ask(filesystem: Any, method: str, *arguments: Any, **options: Any) -> Any:
-    """What a method of a storage client gives; one that waits for a coroutine does so as `run_on_loop`.
+    """The result of a storage client's method; if that runs a coroutine, it is waited for as in `run_on_loop`.
 
     Raises:
         StoreError: as `run_on_loop`. Or what the client raises.
@@ -101,5 +101,5 @@ _at_exit = getattr(threading, "_register_atexit", None)
 if _at_exit is not None:
     _at_exit(_ending.set)
 if hasattr(os, "register_at_fork"):
-    # A worker forked by a thread that saw the end coming would never read a byte.
+    # A worker that was forked while the process began to end would otherwise never read a byte.
     os.register_at_fork(after_in_child=_ending.clear)

@@ -1,7 +1,7 @@
-"""Foreign storage errors become ours, in one place.
+"""The one place where errors of storage clients become errors of ours.
 
-Storage clients raise whatever their authors chose (OSError, botocore's and aiohttp's own classes); here each
-becomes one of four errors of ours, with the file, what was tried, and what to do.
+Clients raise OSError or classes of their own (botocore, aiohttp). Each becomes one of four errors of ours, with the
+file, what was tried, and what to do.
 """
 
 from collections.abc import Iterator
@@ -42,9 +42,9 @@ _OTHER_MEMORY = (
 
 @contextmanager
 def translated(path: str, action: str, identity: str | None = None) -> Iterator[None]:
-    """Runs one storage call; whatever it raises leaves as an error of ours, with the cause chained.
+    """Turns any error of one storage call into an error of ours, with the cause chained.
 
-    Keep the body to the call itself: everything else that is raised in it would look like the store's fault.
+    Put nothing but that call inside: any other error there would look like the store's.
     """
     try:
         yield
@@ -65,8 +65,8 @@ def store_error(
 ) -> LoaderError:
     """The error of ours that says what `error` means for `path`.
 
-    `identity` is the one the plan pinned, if any: a planned file that is gone has changed; one that was never
-    planned is just not there. diagnosis, attempts: of a remote request that failed for good.
+    identity: the planned one, if any: a planned file that is gone has changed, another one is just not there.
+    diagnosis, attempts: of a remote request that failed for good.
     """
     cause = failure_text(error, path, diagnosis, attempts)
     kind = None if diagnosis is None else diagnosis.kind
@@ -99,7 +99,7 @@ def store_error(
 
 
 def _says_gone(diagnosis: Diagnosis | None) -> bool:
-    """Whether a "file not found" is one: fsspec's web client says so of whatever went wrong."""
+    """Whether a "file not found" is true: fsspec's web client raises it for any failure."""
     return diagnosis is None or (diagnosis.kind is Kind.FINAL and diagnosis.status in (0, 404, 410))
 
 
@@ -120,7 +120,7 @@ def _missing(path: str, *, was_planned: bool) -> FileChangedError | NoDataError:
 
 
 def dead_link(path: str) -> NoDataError:
-    """The error for a link that leads nowhere, such as caches (git-annex, DVC) hold for what was not fetched."""
+    """The error for a link that leads nowhere, such as git-annex and DVC have for files that were not fetched."""
     return NoDataError(
         f"{redact(path)} is a link, and what it leads to is not there. Fetch that, remove the link, or choose the "
         "files by a pattern that leaves it out."
@@ -163,7 +163,7 @@ def _without_client(path: str) -> str:
 def failure_text(
     error: BaseException, path: str, diagnosis: Diagnosis | None = None, attempts: Attempts | None = None
 ) -> str:
-    """What failed, how often and for how long: the part of a message in brackets, without secrets of the path."""
+    """The part of a message in brackets, without secrets: what failed, how often, and for how long."""
     return _tried(diagnosis, attempts) + _cause(error, path)
 
 

@@ -1,4 +1,4 @@
-"""The ranges of one file, as far as they have come: each attempt asks for what is missing, all at once."""
+"""Reads ranges of one file: each attempt asks, in parallel, for the bytes that are still missing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ from torch_dataloader_utils._store.retry import RetryPolicy
 
 Fetch = Callable[[Any, str, RangeReply, RetryPolicy], Awaitable[None]]
 
-# By the module of the client's class. Others may say that they are asynchronous and wrap one that is not.
+# Keys are the package of the client's class: other clients may claim to be asynchronous and wrap one that is not.
 _FETCHES: dict[str, Fetch] = {
     "s3fs": s3.fetch_range,
     "obstore": obstore.fetch_range,
@@ -38,7 +38,7 @@ class PendingReads:
 
     @property
     def are_pinned(self) -> bool:
-        """Whether every byte that came is known to be of the planned identity."""
+        """Whether all bytes received so far are known to have the planned identity."""
         return all(reply.is_pinned for reply in self._replies)
 
     @property
@@ -53,8 +53,8 @@ class PendingReads:
         """One attempt at all that is missing.
 
         Raises:
-            The failure that is hardest to mend, if any request failed, of several the first in the order of bytes; what
-            came in is kept for the next attempt.
+            The most severe failure, if any request failed (of equal ones, the first by offset). Bytes that were
+            received are kept for the next attempt.
         """
         missing = self._missing()
         before = sum(reply.have for reply in missing)
@@ -73,7 +73,7 @@ class PendingReads:
 
 
 def _fetch_of(filesystem: Any) -> Fetch | None:
-    """How ranges of this client's files are read with conditions; None for clients of which only bytes can be had."""
+    """The function that reads a range with conditions for this client; None if the client supports no conditions."""
     module = type(filesystem).__module__
     return next((fetch for name, fetch in _FETCHES.items() if module == name or module.startswith(f"{name}.")), None)
 

@@ -1,4 +1,4 @@
-"""A range of an object of Google Cloud Storage: by generation, so that it cannot be of another version.
+"""Reads a range of an object of Google Cloud Storage by its generation, so that it cannot be another version.
 
 Source: Cloud Storage JSON API, Objects: get (parameter `generation`).
 """

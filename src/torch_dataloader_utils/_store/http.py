@@ -1,8 +1,8 @@
-"""A range of a file on a web server, by the session of fsspec's http client.
+"""Reads a range of a file on a web server, with the session of fsspec's http client.
 
-The condition If-Match goes along where the server gave a strong etag. Many servers ignore conditions, so that what
-the reply says of the file is compared too; where it says nothing, the caller looks the file up after the bytes.
-Source: RFC 9110, sections 8.8.3 (ETag), 13.1.1 (If-Match) and 14.
+If the server gave a strong etag, it is sent as If-Match. Many servers ignore conditions, so the headers of the reply
+are compared too; if they tell nothing, the caller looks the file up after the bytes. Source: RFC 9110, sections 8.8.3
+(ETag), 13.1.1 (If-Match) and 14.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def fetch_range(filesystem: Any, url: str, reply: RangeReply, policy: Retr
 
 
 def _identity(headers: Any, reply: RangeReply) -> str | None:
-    """As a look-up would give it; None if the reply says less than the look-up did."""
+    """The identity that a look-up would give, from the headers of a reply; None if they say less than it did."""
     total = headers.get("Content-Range", "").rpartition("/")[2]
     size = int(total) if total.isdigit() else reply.span[1]
     seen = stat_of({"size": size, **{name: headers.get(name) for name in ("ETag", "Last-Modified")}})
@@ -54,6 +54,6 @@ def _is_strong_etag(identity: str) -> bool:
 
 
 def _is_size_and_time(identity: str | None) -> bool:
-    # As stat_of writes it: "1024-Wed, 21 Oct 2026 07:28:00 GMT", or "1024-" of a server that does not say.
+    # `stat_of` writes it as "1024-Wed, 21 Oct 2026 07:28:00 GMT", or "1024-" of a server that does not say.
     size, dash, time = (identity or "").partition("-")
     return bool(dash) and size.isdigit() and (not time or "GMT" in time)

@@ -1,4 +1,4 @@
-"""What makes a file the one that was planned, and the errors for one that is not."""
+"""The identity of a file, and the errors for a file that is not the planned one."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -32,21 +32,21 @@ def unversioned(size: int) -> str:
 
 
 def names_no_version(identity: str) -> bool:
-    """Whether an identity is no more than a size, as `unversioned` gives it: nothing may be kept under it."""
+    """Whether an identity is only a size (see `unversioned`), so that nothing may be cached under it."""
     return identity.endswith("-") and identity[:-1].isdigit()
 
 
 def any_names_no_version(identities: StringColumn) -> bool:
-    """Whether one of them is no more than a size: nothing may be kept under a fingerprint of all of them."""
+    """Whether one of them is only a size, so that nothing may be cached under a fingerprint of them."""
     if not identities.data.size:
         return False
-    # Of a million identities that name a version, hardly any ends so.
+    # Only these are looked at one by one: hardly any identity that names a version ends in a dash.
     doubtful = np.flatnonzero(identities.data[identities.offsets[1:] - 1] == ord("-"))
     return any(names_no_version(identities[index]) for index in doubtful.tolist())
 
 
 def stat_of(info: Mapping[str, Any]) -> FileStat:
-    """Size and identity from what fsspec's `info` or a detailed listing says of a file.
+    """Size and identity of a file from fsspec's `info` or a detailed listing.
 
     The etag is stripped of quotes, which some clients keep in listings and drop elsewhere. On Google Cloud Storage
     the generation is the identity: it can be asked for, and changes with the data only. A store that gives neither
@@ -83,7 +83,7 @@ def short_read(path: str, what: str) -> DataError:
 
 
 def is_pipe(path: str) -> DataError:
-    """The error for a pipe (FIFO) where a file was: whoever reads it waits for a writer, perhaps for ever."""
+    """The error for a pipe (FIFO) in the place of a file: reading it may wait for ever for a writer."""
     return FileChangedError(
         f"{redact(path)} is a pipe, and no file any more. It was replaced; plan the data set again."
     )

@@ -1,4 +1,4 @@
-"""What every backend gives: the identity of a file, its tail, and ranges of its bytes."""
+"""The interface of all stores: identity of a file, its tail, and ranges of its bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ Buffer = bytes | memoryview
 class FileStat:
     """size: bytes. identity: the etag or generation, or "size-mtime_ns" where the store has neither.
 
-    modified_ns: when it was written, in nanoseconds since 1970; None where the store does not say, or in no form that
-        compares. It is no part of what makes the file this one.
+    modified_ns: when it was written, in nanoseconds since 1970; None if the store does not say, or not in a comparable
+        form. It is not part of the identity.
     """
 
     size: int
@@ -38,9 +38,9 @@ class FileEntry:
 class Listing:
     """The files that a path names, sorted by path.
 
-    directory: the directory they were looked for in, as their paths spell it: the named one, or the part of a
-    pattern before its first wildcard; "" where a file was named. is_pattern: whether a pattern was named.
-    dead_links: local links that lead nowhere, and so can be no entry, sorted.
+    directory: where they were searched, spelled as in their paths: the named directory, or the part of a pattern before
+        its first wildcard; "" if a file was named.
+    is_pattern: whether a pattern was named. dead_links: local links that lead nowhere, sorted.
     """
 
     entries: tuple[FileEntry, ...]
@@ -59,7 +59,7 @@ stripes cost about 20 bytes each.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """The last bytes of a file; size and identity as a look-up gave them, checked where requests can carry those."""
+    """The last bytes of a file, with its size and identity."""
 
     data: Buffer
     size: int
@@ -74,8 +74,8 @@ class CoalesceLimits:
         hole_bytes: the largest gap read and thrown away to save a request. 1 MiB costs about as long as a request at
             100 ms and 10 MB/s a stream; measured at 16 MiB holes, 0.6 MB of wanted bytes became 12.7 MB.
         most_bytes: the largest merged read; a single span larger than that is read whole.
-        most_waste: all gaps of one call together, as a part of the bytes wanted; the smallest gaps go first. Requests
-            go out in parallel, so that one more costs less than many bytes. 16 KiB are always free.
+        most_waste: all gaps of one call together, as a fraction of the wanted bytes; the smallest gaps are merged
+            first. Requests run in parallel, so one more costs less than many bytes. 16 KiB are always allowed.
     """
 
     hole_bytes: int = 1 << 20
@@ -119,7 +119,7 @@ class Store(Protocol):
     def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
         """The bytes of each span, in the order asked; neighbouring spans share one read and are views of it.
 
-        With `identity`, the bytes are those of that file: the check comes after the bytes, so that a file
+        With `identity`, the bytes are those of that file: it is checked after the bytes, so that a file which was
         replaced in between is noticed.
         """
         ...
@@ -134,7 +134,7 @@ class Store(Protocol):
         ...
 
     def kept_tail(self, path: str, identity: str) -> bytes | None:
-        """The footer that some process of this host handed to `keep_tail` for this version of the file."""
+        """The footer that a process of this host kept for this version of the file, or None; see `keep_tail`."""
         ...
 
     def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
@@ -145,7 +145,7 @@ class Store(Protocol):
         """The file at `path`, or all files below that directory, or all that match a pattern (*, ?, [], **).
 
         A directory that a pattern matches counts as all files below it; one that ends in "/" matches directories only.
-        Nothing there is a NoDataError; an empty directory is an empty listing where the store knows directories.
-        A "**" inside of a name is a ConfigError.
+        NoDataError if nothing is there; an empty listing for an empty directory, if the store has directories.
+        ConfigError for a "**" inside a name.
         """
         ...

@@ -1,8 +1,7 @@
-"""Footers, row lengths and line counts that were read once on this host: kept for its other processes and the next job.
+"""A cache on this host of footers, row lengths and line counts, for other processes and the next job.
 
-One file a footer (or the lengths of one data set), named by a hash of (path, identity), so that a replaced data file
-never finds an old footer. Only this user can read them. They appear whole or not at all, carry a checksum, and are a
-convenience: whatever goes wrong here costs a request, never a row.
+Each is one file, named by a hash of (path, identity), so that a replaced data file never gets an old footer. Only this
+user can read them. They appear whole or not at all and have a checksum. A fault here costs a request, never a row.
 """
 
 import logging
@@ -38,7 +37,7 @@ class KeptTails:
     def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._root = root
         self._most_bytes = most_bytes
-        # Short jobs are to sweep too, but not each of them: a look at a million files takes seconds.
+        # Some short jobs should sweep too, but not all: to list a million files takes seconds.
         self._puts = random.SystemRandom().randrange(_PUTS_BETWEEN_SWEEPS)
 
     def get(self, path: str, identity: str) -> bytes | None:
@@ -46,7 +45,7 @@ class KeptTails:
         try:
             descriptor = os.open(self._place(path, identity), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
             with os.fdopen(descriptor, "rb") as file:
-                # In a directory that others may write to, anything could lie.
+                # If others may write to the directory, its content cannot be trusted.
                 if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None
                 content = file.read()
@@ -93,7 +92,7 @@ class KeptTails:
         return self._root / name[:2] / name[2:]
 
     def _sweep(self) -> None:
-        """Removes the oldest until a fifth of the room is free, and what killed processes left half-written."""
+        """Remove the oldest until a fifth of the capacity is free, and unfinished files of killed processes."""
         now = time.time()
         found = sorted((status.st_mtime, status.st_size, name) for status, name in self._entries())
         left = sum(size for _, size, _ in found)
@@ -105,24 +104,24 @@ class KeptTails:
                 left -= size
 
     def _entries(self) -> Iterator[tuple[os.stat_result, str]]:
-        """What is kept. What is no folder of ours, or goes meanwhile, does not keep the rest from being seen."""
+        """All kept files; skips folders that are not ours, and files that disappear meanwhile."""
         for folder in self._root.iterdir():
             with suppress(OSError), os.scandir(folder) as entries:
                 yield from ((entry.stat(), entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
 
 
 def kept_tails() -> KeptTails | None:
-    """This user's footers on this host; None where they are switched off."""
+    """This user's cache of footers on this host; None if it is switched off."""
     return _kept("footers")
 
 
 def kept_lengths() -> KeptTails | None:
-    """This user's row lengths on this host, kept as footers are; None where that is switched off."""
+    """This user's cache of row lengths on this host; None if it is switched off."""
     return _kept("lengths")
 
 
 def kept_blocks() -> KeptTails | None:
-    """This user's counts of large local text files, kept as footers are; None where that is switched off."""
+    """This user's cache of line counts of large local text files; None if it is switched off."""
     return _kept("blocks")
 
 

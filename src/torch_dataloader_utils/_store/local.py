@@ -158,7 +158,7 @@ def open_to_read(local_path: str) -> int:
     """A descriptor of the file, which the caller closes; of a pipe too, at once: nothing can be read from that one."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
     try:
-        # With O_NONBLOCK, which says nothing to files, nobody waits for a writer of a pipe.
+        # O_NONBLOCK has no effect on files, and keeps a pipe from waiting for a writer.
         return os.open(local_path, flags | getattr(os, "O_NONBLOCK", 0))
     except BlockingIOError:
         # Another process holds a lease (file servers do); without the flag, the system asks for it and waits.
@@ -172,7 +172,7 @@ def file_stat(status: os.stat_result) -> FileStat:
 
 
 def _new_buffer(length: int) -> memoryview:
-    """Memory of Arrow's allocator: the C library's is given back to the system after each small file."""
+    """Memory of Arrow's pool: the C library gives its memory back to the system after each small file."""
     return memoryview(pa.allocate_buffer(length)).cast("B")
 
 

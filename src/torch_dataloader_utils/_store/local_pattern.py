@@ -1,4 +1,4 @@
-"""The local paths that a pattern matches."""
+"""Finds the local paths that a pattern matches."""
 
 import errno
 import os
@@ -69,9 +69,9 @@ def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
 
 
 def leads_back(entry: os.DirEntry[str], start: str, *, is_linked: bool) -> bool:
-    """Whether the directory is one of those above it, from `start` on, so that whoever goes on goes in a circle.
+    """Whether the directory is the same as one above it, from `start` on, so that going on would never end.
 
-    is_linked: whether a link is among those above. Only links lead back; below one, any directory may be where it led.
+    is_linked: whether a link is among the directories above. Only links can lead back.
     """
     if not (is_linked or entry.is_symlink()):
         return False

@@ -1,7 +1,7 @@
 """obstore's clients, through its fsspec store; never in a process that forks afterwards.
 
-obstore runs a tokio runtime of its own. A forked child inherits its locks without its threads: any use in the
-child hangs, and so may the parent. So the child is refused, with words, before it can.
+obstore runs a tokio runtime of its own. A forked child inherits its locks without its threads: any use in the child
+hangs, and the parent may hang too. So in a forked child this raises ConfigError instead.
 """
 
 import asyncio

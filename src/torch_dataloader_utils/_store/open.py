@@ -1,4 +1,4 @@
-"""From a path to the store it lies in."""
+"""`open_store`: the store for a path."""
 
 from torch_dataloader_utils._core.paths import check_no_password
 from torch_dataloader_utils._store.access import StoreAccess

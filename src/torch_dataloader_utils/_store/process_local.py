@@ -1,4 +1,4 @@
-"""A live thing per process: opened on first use, never pickled, never used by a forked child."""
+"""A value for each process: made on first use, never pickled, never used by a forked child."""
 
 import os
 import threading
@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# Storage clients own threads and sockets that a fork does not copy. Closing an inherited client would talk over
-# the parent's sockets, so a child keeps it alive, unused, until it exits.
+# Storage clients own threads, which a fork does not copy, and sockets. To close an inherited client would use the
+# parent's sockets, so a child keeps it alive and unused until it exits.
 _inherited: list[object] = []
 
 
@@ -43,7 +43,7 @@ class ProcessLocal(Generic[T]):
 
 
 class _Slot(Generic[T]):
-    # The lock belongs to the slot: one held by another thread during a fork is abandoned with its slot.
+    # The lock belongs to the slot: if another thread held it during a fork, the child drops it with the slot.
     __slots__ = ("lock", "value")
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ _all: weakref.WeakSet[ProcessLocal[Any]] = weakref.WeakSet()
 
 
 def _begin_anew() -> None:
-    # As soon as there is a child, which has one thread: later, two might each begin anew.
+    # Right after the fork, when the child has one thread: later, two threads might each make a slot.
     for local in list(_all):
         _inherited.append(local._slot)
         local._slot = _Slot()

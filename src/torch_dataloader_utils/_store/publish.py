@@ -25,13 +25,13 @@ _SWEEP_AGE_SECONDS = 3600.0
 
 
 class PendingFile:
-    """A file on its way to `path`: write to `file`, then `publish` or `discard`, once.
+    """A file that will appear at `path`: write to `file`, then call `publish` or `discard`, once.
 
-    Of writers of one path at the same time the last one wins.
+    If several processes write one path at the same time, the last one wins.
 
     Args:
-        path: where it is to appear; its directory must exist.
-        mode: its permissions, less the user's umask: by default files are shared with a group if the user's are.
+        path: where it will appear; its directory must exist.
+        mode: its permissions, before the user's umask is applied.
 
     Raises:
         NoDataError: there is no such directory. OSError: it cannot be written.
@@ -41,7 +41,7 @@ class PendingFile:
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         if not path.parent.is_dir():
             raise NoDataError(f"The directory of {path} does not exist. Make it first.")
-        # Whoever may write in /dev, as root of a container does, would replace the device by renaming.
+        # A user who may write in /dev, as root in a container, would replace the device by renaming.
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is a directory, a device or a pipe. Pass the path of a file, new or old.")
         self.path = path

@@ -1,4 +1,4 @@
-"""The bytes of one span as they come in: checked to be the right ones, kept when a reply breaks off.
+"""Collects the bytes of one span: checks that they are the right ones, and keeps them if a reply breaks off.
 
 Source: RFC 9110, section 14.4 (Content-Range).
 """
@@ -15,10 +15,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class RangeReply:
-    """The bytes of one span, as far as they have come; a further attempt asks for what is missing only.
+    """The bytes of one span received so far; another attempt asks only for the missing ones.
 
-    identity: the object's, required of every reply; the first reply's where none was planned. is_pinned: whether all
-    that came is known to be of that object.
+    identity: of the object, required of every reply; that of the first reply if none was planned.
+    is_pinned: whether all bytes so far are known to be of that object.
     """
 
     def __init__(self, span: Span, identity: str | None) -> None:
@@ -61,7 +61,7 @@ class RangeReply:
             self.identity = seen
 
     def put(self, data: bytes) -> None:
-        """Take the whole span from a client that gives no more than its bytes.
+        """Take the whole span from a client that gives only bytes and no headers.
 
         Raises:
             ShortReplyError: fewer or more bytes than asked for.

@@ -1,4 +1,4 @@
-"""Every store that is not this machine's, through fsspec: one place that talks, fails, waits and tries again."""
+"""All remote stores, through fsspec: the one place that sends requests and retries them."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ _LOOK_UP_THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsspecStore:
-    """Ranges in parallel, pinned to an identity, asked for again when a request fails that deserves it.
+    """Reads ranges in parallel, pinned to an identity, with retries.
 
-    It serves all URLs that one access reaches; which client serves each is in the URL.
+    One store serves all URLs of one access; the URL decides which client is used.
     """
 
     access: StoreAccess
@@ -111,7 +111,7 @@ class FsspecStore:
         return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
 
     def _stats(self, infos: Infos) -> dict[str, FileStat]:
-        """What the listing says of each URL; files whose size it leaves out, as a page of links does, are looked up."""
+        """The stats of each URL from the listing; files without a size there (as on a page of links) are looked up."""
         unsized = [url for url, info in infos.items() if info.get("size") is None]
         looked_up = map_watched(self.stat, unsized, threads=_LOOK_UP_THREADS, name="tdu-look-up")
         return dict(zip(unsized, looked_up, strict=True)) | {
@@ -119,10 +119,10 @@ class FsspecStore:
         }
 
     def write(self, path: str, size: int, read: Read) -> None:
-        """Make an object of `size` bytes, which `read(offset, length)` gives, in place of what is there.
+        """Write an object of `size` bytes, which `read(offset, length)` gives; replaces an older one.
 
         Raises:
-            StoreError: the storage failed for good, or keeps another number of bytes than it was sent.
+            StoreError: the storage failed for good, or has stored another number of bytes.
         """
         write_object(partial(self._request, path, "write", None), size, read)
         seen = self.stat(path).size
@@ -144,7 +144,7 @@ class FsspecStore:
         return reads
 
     def _request(self, path: str, action: str, identity: str | None, call: Callable[[Any, str], T]) -> T:
-        """Runs `call(filesystem, key)` until it succeeds, or its failure is final; then the error is one of ours."""
+        """Run `call(filesystem, key)` until it succeeds; raises one of our errors when it fails for good."""
         attempts, log = Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)
         local = clients.of((self.access.token, *url.client))

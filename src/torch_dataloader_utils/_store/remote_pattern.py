@@ -1,6 +1,6 @@
-"""The objects of a remote store that a pattern matches, and those below a directory.
+"""Finds the objects of a remote store that match a pattern or lie below a directory.
 
-fsspec's glob and walk take a directory that cannot be listed (no permission, a server that is busy) for an empty one.
+Not by fsspec's glob and walk: they treat a directory that cannot be listed (no permission, a busy server) as empty.
 """
 
 import re
@@ -20,22 +20,22 @@ from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern,
 from torch_dataloader_utils.errors import InternalError
 
 Info = Mapping[str, Any]
-"""What a listing says of an object."""
+"""The entry of an object in a listing."""
 
 Infos = dict[str, Info]
-"""By key."""
+"""Entries by key."""
 
 _ANY_DEPTH, _EMPTY = "**", ""
 
 
 def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = False) -> Infos:
-    """The files that match, and those below directories that match: as of `filesystem.glob`, but an error is raised.
+    """The files that match, and those below directories that match; as `filesystem.glob`, but errors are raised.
 
-    Each part of the pattern is held against listings of the directories that the parts before it match. Web servers
-    are asked for their pages, and "*" is the only wildcard there. An empty part is one of a key ("d//x" of an object
-    store), and no other spelling of "d/x".
+    Each part of the pattern is compared with listings of the directories that the parts before it match. On web servers
+    these are pages of links, and "*" is the only wildcard. An empty part is part of a key: in an object store "d//x" is
+    not "d/x".
 
-    directories_only: what a slash at the end of a pattern means; files are those below directories that match.
+    directories_only: set by a slash at the end of the pattern: only directories match.
 
     Raises:
         Whatever the client raises, but for what is not there.
@@ -95,7 +95,10 @@ def _at_any_depth(
 
 
 def _directories_above(below: str) -> Iterator[str]:
-    """As a pattern may spell them: "a/b/x" gives "", "a", "a/", "a/b" and "a/b/", which "a/b/**" matches too."""
+    """The directories above a path, in all spellings that a pattern may match.
+
+    a/b/x      "", "a", "a/", "a/b", "a/b/"
+    """
     yield ""
     for slash in re.finditer("/", below):
         yield below[: slash.start()]
@@ -106,7 +109,7 @@ def _path_below(name: str, directory: str) -> str:
     """What follows the directory in the name of a file that was listed below it.
 
     Raises:
-        InternalError: it does not lie there, so that nobody can say what matches.
+        InternalError: the file does not lie below it.
     """
     own, start = name.lstrip("/"), directory.strip("/")  # some clients begin all names with a slash
     if not start:
@@ -167,7 +170,7 @@ def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str
 
 
 def _followed(filesystem: Any, name: str, info: Info) -> Info:
-    """What a link leads to: clients of file systems list it as something else than a file or directory."""
+    """The entry that a link leads to: clients of file systems list links as neither files nor directories."""
     if info["type"] in ("file", "directory"):
         return info
     try:
@@ -178,7 +181,7 @@ def _followed(filesystem: Any, name: str, info: Info) -> Info:
 
 
 def _is_entry(link: str, page: str) -> bool:
-    """Whether a link of the page of a directory leads to what is in it, not up, elsewhere or to another sort order."""
+    """Whether a link on a directory's page is one of its entries (not the parent, another site, or a sort order)."""
     above, _, name = link.rpartition("/")
     return above == page and not name.startswith(("?", "#"))
 

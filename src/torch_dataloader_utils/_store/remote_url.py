@@ -1,4 +1,4 @@
-"""URLs of remote files: from a URL to what its client calls the file, and from the client's names back to URLs."""
+"""URLs of remote files: from a URL to its client's name for the file, and back."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ _AZURE_SCHEMES = ("abfs", "abfss", "az", "adl")
 class RemoteUrl:
     """A URL, taken apart: before + own + after, where `before` and `after` hold the rest of a chained one.
 
-    scheme: of `own`. server: what stands before the first slash of `own`, where the client connects to it and knows
-    files by their names on it alone; None where it is part of their names, as a bucket is. root: what names on a server
-    begin with. account: of Azure, what stands behind the container and is in no name.
+    scheme: of `own`. server: the part of `own` before its first slash, if the client connects to it and its names do
+    not have it; None if names have it, such as a bucket. root: what names on a server begin with. account: of Azure,
+    the part after the container, which names do not have.
 
         zip://d/a.csv::s3://bucket/z.zip      own="zip://d/a.csv"   after="::s3://bucket/z.zip"   server=None
         simplecache::s3://bucket/a.csv        own="s3://bucket/a.csv"   before="simplecache::"    server=None
@@ -67,7 +67,7 @@ class RemoteUrl:
         return f"{self.before}{own}{self.after}"
 
     def key(self, filesystem: Any) -> str:
-        """What the client calls it, as its listings do: without a scheme, but for web servers."""
+        """The client's name for it, as in its listings: without a scheme, except on web servers."""
         if self.server is not None:
             return self.root + self.own.partition("://")[2].partition("/")[2].strip("/")
         key: str = filesystem._strip_protocol(self.own)

@@ -1,4 +1,4 @@
-"""When a failed request is sent again, and when it is given up: decisions, no I/O."""
+"""Decides when a failed request is sent again or given up; no I/O."""
 
 import random
 import time
@@ -13,7 +13,7 @@ from torch_dataloader_utils.errors import ConfigError
 # Jitter must differ between processes that failed at the same moment; it decides nothing about rows.
 _random = random.SystemRandom()
 
-# A server that answers a range with other bytes does so by accident, or always.
+# Retries for replies with other bytes than asked for: a server does that by accident, or always.
 _MOST_WRONG_REPLIES = 4
 
 
@@ -36,7 +36,7 @@ class RetryPolicy:
     progress_bytes: int = 16 << 10
 
     def __post_init__(self) -> None:
-        # Of 0 bytes, a reply that has stopped would be progress; in 0 seconds, no reply makes any.
+        # With 0 bytes a reply that has stopped would count as progress; with 0 seconds no reply would.
         hold_integers(self, "progress_bytes", least=1)
         seconds = ("most_seconds", "first_delay_seconds", "most_delay_seconds", "progress_seconds")
         hold_not_negative(self, *seconds, what="number of seconds")

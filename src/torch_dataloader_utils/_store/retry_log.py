@@ -1,4 +1,4 @@
-"""Says that requests are being sent again, so that a job that waits for its storage does not look dead."""
+"""Logs that requests are being retried, so that a job that waits for its storage does not look dead."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A range of an S3 object: one GET that carries its own condition.
+"""Reads a range of an S3 object: one GET with its condition.
 
 Source: S3 API, GetObject (Range, If-Match).
 """

@@ -1,4 +1,4 @@
-"""A value that no message, log or dump shows."""
+"""`Secret`: a value that no message, log or dump shows."""
 
 from typing import Any, final
 

@@ -1,4 +1,4 @@
-"""A file of which only some ranges are here: what a decoder reads after the ranges were fetched."""
+"""A file object over fetched ranges of a file, for decoders."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

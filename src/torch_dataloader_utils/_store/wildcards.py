@@ -1,4 +1,4 @@
-"""Which paths are patterns."""
+"""Tells which paths are patterns, and checks patterns."""
 
 import re
 
@@ -21,7 +21,7 @@ def is_pattern(path: str) -> bool:
 
 
 def check_pattern(pattern: str) -> None:
-    """Of a path or URL that is a pattern: that each "**" is a whole part.
+    """Raises ConfigError unless each "**" of a path or URL that is a pattern is a whole part.
 
     Inside of a name, glob takes it for "*", other tools for any depth, and fsspec refuses it.
 

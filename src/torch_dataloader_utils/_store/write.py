@@ -1,13 +1,13 @@
-"""Writing an object: in blocks, each sent again by itself where that helps, so that hours of work hang on no request.
+"""Writes an object in blocks, each retried on its own where possible, so that one failed request costs little.
 
     content  ──►  one block:     one request
              ──►  more, on S3:   a multipart upload; its parts go out in parallel, and survive renewed credentials
-             ──►  more, others:  the client's own stream, which is begun again as a whole
+             ──►  more, others:  the client's own stream, which is retried as a whole
 
 A store gives an object whole or not at all, so nothing is ever renamed. Source: S3 API, "Uploading and copying objects
 using multipart upload".
 
-Requests are not counted here: the counts are those of loaders, which write nothing.
+Requests are not counted here, since metrics are those of loaders, which write nothing.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ T = TypeVar("T")
 BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 10_000
 _THREADS = 4
-# For the answer to an abort, which somebody who pressed Ctrl-C waits for; the store may act on it later too.
+# How long to wait for the answer to an abort, since the user may have pressed Ctrl-C; the store may act on it later.
 _MOST_ABORT_SECONDS = 1.0
 
 Read = Callable[[int, int], Buffer]
@@ -41,15 +41,15 @@ class Request(Protocol):
     """Runs `call(filesystem, key)` until it succeeds, or its failure is final (see FsspecStore)."""
 
     def __call__(self, call: Callable[[Any, str], T]) -> T:
-        """What `call` gives."""
+        """Makes the call, with retries, and gives its result."""
 
 
 def write_object(request: Request, size: int, read: Read) -> None:
-    """Make an object of `size` bytes, in place of what is there.
+    """Write an object of `size` bytes; replaces an older one.
 
     Raises:
-        StoreError: the storage failed for good; nothing is there then, or what was there before, or (with clients
-        that stream, of a store without whole uploads) a part of it.
+        StoreError: the storage failed for good. Nothing is there then, or the older object; or a part of the new one,
+            if the client streams to a store without whole uploads.
     """
     blocks = cut_blocks(size)
     if len(blocks) <= 1:
@@ -77,7 +77,7 @@ def delete_object(filesystem: Any, key: str) -> None:
 
 
 def make_directory(filesystem: Any, key: str) -> None:
-    """Make a directory where there are any: in buckets they come with their objects, and asking would make buckets."""
+    """Make a directory, if the store has directories: in an object store, the call would make a bucket."""
     if not has_buckets(filesystem):
         ask(filesystem, "makedirs", key, exist_ok=True)
 
@@ -119,7 +119,7 @@ def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
             parts = list(pool.map(put, range(1, len(blocks) + 1), blocks))
         request(_Completion(upload=upload, parts=parts, size=sum(blocks[-1])))
     except BaseException:
-        # Parts that nobody completes are paid for until somebody aborts them. One try: the store may be gone.
+        # Parts of an upload that is not completed cost money until it is aborted. One try: the store may be gone.
         with suppress(LoaderError):
             request(lambda filesystem, key: _abort(filesystem, key, upload))
         raise
@@ -135,7 +135,7 @@ class _Completion:
     tries: int = 0
 
     def __call__(self, filesystem: Any, key: str) -> None:
-        """One request; two where its upload is gone, since the one before may have been answered to nobody.
+        """One request; and a look-up if the upload is gone: an earlier request may have succeeded without an answer.
 
         Raises:
             StoreError: the upload is gone, and its object is not there.

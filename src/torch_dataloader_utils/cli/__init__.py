@@ -17,7 +17,7 @@ import sys
 def main() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As stderr does by itself: a name may hold characters that the encoding of stdout lacks.
+        # A name may hold characters that the encoding of stdout lacks. stderr does this by itself.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from torch_dataloader_utils.cli.app import app

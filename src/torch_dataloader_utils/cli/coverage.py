@@ -1,4 +1,4 @@
-"""Whether a plan delivers every row once: checked on the lanes of all ranks, not believed.
+"""Checks that a plan delivers every row once, by adding up what the lanes of all ranks deliver.
 
 lanes  →  delivered units  →  row intervals  →  rows covered never, once, more often
 """
@@ -108,7 +108,7 @@ class _Spans:
         self.rows += int((units.stop - units.start)[plain].sum())
 
     def intervals(self) -> tuple[Int64s, Int64s]:
-        """Rows covered, as starts and stops; a window counts once, and what it lacks or has twice is added up apart."""
+        """Rows covered, as starts and stops; a window counts once, its missing and repeated rows are summed apart."""
         torn = []
         for key, spans in self._positions.items():
             start, stop = self._pieces[key]

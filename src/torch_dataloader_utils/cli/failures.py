@@ -1,4 +1,4 @@
-"""What ends a command, as one line and an exit code."""
+"""The errors and signals that end a command, each turned into one line and an exit code."""
 
 import errno
 import os
@@ -13,12 +13,12 @@ import click
 
 DATA_PROBLEM = 1
 USAGE = 2
-# As shells count commands that a signal ended.
+# Shells add the number of the signal that ended a command to this.
 _SIGNALLED = 128
 _SIGPIPE = 13  # not in `signal` on every system
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# A name that is wrong, or not ours to use: another command line is what helps.
+# A path that is wrong or not allowed: the command line must be changed.
 _WRONG_PLACE = frozenset(
     {
         errno.EACCES,
@@ -52,13 +52,13 @@ class Failure(click.ClickException):
 
 
 class Unread(Failure):
-    """Whoever read the output has left, as in `tdu scan data/ | head -3`: no word, and no fault of the data."""
+    """Nobody reads the output any more, as in `tdu scan data/ | head -3`: no message, and not an error of the data."""
 
     def __init__(self) -> None:
         super().__init__("The reader of the output has left.", _SIGNALLED + _SIGPIPE)
 
     def show(self, file: Any = None) -> None:  # noqa: ARG002
-        """Sends the rest of the output nowhere: Python flushes it at exit, and would complain."""
+        """Sends the rest of the output to the null device: Python flushes it at exit, and would print an error."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -69,7 +69,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def disk_is_full(error: OSError) -> bool:
-    """Whether space is what is missing."""
+    """Whether the error says that the disk, or the quota, is full."""
     return error.errno in _FULL
 
 

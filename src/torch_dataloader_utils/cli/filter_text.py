@@ -103,7 +103,7 @@ def _values(node: ast.expr, text: str) -> list[Any]:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value that is written there; ValueError where there is none."""
+    """The value that an expression denotes; ValueError if it denotes none."""
     match node:
         case ast.Call(
             func=ast.Name(id="date" | "timestamp" as kind), args=[ast.Constant(value=str(time))], keywords=[]

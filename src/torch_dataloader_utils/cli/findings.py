@@ -1,4 +1,4 @@
-"""What about a data set's layout will cost time: pure arithmetic on an inventory."""
+"""Findings about the layout of a data set that will cost time; computed from an inventory alone."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What `tdu bench` times: passes of a loader, and a bare reader of the same row groups, which is the limit."""
+"""What `tdu bench` times: passes of a loader, and bare reading of the same row groups, the upper limit of its speed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Rate:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows by seconds."""
+        """Rows divided by seconds."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
@@ -35,7 +35,7 @@ class Setting:
 
     @property
     def engine(self) -> str:
-        """In words."""
+        """The threads or processes of this setting, in words."""
         return "threads" if self.num_workers == 0 else "processes"
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# In a pipe no table is folded: programs and pagers want one line a row.
+# In a pipe tables are not folded: programs and pagers want one line per row.
 _PIPE_COLUMNS = 1 << 20
 # On a terminal columns are folded to this width, never below it: rich would leave columns out. A table that is wider
 # even so is wrapped by the terminal.

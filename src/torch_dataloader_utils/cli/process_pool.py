@@ -1,4 +1,4 @@
-"""Worker processes of a command, which end when the command does, however it ends."""
+"""Worker processes of a command. They end with it, whether it succeeds, fails, is interrupted or killed."""
 
 import multiprocessing
 import signal

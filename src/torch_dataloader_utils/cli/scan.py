@@ -99,7 +99,7 @@ def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | No
             ("files", f"{report['num_files']:,}, {format_bytes(report['stored_bytes'])} stored"),
             ("row groups", f"{report['num_row_groups']:,}, {format_bytes(report['projected_bytes'])} uncompressed"),
             ("rows", format_rows(report["num_rows"])),
-            # As it was asked for: pyarrow's text of a list takes a line for each value.
+            # The text of the option: pyarrow's own text of a list takes a line for each value.
             *([("filter", filter_text)] if filter_text else []),
             *(("note", note) for note in notes),
             ("fingerprint", report["fingerprint"]),

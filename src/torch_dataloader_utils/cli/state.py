@@ -111,7 +111,8 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
 def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
     """What remains under the state's own topology; None where what decides it is not at hand.
 
-    That is row counts, the lengths behind a token budget, or a split strategy, of which a state has the name only.
+    Not at hand may be row counts, the lengths behind a token budget, or a split strategy, whose name alone is in the
+    state.
     """
     from torch_dataloader_utils._core.program import scheduled_rows
     from torch_dataloader_utils.epochs.planning import Planner

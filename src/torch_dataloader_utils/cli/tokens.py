@@ -25,7 +25,7 @@ _SOURCE_OPTIONS = ("file_format", "filter_text", "catalog", "catalog_options", "
 
 _GOES_ON = "The parts that are done stay; the same command goes on with them."
 
-# What the library's messages call options.
+# Arguments of the library and the options that stand for them in the shell, for messages.
 _SHELL_NAMES = {
     "overwrites=True": "--overwrite",
     "dtype=np.": "--dtype ",
@@ -196,7 +196,7 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], 
 
 @contextmanager
 def _told_how_to_go_on() -> Iterator[None]:
-    """What ends a build names the shell's options, and says what is left of the work."""
+    """Errors and interrupts of a build name the options of the shell, and say how to continue."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -29,7 +29,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A row group that does not read as planned. error: class of the error; message: all it says."""
+    """A row group that cannot be read as planned. error: name of the error's class; message: its text."""
 
     path: str
     row_group: int

@@ -1,9 +1,9 @@
-"""Where the data is: from a path to an inventory of data files and row groups.
+"""Finds the data: from a path to an inventory of data files and row groups.
 
-In: a file, list, glob or directory, local or any fsspec URL, and the format. Out: an `Inventory`, sorted by path,
-the same whatever the listing order or the number of threads. Only metadata is read: Parquet footers, ORC tails,
-Arrow IPC block headers; text has none, so its lines are counted. Counts are checked where they can be, and
-verified again on reading. Decides nothing about ranks, workers or order: that is `plan`.
+In: a file, list, glob or directory, local or any fsspec URL, and the format. Out: an `Inventory`, sorted by path, the
+same for any listing order and number of threads. Only metadata is read: Parquet footers, ORC tails, Arrow IPC block
+headers; text has none, so its lines are counted. Counts are checked where possible, and again on reading. Not for:
+ranks, workers or order; that is `plan`.
 """
 
 from torch_dataloader_utils.discover.file_scan import TextOptions

@@ -1,4 +1,4 @@
-"""Arrow IPC: record batches as row groups, from block headers; no body is read.
+"""Scans Arrow IPC files: their record batches are row groups, found by block headers without reading bodies.
 
 Source: the Arrow columnar format specification, "IPC File Format" and "IPC Streaming Format", and format/File.fbs.
 """
@@ -30,8 +30,8 @@ _FOOTER_BATCHES = 3
 def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """The record batches of a file in the file format (also called Feather v2) or the stream format.
 
-    projected_bytes is an estimate: stored bytes shared out by column count. The stream format has no footer, so
-    that each batch costs one more read (small ones share it).
+    projected_bytes is an estimate: stored bytes times the share of columns that is projected. The stream format has no
+    footer, so each batch costs one more read (small ones share it).
 
     Raises:
         CorruptFileError: neither of the two formats, or blocks outside the file.
@@ -67,7 +67,7 @@ def _from_footer(store: Store, path: str, tail: Tail) -> Buffer:
 
 
 def _file_schema(end: Buffer, size: int) -> pa.Schema:
-    """The footer's schema. The one at the start of the file is not looked at: polars writes it without its length."""
+    """The footer's schema; not the one at the start of the file, which polars writes without its length."""
     return pa.ipc.open_file(SparseFile([(size - len(end), len(end))], [end], size)).schema
 
 
@@ -84,7 +84,7 @@ def _file_batches(store: Store, path: str, tail: Tail, end: Buffer) -> tuple[lis
 
 
 def _reader(store: Store, path: str, tail: Tail) -> Read:
-    """`read(offset, length)` of a stream, of which the end is here; its start is fetched once."""
+    """`read(offset, length)` of a stream whose end is fetched already; its start is fetched once."""
 
     def fetch(offset: int, length: int) -> Buffer:
         start = offset - (tail.size - len(tail.data))

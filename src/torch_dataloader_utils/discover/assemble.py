@@ -1,4 +1,4 @@
-"""From the scans of single files to one table of row groups."""
+"""Joins the scans of single files to one table of row groups."""
 
 import numpy as np
 
@@ -12,8 +12,7 @@ def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable
     file: index into the file table of each row group, ascending; all groups of a file are there, in file order.
     groups: int64 [row groups, 4] as in `FileScan.groups`. verdict: IN where there is no filter.
 
-    A group that is left out keeps its ordinal and its rows' place: the next group starts where it starts in the
-    file. Nothing reads it, so nothing plans it.
+    The other groups keep the ordinals and first rows that they have in the file.
 
         rows (3, 0, 2) of one file      ordinals (0, 2), first rows (0, 3)
     """
@@ -27,7 +26,7 @@ def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable
         first_row=_first_rows(rows, first),
         physical_rows=rows,
         live_rows=live,
-        # A projection of partition columns alone has no bytes, but its rows still have to be dealt out evenly.
+        # If only partition columns are projected there are no bytes, and rows serve as weights.
         projected_bytes=np.where(weights > 0, weights, np.maximum(rows, 0)),
         byte_offset=offsets,
         byte_length=lengths,

@@ -1,4 +1,4 @@
-"""on_error="skip" for whole files: those whose metadata does not decode are left out, counted and named."""
+"""on_error="skip" for whole files: leaves out those whose metadata does not decode, and reports them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadFile:
-    """A file that cannot be planned. kind: class of the error; message: all it says."""
+    """A file whose metadata does not decode. kind: the class of the error. message: its text."""
 
     kind: str
     message: str
 
 
 def unless_bad(scan: Callable[[], R], on_error: OnError) -> R | BadFile:
-    """What `scan` gives or, with "skip", a BadFile where the file's metadata is damaged or not supported."""
+    """The result of `scan`; with "skip", a BadFile if the file's metadata is damaged or not supported."""
     if on_error == "raise":
         return scan()
     try:
@@ -34,7 +34,7 @@ def report_bad_files(
 ) -> tuple[str, ...]:
     """The notes of an inventory that leaves these files out; also logged and warned of. () if there are none.
 
-    bad: (path, what is wrong). rows: how many they hold together, if a manifest says so.
+    bad: (path, fault) of each. rows: how many they hold together, None if that is not known.
 
     Raises:
         NoDataError: none of `num_files` is left.

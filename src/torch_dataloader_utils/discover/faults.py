@@ -1,4 +1,4 @@
-"""Foreign decoding errors become ours, with the file's name."""
+"""Turns the errors of decoders into errors of ours, with the file's name."""
 
 import struct
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _DECODING_ERRORS = (
 
 @contextmanager
 def decoding(path: str, what: str) -> Iterator[None]:
-    """Runs the decoding of `what` (a footer, a stripe list); errors of decoders leave as DataError with the path."""
+    """Turns errors of decoding `what` (a footer, a stripe list) into a DataError with the path."""
     try:
         yield
     except LoaderError:

@@ -1,4 +1,4 @@
-"""The values that a scan of one file takes and gives; they cross process borders."""
+"""The inputs and results of a scan of one file; picklable, so that scans may run in other processes."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,7 +15,7 @@ from torch_dataloader_utils._store import FileEntry
 
 
 class Verdict(IntEnum):
-    """What metadata proves of a group under the filter: no row passes, some may, all do."""
+    """What metadata proves about the rows of a group and the filter: none passes, some may, all do."""
 
     OUT = 0
     MAYBE = 1
@@ -43,8 +43,8 @@ class TextOptions:
 class ScanRequest:
     """What is the same for every file of a scan.
 
-    columns: the projection, None for all. row_filter: bound to no schema yet. filter_columns: the names it uses.
-    text_schema: the data set's schema for formats whose files do not carry one, None until the first file gave it.
+    columns: the projection, None for all. row_filter: not bound to a schema yet. filter_columns: the names it uses.
+    text_schema: the schema of text files, which carry none; None until it is inferred from the first file.
     on_error: "skip" gives a BadFile for a file whose metadata does not decode.
     """
 
@@ -71,8 +71,9 @@ class FileScan:
     """What the metadata of one file says: its own schema, and its row groups in file order.
 
     groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
-    length, as in `GroupTable`. verdict: one `Verdict` a row group, None if there was nothing to judge by. is_blank: it
-    is text without a line, which has no rows and says nothing of columns.
+        length, as in `GroupTable`.
+    verdict: one `Verdict` for each row group; None if there was nothing to judge by.
+    is_blank: text without a line: it has no rows, and its columns are not known.
     """
 
     size: int

@@ -1,4 +1,4 @@
-"""What one good file and the paths say of all files, before the others are scanned: columns, types, partitions."""
+"""Learns columns, types and partitions of all files from the first good file and the paths, before the full scan."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +21,13 @@ from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FirstScan:
-    """The schema that all files must have, and the data set's, which has the partition columns too.
+    """What is known of all files after the first scan.
 
-    path: the file that `file_schema` is from. partitions, fields: the partition columns and their Arrow fields.
-    scans: what was scanned on the way, by number of the file: bad files up to the first good one, or every file where
-    a sidecar serves. No lines are counted in them, and no filter is judged. hint: for a name that is no column, what
-    to do about it.
+    file_schema: the schema that all files must have, from the file `path`. schema: the same with partition columns.
+    partitions, fields: the partition columns and their Arrow fields.
+    scans: scans made so far, by number of the file: of the files up to the first good one, or of all if there is a
+        sidecar. They count no lines and judge no filter.
+    hint: for a name that is no column, advice for the error.
     """
 
     path: str
@@ -50,7 +51,7 @@ def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitionin
         return _scan_first(store, files, request, partitioning)
     except DataError as error:
         hint = format_hint(files.entries[0].path, request.file_format)
-        # Where others are named so, it is not the format that is wrong but this file.
+        # If other files have the right ending, the format is right and this file is wrong.
         if not hint or any(named_format(entry.path) is request.file_format for entry in files.entries):
             raise
         read_as = request.file_format.name.lower()
@@ -86,12 +87,12 @@ def _scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioni
 
 
 def _probe(store: Store, files: DataFiles, request: ScanRequest) -> Sequence[FileScan | BadFile]:
-    """The scans of all files from their sidecar, or else those of the files up to the first good one."""
+    """The scans of all files from their sidecar if there is one, else those of the files up to the first good one."""
     if files.sidecar is not None and request.file_format is FileFormat.PARQUET:
         scans = scan_sidecar(store, files.sidecar, files.root, files.entries, request)
         if scans is not None:
             return scans
-    # A filter is bound to the schema that is looked for here, and lines are counted once it is known.
+    # Filter and line counts need the schema, which is not known yet.
     probe = replace(request, count_rows=False, row_filter=None)
     return _up_to_good(scan_file(store, probe, ScanItem(entry=entry)) for entry in files.entries)
 
@@ -106,7 +107,7 @@ def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]
 
 
 def _is_good(scan: FileScan | BadFile) -> TypeGuard[FileScan]:
-    """Whether it says what all files have in common."""
+    """Whether the scan has a schema."""
     return isinstance(scan, FileScan) and not scan.is_blank
 
 

@@ -1,4 +1,4 @@
-"""Parquet: row groups from the footer, one tail read a file."""
+"""Scans Parquet files: row groups from the footer, with one read of each file's tail."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ProjectedColumns(NamedTuple):
-    """What files with the same columns have in common; leaves: those of num_leaves that a projection needs."""
+    """What files with the same columns share. leaves: the leaf columns, of num_leaves, that the projection needs."""
 
     schema: pa.Schema
     leaves: list[int]
@@ -52,12 +52,12 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             return _matched_scan(path, tail, matched.numbers, matched.known)
         fragment = None
         if has_filter:
-            # One parse serves statistics too.
+            # The fragment gives the statistics too, without another parse.
             file = pa.BufferReader(tail.data)
             fragment = _PARQUET.make_fragment(file, partition_expression=guarantee(item.partition))
             metadata, schema = fragment.metadata, fragment.physical_schema
         else:
-            # What is inside of a ParquetFile, which would look at every column: half of the time of small files.
+            # Not a ParquetFile, which looks at every column: that takes half of the time of small files.
             reader = pq.ParquetReader()
             reader.open(pa.BufferReader(tail.data))
             metadata, schema = reader.metadata, reader.schema_arrow
@@ -82,9 +82,9 @@ def _matched_scan(path: str, tail: Tail, numbers: FooterNumbers, columns: _Proje
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:
-    """The end of the file with the whole footer in it: one read, a second one if the footer is larger than that.
+    """The end of the file with the whole footer: one read, and a second one if the footer is larger than that.
 
-    No read where this host has kept the footer; then nothing but the footer is in the reply.
+    If this host has kept the footer, nothing is read, and the result is the footer alone.
     """
     kept = store.kept_tail(entry.path, entry.stat.identity)
     if kept is not None:
@@ -98,7 +98,7 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
 
 
 def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:
-    """Indices of the Parquet leaf columns below the projected fields (names missing from the file are left out)."""
+    """Indices of the leaf columns of the projected fields; names that the file lacks are left out."""
     if columns is None:
         return list(range(metadata.num_columns))
     counts = leaf_counts(schema)
@@ -116,7 +116,7 @@ def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tupl
 def group_rows(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
     """int64 [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
 
-    The bytes of a group run from the start of its first column chunk to the end of its last one, as written.
+    The bytes of a group are those from the start of its first column chunk to the end of its last one.
     """
     last = metadata.num_columns - 1
     rows = []
@@ -131,7 +131,7 @@ def group_rows(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
 
 
 def _matched_rows(group: RowGroupNumbers, columns: _ProjectedColumns) -> tuple[int, int, int, int]:
-    """The same of one row group whose footer was not parsed."""
+    """The same for one row group of a footer that was matched and not parsed."""
     last = columns.num_leaves - 1
     ends = [group.chunk(leaf).span for leaf in ((0, last) if last >= 0 else ())]
     if len(columns.leaves) == columns.num_leaves:
@@ -144,7 +144,7 @@ def _matched_rows(group: RowGroupNumbers, columns: _ProjectedColumns) -> tuple[i
 def check_total(path: str, group_rows: int, file_rows: int) -> None:
     """Raises CorruptFileError unless the row groups add up to the file's own count.
 
-    A file-level count of 0 beside row groups with rows is a known writer's slip in good files; it is only logged.
+    A file-level count of 0 beside row groups with rows is only logged: some writers make it in good files.
     """
     if file_rows == 0 and group_rows:
         _log.warning("%s: the footer says 0 rows, its row groups %d; the groups count", redact(path), group_rows)
@@ -162,7 +162,7 @@ def _span(chunk: pq.ColumnChunkMetaData) -> Span:
 
 
 def _around(spans: Sequence[Span]) -> Span:
-    """From where the first of them begins to where the last one ends."""
+    """The smallest span that holds all of them."""
     start = min((start for start, _ in spans), default=0)
     return start, max(map(sum, spans), default=0) - start
 

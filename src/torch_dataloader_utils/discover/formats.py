@@ -1,4 +1,4 @@
-"""Which scan serves which format."""
+"""Formats: by name and by file ending, and the scan for each."""
 
 from collections.abc import Mapping
 from typing import assert_never
@@ -35,7 +35,7 @@ def file_format_of(name: str) -> FileFormat:
         ConfigTypeError: no text. ConfigError: no such format.
     """
     if not isinstance(name, str):
-        # Storage options in the wrong place are not quoted.
+        # Not quoted, since storage options in the wrong place may hold secrets.
         given = of_type(name) if isinstance(name, Mapping) else repr(name)
         raise ConfigTypeError(f"format={given}: pass one of the texts {', '.join(_NAMES)}.")
     if name not in _NAMES:
@@ -46,7 +46,7 @@ def file_format_of(name: str) -> FileFormat:
 
 
 def format_hint(path: str, file_format: FileFormat) -> str:
-    """What to pass as format= where a file's ending names another format than the one it was read as; else "".
+    """Advice about format= if a file's ending names another format than it was read as; else "".
 
     part-0.orc read as Parquet      pass format="orc"
     """
@@ -58,7 +58,7 @@ def format_hint(path: str, file_format: FileFormat) -> str:
 
 
 def named_format(path: str) -> FileFormat | None:
-    """The format that a file's ending names, before that of a codec; None if it names none."""
+    """The format that a file's ending names (before the ending of a codec); None if it names none."""
     return _ENDINGS.get(_ending(path))
 
 
@@ -68,7 +68,7 @@ def _ending(path: str) -> str:
 
 
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:
-    """What the metadata of one file says, checked; it may run in any thread or process."""
+    """The checked scan of one file's metadata; may run in any thread or process."""
     return unless_bad(lambda: checked(item.entry.path, _scan(store, request, item)), request.on_error)
 
 

@@ -21,8 +21,8 @@ _INT64_LIMIT = 1 << 63
 def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | None]]:
     """The text of each partition value: column name to one entry a path, in the order the names appear.
 
-    Only directories below `root` count; names and values are URL-unquoted. None stands for Hive's null, and for a
-    path without that directory.
+    Only directories below `root` count; names and values are URL-unquoted. None is Hive's null, and a path without that
+    directory.
 
         /t/year=2024/city=%C3%84/a.parquet, root /t      {"year": ["2024"], "city": ["Ä"]}
 
@@ -68,7 +68,7 @@ def _unquoted(text: str, path: str) -> str:
 
 
 def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
-    """What to do about a name in `wanted` that no file has as a column, but directories of these paths have; else "".
+    """Advice if `wanted` has a name that is no column but is a directory "name=..." of these paths; else "".
 
     .../year=2024/a.parquet, wanted "(year == 2024)"      Paths have year=...: pass partitioning="hive" ...
     """

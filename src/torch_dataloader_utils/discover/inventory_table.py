@@ -1,6 +1,6 @@
-"""An inventory as an Arrow table, a row a data file with its row groups as nested lists, and JSON values about it.
+"""An inventory as an Arrow table and JSON values: one row for each data file, with its row groups as nested lists.
 
-Partition values are stored once, typed, as Arrow streams in the latter.
+The JSON values hold everything else, among it each distinct partition value once, typed, in Arrow streams.
 """
 
 import base64
@@ -78,7 +78,7 @@ def from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
         source=about["source"],
         row_filter=about["row_filter"],
         projection=None if projection is None else tuple(projection),
-        # Neither was saved by earlier checkouts.
+        # Early versions saved neither.
         snapshot=about.get("snapshot", ""),
         notes=tuple(about.get("notes", ())),
     )

@@ -1,4 +1,4 @@
-"""Counting text lines and cutting files at line ends: a vectorised scan of newlines."""
+"""Counts text lines and cuts files at line ends, by a vectorised search for newlines."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,11 @@ _QUOTE = 34
 
 
 class LineCounter:
-    """Rows and blocks of a text, fed piece by piece in file order.
+    """Counts the rows and blocks of a text, which is fed piece by piece in file order.
 
-    A row is a line that is not blank; a block ends at the first line end after `block_bytes`. The last line needs
-    no line end. `blank` are the bytes that a blank line may hold beside its line end. `has_quotes` and
-    `has_lone_returns` (not before a newline) say whether a CSV parser may see other rows.
+    A row is a line that is not blank; a block ends at the first line end after `block_bytes`. The last line needs no
+    line end. blank: bytes that a blank line may have beside its line end. has_quotes, has_lone_returns: whether the
+    text has quotes, or returns that are not before a newline, so that a CSV parser may find other rows.
 
         b'{"a":1}\\n\\n{"a":2}', any block size      one block of 2 rows, offset 0, length 16
     """

@@ -1,4 +1,4 @@
-"""Live rows of an inventory, once somebody counted what statistics could not say."""
+"""Puts counted live rows into an inventory."""
 
 from dataclasses import replace
 
@@ -10,10 +10,9 @@ from torch_dataloader_utils.errors import ConfigError
 
 
 def with_live_rows(inventory: Inventory, counts: Int64s) -> Inventory:
-    """The inventory with these live rows, int64 of shape [num_groups]; UNKNOWN keeps what was known.
+    """The inventory with these live rows, int64 [num_groups]; UNKNOWN keeps the count that it has.
 
-    Groups that turn out empty are left out, as a scan leaves them out. `row_filter` stays: it says what the counts
-    account for.
+    Groups without live rows are left out, as in a scan. `row_filter` stays, since the counts are for that filter.
 
         live_rows (5, UNKNOWN, UNKNOWN), counts (UNKNOWN, 0, 3)      live_rows (5, 3), two groups
 

@@ -1,7 +1,7 @@
-"""ORC: stripes from the file tail, rows and bytes of each.
+"""Scans ORC files: rows and bytes of each stripe, from the file tail.
 
-pyarrow gives neither, but it gives the decoded tail as protobuf bytes; a walk over three message types finds both
-(ORC specification v1, "File Tail").
+pyarrow has no API for them, but gives the decoded tail as protobuf bytes, which have both in three message types (ORC
+specification v1, "File Tail").
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ _STRIPE_OFFSET, _STRIPE_INDEX, _STRIPE_DATA, _STRIPE_FOOTER, _STRIPE_ROWS = 1, 2
 
 
 def scan_orc(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """The stripes that the tail lists; statistics are not looked at.
+    """The stripes that the tail lists; statistics are not used.
 
-    projected_bytes is an estimate: the stripe's stored data, shared out by column count.
+    projected_bytes is an estimate: the stripe's stored bytes times the share of columns that is projected.
 
     Raises:
         CorruptFileError: no tail, or stripes that do not add up to the file.

@@ -1,4 +1,4 @@
-"""Files that lie beside the data, such as a README: named where a file does not decode, or does not fit."""
+"""Advice about files beside the data, such as a README, for the error about a file that does not decode or fit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from torch_dataloader_utils.errors import CorruptFileError, SchemaError, Unsuppo
 
 @contextmanager
 def other_files_named(files: DataFiles, file_format: FileFormat) -> Iterator[None]:
-    """Adds to what a scan says of bad files that some are named as if they were no data, and how to choose."""
+    """Adds to errors about bad files that some files do not look like data, and a pattern that leaves them out."""
     try:
         yield
     except (CorruptFileError, SchemaError, UnsupportedFeatureError) as error:
@@ -24,7 +24,7 @@ def other_files_named(files: DataFiles, file_format: FileFormat) -> Iterator[Non
 
 
 def _pattern_hint(files: DataFiles, file_format: FileFormat) -> str:
-    """Which pattern leaves out files that are named otherwise than those of the format; "" if all or none are.
+    """Advice with a pattern for the files whose ending is that of the format; "" if all or none have it.
 
     d/README.md beside d/0.parquet      ... such as "d/*.parquet"; below d/year=2024, "d/**/*.parquet"
     """

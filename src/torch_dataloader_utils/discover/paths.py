@@ -1,4 +1,4 @@
-"""From what the user names to the data files it means."""
+"""Finds the data files that a user means by a path, directory, pattern or list."""
 
 import logging
 import os
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 PathLike = str | os.PathLike[str]
 
 REMOTE_THREADS = 32
-"""Requests that a scan of a remote store has under way: each is waited for, some ten milliseconds and more."""
+"""Requests at once in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
 
-# Of formats whose files are never empty. Writers leave empty files of other names (Hive, for a bucket without rows).
+# Formats whose files are never empty. Writers leave empty files with other names (Hive, for a bucket without rows).
 _DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")
 
 
@@ -34,8 +34,8 @@ _DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")
 class DataFiles:
     """The data files, sorted by path, each once.
 
-    root: the directory that was named, whose own path holds no partition values; "" if anything else was named.
-    sidecar: the `_metadata` file of that directory, if there is one. source: what was named, for messages.
+    root: the directory that the user named (only directories below it are partitions); "" if it was no directory.
+    sidecar: the `_metadata` file of that directory, if there is one. source: what the user named, for messages.
     """
 
     entries: tuple[FileEntry, ...]
@@ -52,12 +52,12 @@ def find_files(
 ) -> tuple[Store, DataFiles]:
     """The store and the data files of a file, directory (recursive), pattern, or a list of those.
 
-    Left out, with a debug log each: hidden files (a name below the directory that starts with "." or "_", unless
-    it is a partition "_key=value"), and empty files that are no data files: markers of directories in object stores,
-    and what is not named itself and has no ending of a data file. A file named twice counts once.
+    Left out, each with a debug log: hidden files (a name below the directory that starts with "." or "_", unless it is
+    a partition "_key=value"); and empty files, if they mark directories in object stores, or are found in a listing and
+    have no ending of a data file. A file that is named twice counts once.
 
-    empty_has_no_rows: of text; all empty files are left out. Of other formats an empty data file is one that was not
-    written, for its scan to tell.
+    empty_has_no_rows: for text formats: leave out all empty files. In other formats an empty data file was not written
+        completely, and its scan raises that.
 
     Raises:
         NoDataError: nothing there, or nothing left; or a link that leads nowhere, unless it is hidden.
@@ -145,7 +145,7 @@ def _is_hidden(path: str, listing: Listing) -> bool:
 
 
 def _is_unwritten(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
-    """Whether an empty file should hold data: it was named itself, or its ending says so and it marks no directory."""
+    """Whether an empty file should have data: the user named it, or its ending says so and it marks no directory."""
     is_meant = not listing.directory or entry.path.lower().endswith(_DATA_ENDINGS)
     if is_meant and not empty_has_no_rows and not _marks_directory(entry, listing):
         return True
@@ -154,7 +154,7 @@ def _is_unwritten(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -
 
 
 def _marks_directory(entry: FileEntry, listing: Listing) -> bool:
-    """Whether files lie below, as if it were a directory: "trips.parquet" beside "trips.parquet/part-0.parquet"."""
+    """Whether other files lie below its path: "trips.parquet" beside "trips.parquet/part-0.parquet"."""
     inside = f"{entry.path}/"
     first = bisect_left(listing.entries, inside, key=lambda each: each.path)
     return first < len(listing.entries) and listing.entries[first].path.startswith(inside)

@@ -1,8 +1,8 @@
-"""What partition values and statistics prove of a filter, before a row is read."""
+"""Decides by partition values and statistics which files and row groups a filter keeps, before a row is read."""
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.row_filter import shown_filter
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
 from torch_dataloader_utils.discover.file_scan import Verdict
@@ -33,9 +34,9 @@ def judge_partitions(
     partitions: Sequence[PartitionColumn],
     num_files: int,
 ) -> Int64s:
-    """One Verdict a file, from its partition values alone.
+    """One Verdict for each file, from its partition values alone.
 
-    Exact (never MAYBE) if the filter uses partition columns only; else OUT where the values rule every row out.
+    Never MAYBE if the filter uses partition columns only; else OUT for files of which the values rule out every row.
     """
     known = [column for column in partitions if column.name in used]
     if not known:
@@ -59,14 +60,15 @@ def judge_groups(
 ) -> Int64s:
     """One Verdict a row group of a Parquet file, from the statistics in its footer and the file's partition values.
 
-    Arrow's own pruning decides, where it is right. It takes a guarantee "1 <= x <= 5" to hold for NaN, which no
-    statistics count, and so prunes NaN rows under `x != 1`; a filter on floats that could be true for NaN proves
-    nothing here. IN is claimed only for columns of integers, bools and times with a null count of zero: strings
-    may have shortened statistics. parquet-mr before 1.10 (Spark 2) ordered decimals by signed bytes: for 1.00 (0x64)
-    and 2.00 (0xC8) it wrote 2.00 as the least; decimals of those files prove nothing.
+    Arrow's pruning decides, except where it is wrong or does not work; then all groups are MAYBE:
 
-    A filter that Arrow cannot judge proves nothing either: where it meets statistics in another type than the column's
-    (timestamps of a zone, durations) or a cast that they do not fit, it raises.
+    - Filters on floats that could be true for NaN: statistics do not count NaN, so Arrow prunes NaN rows.
+    - Decimals of parquet-mr before 1.10 (Spark 2), which ordered them by signed bytes: of 1.00 (0x64) and 2.00 (0xC8)
+      it wrote 2.00 as the least.
+    - Filters for which Arrow raises: on statistics of another type than the column (timestamps with a zone, durations),
+      or with a cast that they do not fit.
+
+    IN is given only for integers, bools and times without nulls, since statistics of strings may be shortened.
     """
     partition_names = {field.name for field, _ in partition}
     own = [field for field in fragment.physical_schema if field.name not in partition_names]
@@ -93,7 +95,7 @@ def judge_groups(
 
 
 def guarantee(values: Sequence[tuple[pa.Field, Any]]) -> pc.Expression | None:
-    """What these partition values say of every row, as an expression; None for no values."""
+    """An expression that is true for every row with these partition values; None without values."""
     terms = [
         pc.field(field.name).is_null() if value is None else pc.field(field.name) == pa.scalar(value, field.type)
         for field, value in values
@@ -145,19 +147,15 @@ def _groups_without_nulls(fragment: ds.ParquetFileFragment, columns: dict[str, p
 def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filter: pc.Expression) -> bool:
     """Whether Arrow's pruning could drop rows that the filter keeps, for these columns of this file."""
     kinds = read.values()
-    if any(_holds(pa.types.is_floating, kind) for kind in kinds) and _may_be_true_for_nan(row_filter):
+    if any(type_holds(kind, pa.types.is_floating) for kind in kinds) and _may_be_true_for_nan(row_filter):
         return True
     is_mistaken = _MISTAKEN_DECIMALS.match(metadata.created_by or "") is not None
-    return is_mistaken and any(_holds(pa.types.is_decimal, kind) for kind in kinds)
+    return is_mistaken and any(type_holds(kind, pa.types.is_decimal) for kind in kinds)
 
 
-def _holds(is_kind: Callable[[pa.DataType], bool], kind: pa.DataType) -> bool:
-    return is_kind(kind) or any(_holds(is_kind, kind.field(i).type) for i in range(kind.num_fields))
-
-
-def has_exact_statistics(kind: pa.DataType) -> bool:
-    """Whether bounds of such columns are values that are there, and hold for every row that is not null."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
+def has_exact_statistics(data_type: pa.DataType) -> bool:
+    """Whether the bounds in statistics of this type are exact, and hold for every row that is not null."""
+    return bool(pa.types.is_integer(data_type) or pa.types.is_boolean(data_type) or pa.types.is_temporal(data_type))
 
 
 def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:

@@ -1,7 +1,7 @@
-"""An inventory as one Parquet file, see inventory_table.py, which any Parquet tool can look at.
+"""Saves an inventory to one Parquet file (see inventory_table.py) that any Parquet tool can read, and loads it.
 
-No storage options, no credentials, no pickle. A seal tells whether the file changed since. The layout is version 1 of
-the format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
+It holds no storage options, no credentials and no pickle. A seal tells whether the file was changed. The layout is
+version 1 of the format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
 """
 
 import json
@@ -88,7 +88,7 @@ def load_inventory(
     remote: RemoteOptions | None = None,
     allowed_roots: Sequence[str] | None = None,
 ) -> Inventory:
-    """The inventory that `save_inventory` wrote; equal in every array, and so in its fingerprint.
+    """The inventory that `save_inventory` wrote, with the same arrays and the same fingerprint.
 
     Args:
         storage_options, credentials, remote: of the store that it lies in, as for `scan_files`.
@@ -143,7 +143,7 @@ def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
 
 @contextmanager
 def _fitting(path: str) -> Iterator[None]:
-    """Runs the decoding; what is missing, of other types or such as Arrow cannot read was never saved: damage too."""
+    """Turns errors of decoding into CorruptFileError, also those for parts that are missing or of a wrong type."""
     with decoding(path, "saved inventory"):
         try:
             yield

@@ -1,4 +1,4 @@
-"""One schema for all files: what may differ between them, and what may not."""
+"""Checks that all files have one schema, and makes the data set's schema of it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
@@ -93,14 +93,14 @@ def leaf_counts(schema: pa.Schema) -> list[int]:
     return [_leaves(field.type) for field in schema]
 
 
-def _leaves(arrow_type: pa.DataType) -> int:
-    if isinstance(arrow_type, pa.BaseExtensionType):
-        return _leaves(arrow_type.storage_type)
-    if pa.types.is_dictionary(arrow_type):
-        return _leaves(arrow_type.value_type)
-    if arrow_type.num_fields == 0:
-        return 0 if pa.types.is_struct(arrow_type) else 1
-    return sum(_leaves(arrow_type.field(i).type) for i in range(arrow_type.num_fields))
+def _leaves(data_type: pa.DataType) -> int:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _leaves(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return _leaves(data_type.value_type)
+    if data_type.num_fields == 0:
+        return 0 if pa.types.is_struct(data_type) else 1
+    return sum(_leaves(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
 def _types(schema: pa.Schema, path: str) -> dict[str, pa.DataType]:

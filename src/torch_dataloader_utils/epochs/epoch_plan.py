@@ -1,7 +1,4 @@
-"""The plan of one epoch as people and loaders see it: counts, worker inputs, a table, and words.
-
-a plan of `plan/`, and the inventory it is of  →  EpochPlan  →  worker inputs, explain(), to_arrow()
-"""
+"""`EpochPlan`: a plan of `plan/` with its inventory, as counts, worker inputs, a table and text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from torch_dataloader_utils._core.program import WorkerInput, worker_input
 from torch_dataloader_utils._core.settings import options_text, planning_fingerprint
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.plan.explain import explain_plan
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
 if TYPE_CHECKING:
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 class EpochPlan:
     """Who reads what in one epoch, or in what remains of it.
 
-    Made by `plan_epoch` and by every loader (`loader.plan`). Computing one rank's part costs that rank alone.
+    Made by `plan_epoch` and by every loader (`loader.plan`). To compute one rank's part does not cost all ranks' work.
 
     is_shared: whether every one of several ranks reads everything: a split strategy without rank arguments.
     """
@@ -82,17 +79,17 @@ class EpochPlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """blake2b (128 bits, hex) of everything this plan is a function of."""
+        """blake2b (128 bits, hex) of all inputs of this plan."""
         plan = self.details
         data, options = planning_fingerprint(self.inventory), options_text(plan.options)
         position = plan.position
-        # Of a plan of which nothing was received the topology says all, as in version 0.1: its fingerprint stays.
+        # Before anything was received the topology alone counts, as in version 0.1, so that fingerprints stay.
         present = position.segment if position.segment.has_begun else position.topology
         text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {present!r})"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
-        """What every worker of a rank needs to do its part: its program and the row groups it touches.
+        """For every worker of a rank, its program and the row groups that it reads.
 
         Raises:
             ConfigTypeError: no whole number. ConfigError: rank not in [0, num_ranks).

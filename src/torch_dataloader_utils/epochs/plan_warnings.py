@@ -1,4 +1,4 @@
-"""What a trainer must know before it begins: said once, when a loader is made."""
+"""Warnings about a plan that a trainer must see before it begins, given once when a loader is made."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -9,16 +9,13 @@ from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:
-    """Warn of ranks that all read everything or differ in steps, of rows that come twice, and of epochs of nothing.
-
-    And of a shuffle that nobody does.
-    """
+    """Warn of all `plan_problems`, and of shuffle=True where nothing is shuffled."""
     for problem in chain(_unused_shuffle(plan), plan_problems(plan)):
         warn_user(problem)
 
 
 def plan_problems(plan: EpochPlan) -> Iterator[str]:
-    """What is wrong with a plan, each with what to do; nothing for nearly all plans."""
+    """The problems of a plan (shared rows, unequal steps, repeated rows, no steps), each with what to do."""
     steps, num_ranks = plan.rank_steps, plan.topology.num_ranks
     if plan.is_shared:
         yield (
@@ -36,13 +33,13 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
             f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: {why}. Use "
             f"drop_last=True, or {instead}."
         )
-    # Without files somebody has asked for it: allow_empty=True.
+    # No files at all means that the user passed allow_empty=True.
     if plan.inventory.num_files and steps is not None and not any(steps):
         yield _why_nothing_comes(plan)
 
 
 def _why_rows_repeat(plan: EpochPlan) -> tuple[str, str]:
-    """Why, and what to do about it but drop_last."""
+    """The reason, and what to do other than drop_last."""
     options = plan.details.options
     if sum(plan.rank_rows or ()) < plan.topology.num_ranks:
         return "fewer rows are left than ranks", "fewer ranks"

@@ -1,7 +1,4 @@
-"""Plans from arguments: `plan_epoch`, and the planner that it and every loader use.
-
-inventory, seed, epoch, topology  →  EpochPlan
-"""
+"""`plan_epoch`, and the `Planner` that it and every loader use: plans from inventory, options and position."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -33,19 +30,15 @@ from torch_dataloader_utils.epochs.plan_warnings import plan_problems
 from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
-from torch_dataloader_utils.plan.epoch import ExactPlan
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.exact_plan import ExactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
-from torch_dataloader_utils.plan.lane_epoch import LanePlan
+from torch_dataloader_utils.plan.lane_plan import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
-from torch_dataloader_utils.plan.strategy_check import (
-    StrategyCall,
-    describe_files,
-    strategy_name,
-    takes_ranks,
-)
+from torch_dataloader_utils.plan.strategy_check import StrategyCall, strategy_name, takes_ranks
+from torch_dataloader_utils.plan.strategy_files import describe_files
 from torch_dataloader_utils.plan.token_batches import cut_batches
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
+from torch_dataloader_utils.plan.token_plan import TokenPlan
 
 
 def plan_epoch(
@@ -118,8 +111,8 @@ class Planner:
 
     lengths: of every plan row, shape [rows]; needed where the options limit the tokens of a batch.
 
-    What does not depend on the position is computed once, and the last few plans are kept, so that asking for
-    lengths and plans again and again costs nothing.
+    What does not depend on the position is computed once, and the last few plans are kept, so that asking for the same
+    plan again costs nothing.
     """
 
     inventory: Inventory
@@ -191,9 +184,9 @@ class Planner:
         return self._recent_plans.get(position, self._plan)
 
     def counted(self, position: Position) -> Position:
-        """The position with numbers where its log says that ranks took all their steps.
+        """The position with a number of steps, from the plan, wherever its log says that a rank took all its steps.
 
-        Only a plan can count them; where row counts are not known there is nothing to count, and nothing changes.
+        Without row counts the position is returned as it is.
         """
         log: tuple[Segment, ...] = ()
         for segment in (*position.history, position.segment):
@@ -205,7 +198,7 @@ class Planner:
         return replace(position, history=log[:-1], segment=log[-1])
 
     def problems(self, position: Position) -> Iterator[str]:
-        """What a trainer must know of the rest of an epoch, see `plan_problems`; a rest of no steps is none."""
+        """The `plan_problems` of the rest of an epoch; none if no steps are left."""
         plan = self.plan(position)
         return iter(()) if plan.rank_steps is not None and not any(plan.rank_steps) else plan_problems(plan)
 

@@ -1,4 +1,4 @@
-"""What trainers need beyond a loader: a module for each, imported by its user, so that none is needed by another.
+"""Extras for trainers, a module for each; users import the one they need.
 
 accelerate.py     `prepare`: as `Accelerator.prepare`, and gathering of batches that differ in size between ranks
 lightning.py      `TableDataModule`: builds loaders when the ranks are known

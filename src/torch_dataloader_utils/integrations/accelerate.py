@@ -19,7 +19,7 @@ from torch_dataloader_utils.stream.trainer_hooks import LoaderRecord
 
 
 def prepare(accelerator: Accelerator, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
-    """What `accelerator.prepare` gives; from then on its `gather` and `gather_for_metrics` take unequal batches.
+    """As `accelerator.prepare`; from then on its `gather` and `gather_for_metrics` take batches of different sizes.
 
         model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
         for batch in loader:

@@ -1,4 +1,4 @@
-"""Lightning: loaders that are built where the ranks are known, resumed from its checkpoints, in the epoch it is in."""
+"""Lightning: builds loaders once the ranks are known, and resumes them from Lightning's checkpoints."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

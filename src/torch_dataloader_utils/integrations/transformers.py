@@ -1,4 +1,4 @@
-"""Transformers: the loader's place in the Trainer's own checkpoints."""
+"""Transformers: keeps the loader's state in the Trainer's own checkpoints."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch_dataloader_utils.stream.trainer_hooks import warn_of_lost_places
 
 
 class LoaderStateCallback(TrainerCallback, ExportableState):
-    """Saves where the training loader stands in trainer_state.json, and goes on from there without replay.
+    """Saves the training loader's state in trainer_state.json, and resumes from it without replay.
 
         class TableTrainer(Trainer):
             def get_train_dataloader(self):
@@ -25,11 +25,11 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
     `ignore_data_skip=True` is needed: without it the Trainer would read the rows before the checkpoint once more and
     throw them away. The Trainer sets epochs and moves batches itself.
 
-    It computes the epoch from the global step and the steps of an epoch now. Where that is not the loader's epoch, as
-    may be on another number of processes, the first step raises. Where it is, the Trainer's end, num_train_epochs times
-    the steps of an epoch now, may not be the end of an epoch: a warning says which `max_steps` is. And it forgets, in
-    the resumed epoch, to step the optimizer after a last accumulation that is shorter than the others; those gradients
-    go into the next step's.
+    The Trainer computes the epoch from the global step and the present number of steps of an epoch. On another number
+    of processes that may not be the loader's epoch: then the first step raises. If it is, the Trainer's end
+    (num_train_epochs times the present steps) may not be the end of an epoch: a warning says which `max_steps` is. In
+    the resumed epoch the Trainer does not step the optimizer after a last accumulation that is shorter than the others;
+    those gradients are added to the next step's.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ def get_batch_on_this_rank_for_sequence_packing(
     try:
         part = _next_part(data_iterator, keys, groups)
     except Exception:
-        # Whatever it is, the other tensor ranks are about to wait for rank 0.
+        # Any exception: the other tensor ranks are about to wait for rank 0.
         if group_rank(groups.tp) == 0:
             _broadcast_sizes(_FAILED, groups)
         raise
@@ -185,5 +185,5 @@ def _share(part: Microbatch | None, keys: list[str], groups: PackingGroups) -> M
 
 
 def _broadcast_sizes(sizes: list[int], groups: PackingGroups) -> list[int]:
-    """Those of tensor rank 0, on every tensor rank; those of other ranks are ignored."""
+    """The sizes that tensor rank 0 gave, on every tensor rank; what other ranks give is ignored."""
     return [int(size) for size in broadcast_scalars(sizes, groups.tp, communication_device(groups))]

@@ -38,11 +38,11 @@ def first_rank(group: Group) -> int:
     return 0 if group is None else dist.get_process_group_ranks(group)[0]
 
 
-def maxima(values: Sequence[int], group: Group, dev: torch.device) -> list[int]:
+def maxima(values: Sequence[int], group: Group, device: torch.device) -> list[int]:
     """Value by value, the greatest in the group."""
     if group_size(group) == 1:
         return list(values)
-    shared = torch.tensor(values, dtype=torch.int64, device=dev)
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     greatest: list[int] = shared.tolist()
     return greatest

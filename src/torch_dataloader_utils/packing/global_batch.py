@@ -18,7 +18,7 @@ from torch_dataloader_utils.packing.groups import (
 from torch_dataloader_utils.packing.iterators import DataIterator, create_data_iterator
 from torch_dataloader_utils.packing.lengths import announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, packed_metadata
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape
 from torch_dataloader_utils.packing.reroute import reroute_samples_to_dcp_ranks
 from torch_dataloader_utils.packing.samples import Item
@@ -56,7 +56,7 @@ class Scheduling(Protocol):
     def is_hybrid(self) -> bool:
         """Whether packs differ in the number of their ranks."""
 
-    def schedule(self, lengths: Ints) -> Schedule:
+    def schedule(self, lengths: Int64s) -> Schedule:
         """The schedule of a global batch of these padded lengths."""
 
 
@@ -87,7 +87,7 @@ def run_global_batch(
     except StopIteration:
         status = _ENDED
     except Exception:
-        # Whatever it is, the peers in the other groups are about to wait for this process.
+        # Any exception: the peers in the other groups are about to wait for this process.
         _worst_status(_FAILED, None, groups)
         raise
     worst = _worst_status(status, own, groups)
@@ -108,7 +108,7 @@ def stage_has_data(groups: PackingGroups) -> bool:
     return group_rank(groups.tp) == 0 and group_rank(groups.pp) in (0, group_size(groups.pp) - 1)
 
 
-def length_statistics(lengths: Ints) -> tuple[int, int]:
+def length_statistics(lengths: Int64s) -> tuple[int, int]:
     """Σ length and Σ length², exact."""
     return int(lengths.sum()), int((lengths * lengths).sum())
 
@@ -116,7 +116,7 @@ def length_statistics(lengths: Ints) -> tuple[int, int]:
 def _announced_iterator(
     data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
 ) -> Iterator[Item] | None:
-    """`_own_iterator`; a rank that owes lengths and cannot read any tells those that gather them."""
+    """`_own_iterator`; if it fails on a rank that others expect lengths from, it first tells them."""
     try:
         return _own_iterator(data_iterator, groups, virtual_pipeline_size)
     except ConfigError:
@@ -165,11 +165,11 @@ def _schedule_own(
     return StageBatch(microbatches, *length_statistics(batch.padded_lengths[schedule.samples]))
 
 
-def _agreed_schedule(scheduler: Scheduling, lengths: Ints, groups: PackingGroups) -> Schedule:
+def _agreed_schedule(scheduler: Scheduling, lengths: Int64s, groups: PackingGroups) -> Schedule:
     """The schedule, once all data × context parallel ranks have the same one; a collective call.
 
-    Sequences are sent by it. Ranks that differ would wait for tokens that nobody sends, or take memory that nothing
-    was written to for tokens.
+    The schedule says which rank sends what to which. Ranks with different schedules would wait for tokens that nobody
+    sends, or use memory that was never written as tokens.
 
     Raises:
         ConfigError: the ranks have made different schedules.
@@ -179,7 +179,7 @@ def _agreed_schedule(scheduler: Scheduling, lengths: Ints, groups: PackingGroups
     try:
         schedule = scheduler.schedule(lengths)
     except Exception:
-        # Whatever it is, the other ranks are about to wait for this one.
+        # Any exception: the other ranks are about to wait for this one.
         _agree(_FAILED, None, groups.dp_cp, device)
         raise
     worst = _agree(_READY, schedule.digest(), groups.dp_cp, device)
@@ -194,7 +194,7 @@ def _agreed_schedule(scheduler: Scheduling, lengths: Ints, groups: PackingGroups
 
 
 def _worst_status(status: int, own: StageBatch | None, groups: PackingGroups) -> int:
-    """The worst status of all processes of the job, which is also bad where pipeline stages have read other lengths."""
+    """The worst status of all processes of the job; also bad if pipeline stages have read different lengths."""
     device = communication_device(groups)
     status = _agree(status, None, groups.dp_cp, device)
     status = _agree(status, None if own is None else digest_of(own), groups.pp, device)

@@ -16,7 +16,7 @@ Group = dist.ProcessGroup | None
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackingGroups:
-    """The groups this process is in. Another object with these attributes (Megatron's collection) does as well.
+    """The groups this process is in. Any other object with these attributes will do, such as Megatron's collection.
 
     Attributes:
         dp: data parallel: same context, tensor and pipeline rank.

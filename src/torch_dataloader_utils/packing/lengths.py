@@ -10,10 +10,10 @@ import torch
 from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.packing.collectives import gather_rows
 from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, group_size
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.samples import Item, Samples, read_samples
 
-# What a rank gathers instead of its number of sequences.
+# A rank gives one of these in place of its number of sequences.
 _FAILED, _ENDED = -1, -2
 
 
@@ -31,9 +31,9 @@ class GlobalBatch:
     """
 
     local: Samples
-    original_lengths: Ints
-    padded_lengths: Ints
-    offsets: Ints
+    original_lengths: Int64s
+    padded_lengths: Int64s
+    offsets: Int64s
 
 
 def get_batch_and_global_seqlens(
@@ -63,13 +63,13 @@ def get_batch_and_global_seqlens(
 
 def _read_sequences(
     data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
-) -> tuple[Samples, Ints]:
+) -> tuple[Samples, Int64s]:
     """The first items that hold any sequence: those of this rank, and how many each data-parallel rank has read."""
     while True:
         try:
             local = read_samples(data_iterator, num_microbatches)
         except Exception:
-            # Whatever it is, the other ranks are about to wait for this one.
+            # Any exception: the other ranks are about to wait for this one.
             announce_failure(groups)
             raise
         count = len(local.lengths) if local.num_items else _ENDED
@@ -81,17 +81,17 @@ def _read_sequences(
 
 
 def _content(samples: Samples) -> bytes:
-    """What context-parallel ranks must agree on: lengths alone do not tell sequences of one length apart."""
+    """Lengths and tokens as bytes, which must be equal on context-parallel ranks; equal lengths alone prove little."""
     tokens = (fields["tokens"].numpy(force=True).tobytes() for fields in samples.fields)
     return b"".join([samples.lengths.tobytes(), *tokens])
 
 
 def announce_failure(groups: PackingGroups) -> None:
-    """Tells the ranks in `get_batch_and_global_seqlens` that this one failed; the call that it owes them."""
+    """Tells the ranks waiting in `get_batch_and_global_seqlens` of a failure, in the collective call they wait for."""
     _gather_counts(_FAILED, b"", groups)
 
 
-def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Ints:
+def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Int64s:
     """Sequences read by each data-parallel rank, `_ENDED` for one at its end, int64 [dp_size].
 
     Raises:
@@ -113,5 +113,5 @@ def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Ints:
             f"the context-parallel ranks of data-parallel rank {int(differs.argmax())} have read different "
             "sequences. Give all of them the same data iterator: shard by data-parallel rank only."
         )
-    counts: Ints = by_dp_rank[:, 0, 0]
+    counts: Int64s = by_dp_rank[:, 0, 0]
     return counts

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import alignment_of
 from torch_dataloader_utils.packing.samples import TOKEN_FIELDS
 
@@ -46,8 +46,8 @@ def packed_metadata(
     schedule: Schedule,
     dcp_rank: int,
     *,
-    original_lengths: Ints,
-    padded_lengths: Ints,
+    original_lengths: Int64s,
+    padded_lengths: Int64s,
     device: torch.device,
     is_hybrid: bool = False,
 ) -> list[Microbatch]:
@@ -80,7 +80,7 @@ def packed_metadata(
     return metadata
 
 
-def _offsets(lengths: Ints, device: torch.device) -> torch.Tensor:
+def _offsets(lengths: Int64s, device: torch.device) -> torch.Tensor:
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return torch.from_numpy(starts).to(device)
 

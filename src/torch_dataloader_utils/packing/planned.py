@@ -23,7 +23,7 @@ from torch_dataloader_utils.packing.groups import (
 from torch_dataloader_utils.packing.iterators import create_data_iterator
 from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
 from torch_dataloader_utils.packing.plan.fit import checked_lengths
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Tensors, flatten_field
 from torch_dataloader_utils.packing.schedulers import BasePackingScheduler
 
@@ -68,7 +68,7 @@ class PlannedPackedLoader:
     def __init__(
         self,
         source: SequenceSource,
-        lengths: Sequence[int] | Ints,
+        lengths: Sequence[int] | Int64s,
         scheduler: BasePackingScheduler,
         *,
         global_batch_size: int,
@@ -147,7 +147,7 @@ class PlannedPackedLoader:
         self._epoch, self._num_given = state["epoch"], state["global_batches"]
 
     def _check_last_batch(self) -> None:
-        """Says now, rather than at the end of the first epoch, that the last global batch is too small."""
+        """Raises now, not at the end of the first epoch, if the last global batch is too small."""
         rest = len(self._lengths) % self._global_batch_size
         shape = self._scheduler.shape
         packs = shape.microbatch_multiple * (1 if self._scheduler.is_hybrid else shape.dp_size)
@@ -157,7 +157,7 @@ class PlannedPackedLoader:
                 f'{packs} packs. Set drop_last=True, missing_packs="fill", or another global_batch_size.'
             )
 
-    def _order(self) -> Ints:
+    def _order(self) -> Int64s:
         if not self._shuffle:
             return np.arange(len(self._lengths))
         return permutation(len(self._lengths), seed=self._seed, epoch=self._epoch, purpose=Purpose.PACKS)
@@ -166,7 +166,7 @@ class PlannedPackedLoader:
         options = f"{self._global_batch_size},{self._shuffle},{self._drop_last},".encode()
         return hashlib.blake2b(options + self._lengths.tobytes(), digest_size=16).hexdigest()
 
-    def _read(self, ids: Ints) -> ScheduledBatch:
+    def _read(self, ids: Int64s) -> ScheduledBatch:
         """The global batch of the sequences `ids`, as much of it as this rank computes."""
         lengths = self._lengths[ids]
         schedule = self._scheduler.schedule(lengths)
@@ -191,7 +191,7 @@ class PlannedPackedLoader:
             *length_statistics(lengths[schedule.samples]),
         )
 
-    def _fetch(self, ids: Ints) -> list[dict[str, torch.Tensor]]:
+    def _fetch(self, ids: Int64s) -> list[dict[str, torch.Tensor]]:
         """The fields of the sequences `ids`, each checked against its planned length.
 
         Raises:

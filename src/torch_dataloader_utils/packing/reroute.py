@@ -6,7 +6,7 @@ import torch
 from torch_dataloader_utils.packing.collectives import exchange
 from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, group_rank, group_size
 from torch_dataloader_utils.packing.lengths import GlobalBatch
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.samples import TOKEN_FIELDS
 
 
@@ -41,7 +41,7 @@ def reroute_samples_to_dcp_ranks(
     return samples
 
 
-def _tokens_by_source(wanted: Ints, batch: GlobalBatch) -> list[int]:
+def _tokens_by_source(wanted: Int64s, batch: GlobalBatch) -> list[int]:
     """Tokens of the sequences `wanted` that each data-parallel rank has read."""
     tokens = np.concatenate([[0], np.cumsum(batch.padded_lengths[wanted])])
     counts: list[int] = np.diff(tokens[np.searchsorted(wanted, batch.offsets)]).tolist()

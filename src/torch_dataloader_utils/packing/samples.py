@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 
 Tensors = Mapping[str, torch.Tensor]
 Item = Tensors | Sequence[Tensors]
@@ -39,7 +39,7 @@ class Samples:
     """
 
     fields: list[dict[str, torch.Tensor]]
-    lengths: Ints
+    lengths: Int64s
     num_items: int
 
 

@@ -15,7 +15,7 @@ from torch_dataloader_utils.packing.plan.cost import CostModel
 from torch_dataloader_utils.packing.plan.fit import checked_lengths
 from torch_dataloader_utils.packing.plan.hybrid import hybrid_schedule
 from torch_dataloader_utils.packing.plan.next_fit import next_fit_schedule
-from torch_dataloader_utils.packing.plan.schedule import Groups, Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Groups, Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
 from torch_dataloader_utils.packing.samples import REQUIRED_KEYS
 
@@ -75,7 +75,7 @@ class BasePackingScheduler(ABC):
         """The keys that every sample has; for callers of Megatron's schedulers, who ask."""
         return list(REQUIRED_KEYS)
 
-    def schedule(self, lengths: Sequence[int] | Ints) -> Schedule:
+    def schedule(self, lengths: Sequence[int] | Int64s) -> Schedule:
         """The checked schedule of a global batch of padded lengths; positions are ids.
 
         With a fixed number of context-parallel ranks, lengths count as padded to a multiple of 2 × cp_size.
@@ -116,7 +116,7 @@ class BasePackingScheduler(ABC):
 
 
 class DpBalancedScheduler(BasePackingScheduler):
-    """Next-fit in the original order, as many packs on every rank; see `next_fit_schedule`."""
+    """Next-fit in the original order, the same number of packs on every rank; see `next_fit_schedule`."""
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
         """See `BasePackingScheduler`."""
@@ -126,7 +126,7 @@ class DpBalancedScheduler(BasePackingScheduler):
 
 @dataclass(eq=False)
 class ComputeBalancedScheduler(BasePackingScheduler):
-    """As much compute on every rank of a microbatch; see `compute_balanced_schedule`.
+    """The same amount of compute on every rank of a microbatch; see `compute_balanced_schedule`.
 
     Takes what `BasePackingScheduler` takes, too.
 
@@ -184,7 +184,7 @@ scheduler_map: dict[str, type[BasePackingScheduler]] = {
 """Schedulers by the name that `sequence_packing_scheduler` has; add your own."""
 
 
-def _split(sample_id_seqlens: SampleLengths) -> tuple[list[int], Ints]:
+def _split(sample_id_seqlens: SampleLengths) -> tuple[list[int], Int64s]:
     """Ids and checked lengths."""
     ids = [sample for sample, _ in sample_id_seqlens]
     return ids, checked_lengths([length for _, length in sample_id_seqlens])

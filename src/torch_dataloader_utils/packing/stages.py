@@ -44,7 +44,7 @@ def broadcast_to_pp_group(own: StageBatch | None, groups: PackingGroups) -> Stag
 
 
 def digest_of(batch: StageBatch) -> int:
-    """56 bits that stages agree on when they have scheduled sequences of the same lengths; never negative."""
+    """A digest of 56 bits (never negative): equal on stages that have scheduled sequences of the same lengths."""
     return int.from_bytes(hashlib.blake2b(_encode(batch).numpy().tobytes(), digest_size=7).digest())
 
 

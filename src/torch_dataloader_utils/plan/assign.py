@@ -1,4 +1,4 @@
-"""LPT: a rank's units to its workers, heaviest first, each to the worker with the least."""
+"""Assigns a rank's units to its workers by LPT: the heaviest first, each to the least-loaded worker."""
 
 import heapq
 

@@ -1,4 +1,4 @@
-"""Whether spans of rows cover a range once; and if not, the first rows that are lost or come again."""
+"""Checks that spans of rows cover a range exactly once, and finds the first rows that are lost or repeated."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The first rows [start, stop) that are lost, or repeated. total_rows: all such, each time that one comes again."""
+    """The first rows [start, stop) that are lost or repeated. total_rows: all such rows; a repeat counts each time."""
 
     verb: Literal["lost", "repeated"]
     start: int
@@ -19,9 +19,9 @@ class Fault:
 
 
 def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
-    """What keeps the spans [start[i], stop[i]), none of them empty, from covering [0, num_rows) once.
+    """The first fault if the spans [start[i], stop[i]), none of them empty, do not cover [0, num_rows) exactly once.
 
-    [0, 5) [3, 8) [2, 4)     of 8      rows [2, 4) come again, 4 rows in all: 2, 3, 3, 4
+    [0, 5) [3, 8) [2, 4)     of 8      rows [2, 4) are repeated, 4 rows in all: 2, 3, 3, 4
     [0, 5) [8, 9)            of 10     rows [5, 8) are lost, 4 rows in all
     """
     order = np.argsort(start, kind="stable")

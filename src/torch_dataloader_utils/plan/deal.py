@@ -1,4 +1,4 @@
-"""One topology's share-out: every rank's rows, worker by worker, and the batches they make."""
+"""Deals: which rows each rank and worker of one topology reads, and how many are in each batch."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,11 +28,11 @@ class RankDeal:
 
 
 class Deal(Protocol):
-    """The share-out of an epoch, or of what remains of one."""
+    """Divides an epoch, or the rest of one, among the ranks and workers of one topology."""
 
     @property
     def topology(self) -> Topology:
-        """Who shares."""
+        """The ranks and workers."""
         ...
 
     @property
@@ -52,17 +52,17 @@ class Deal(Protocol):
 
     @property
     def first_unit(self) -> Units:
-        """The first unit of the epoch, none if it has no rows; a rank without rows repeats the first row of it."""
+        """The first unit of the epoch, whose first row a rank without rows repeats; empty if there are no rows."""
         ...
 
     def rank(self, rank: int) -> RankDeal:
-        """The share of one rank; costs that rank alone."""
+        """What one rank reads; costs no work for the other ranks."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FreshDeal:
-    """The share-out of a whole epoch: slice, level, assign, level inside the rank, cut windows.
+    """Deals a whole epoch: slice, level, assign, level inside the rank, cut windows.
 
     units: the epoch's chunks in their order.
     """
@@ -125,12 +125,11 @@ def level_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceDeal:
-    """The share-out of what remains of an epoch under a new topology.
+    """Deals the rest of an epoch under a new topology.
 
-    units: the remaining rows in their canonical order (see plan/remain.py). They are one sequence that is cut into
-    runs: rank 0's workers take the first, the last rank's last worker the last. So at most one unit is cut for
-    each worker, and a worker finishes one old lane before it opens the next. Ranks get equal rows, whatever
-    `rank_sharding` says: a resumed epoch always has equal steps.
+    units: the remaining rows in canonical order (see plan/remain.py). They are cut into runs, one for each worker, in
+    the order of ranks and workers. So at most one unit is cut for each worker, and a worker finishes one old lane
+    before it opens the next. Ranks get equal rows, whatever `rank_sharding` says: a resumed epoch has equal steps.
     """
 
     units: Units
@@ -138,7 +137,7 @@ class SequenceDeal:
 
     @property
     def transfers(self) -> Transfers:
-        """None: the sequence is cut where ranks are even."""
+        """No transfers: the runs are even already."""
         return Transfers.of([])
 
     @cached_property
@@ -172,7 +171,7 @@ class SequenceDeal:
         return np.cumsum(self.units.rows)
 
     def _run(self, begin: int, rows: int) -> Units:
-        """`rows` rows of the sequence from `begin` on; only the units that hold them are looked at."""
+        """`rows` rows from number `begin` on; looks only at the units that hold them."""
         first = int(np.searchsorted(self._unit_ends, begin, side="right"))
         last = int(np.searchsorted(self._unit_ends, begin + rows, side="left"))
         before = int(self._unit_ends[first - 1]) if first else 0

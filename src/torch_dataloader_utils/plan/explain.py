@@ -8,7 +8,7 @@ from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
 
 

@@ -1,14 +1,14 @@
-"""The kinds of plans of one epoch. All of them have steps, rows and programs; they differ in what is dealt.
+"""The kinds of plans of one epoch. They have the same interface, and differ in what they deal to ranks and workers.
 
-ExactPlan      rows, dealt to ranks and workers and levelled
+ExactPlan      rows, levelled
 LanePlan       micro-batches of lanes (num_lanes)
 TokenPlan      batches under a token budget (max_tokens_per_batch)
-InexactPlan    whole row groups, whose rows nobody has counted
+InexactPlan    whole row groups, whose rows are not counted
 """
 
-from torch_dataloader_utils.plan.epoch import ExactPlan
-from torch_dataloader_utils.plan.inexact_epoch import InexactPlan
-from torch_dataloader_utils.plan.lane_epoch import LanePlan
-from torch_dataloader_utils.plan.token_epoch import TokenPlan
+from torch_dataloader_utils.plan.exact_plan import ExactPlan
+from torch_dataloader_utils.plan.inexact_plan import InexactPlan
+from torch_dataloader_utils.plan.lane_plan import LanePlan
+from torch_dataloader_utils.plan.token_plan import TokenPlan
 
 PlanOfEpoch = ExactPlan | LanePlan | TokenPlan | InexactPlan

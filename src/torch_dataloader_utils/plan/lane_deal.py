@@ -1,4 +1,4 @@
-"""One topology's share-out of lanes: which micro-batches make a step, and which rank and worker takes them.
+"""Deals lanes to one topology: which micro-batches make a step, and which rank and worker takes them.
 
 A step takes the next Q = R * B / m numbers; rank r takes those whose remainder by R is r. While R divides Q and W * Q
 divides G, every worker owns whole lanes, and every global batch is the same set of rows on any number of ranks and
@@ -35,7 +35,7 @@ class WorkerLanes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaneDeal:
-    """The share-out of the micro-batches from `first_number` to the last; its steps are counted from there."""
+    """Deals the micro-batches from `first_number` to the last; steps are counted from there."""
 
     lanes: Lanes
     topology: Topology
@@ -43,7 +43,7 @@ class LaneDeal:
 
     @cached_property
     def numbers_per_step(self) -> int:
-        """Q.
+        """Micro-batches of one step: Q.
 
         Raises:
             ConfigError: the topology does not fit the lanes; the message says which would.
@@ -64,7 +64,7 @@ class LaneDeal:
 
     @property
     def num_rows(self) -> int:
-        """Rows to share out, those that are dropped included."""
+        """Rows to deal, including those that drop_last leaves out."""
         return self.lanes.rows_from(self.first_number)
 
     @property
@@ -150,7 +150,7 @@ class LaneDeal:
         return self.tail_rows > 0 and last >= done and last % self.topology.num_workers == worker
 
     def _tail(self, rank: int) -> Units:
-        """One rank's rows of the tail; where rows are too few, one row that the next rank has too.
+        """One rank's rows of the tail; at least one row, which the next rank may have too if there are too few.
 
         3 rows, num_ranks=2      1 and 2 rows          1 row, num_ranks=2      the same row twice
         """

@@ -1,4 +1,4 @@
-"""Lanes: one numbered sequence of micro-batches for the whole job, whatever its ranks and workers.
+"""Lanes: one numbered sequence of micro-batches for the whole job, the same for any ranks and workers.
 
 Chunks are dealt to G lanes and levelled, so that lane g holds the micro-batches g, g + G, g + 2G, ... of the epoch,
 each of m rows (the last one of the epoch may be shorter). Who takes which of them: lane_deal.py.

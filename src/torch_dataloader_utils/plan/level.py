@@ -1,4 +1,4 @@
-"""Levelling: moving the fewest row ranges so that every list of units has exactly its target of rows."""
+"""Levelling: moves as few row ranges as possible so that each list of units has exactly its target number of rows."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.units import Units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Rows [start, stop) of those that leave list `donor`, in the order in which they leave it."""
+    """Rows [start, stop) of the rows that leave list `donor`, numbered in the order in which they leave it."""
 
     donor: int
     start: int
@@ -26,9 +26,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The row ranges that move between lists, by list, so that levelling one of many lists looks at its own alone.
+    """The row ranges that move between lists, by list, so that one list is levelled without looking at all others.
 
-    given_rows: rows that leave each list that gives any. received: what each list that receives any receives, in order.
+    given_rows: how many rows leave each donor. received: the transfers to each receiver, in order.
     """
 
     given_rows: dict[int, int]
@@ -68,10 +68,10 @@ def even_targets(rows: Int64s) -> Int64s:
 
 
 def plan_transfers(rows: Int64s, targets: Int64s) -> Transfers:
-    """Who gives how many rows to whom; at most one transfer fewer than there are lists.
+    """The transfers from lists above their target to lists below it; at most len(rows) - 1.
 
-    Lists that must lose what another one misses to the row are paired first; the others are matched in order of
-    their numbers. (The true minimum is a partition problem; this stays within len(rows) - 1.)
+    Pairs of lists whose surplus and deficit are equal come first; the others are matched in order of their numbers.
+    (To find the true minimum is a partition problem.)
     """
     surplus = {int(i): int(rows[i] - targets[i]) for i in np.flatnonzero(rows > targets)}
     deficit = {int(i): int(targets[i] - rows[i]) for i in np.flatnonzero(rows < targets)}
@@ -106,10 +106,10 @@ def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[tuple
 def level_list(index: int, units_of: Callable[[int], Units], transfers: Transfers) -> Units:
     """List `index` after all transfers: what it keeps, then what it receives.
 
-    `units_of(i)` gives list i before levelling; only `index` and its donors are asked for.
+    `units_of(i)` gives list i before levelling; it is called for `index` and its donors only.
 
-    Rows leave a list from its end: whole units, and then the beginning of the last unit that is left, so that whoever
-    receives it decodes no more than it was given.
+    Rows leave a list from its end: whole units, and then the beginning of the last unit that is left, so that the
+    receiver decodes no more than it was given.
 
         units of 4, 5 rows; 2 and 5 leave      rows 3-4 of the first are kept; rows 1-2 of the second leave, then
                                                rows 3-5 of it and 1-2 of the first
@@ -123,7 +123,7 @@ def level_list(index: int, units_of: Callable[[int], Units], transfers: Transfer
 
 
 def _leaving(units: Units, start: int, stop: int | None) -> Units:
-    """Rows [start, stop) in the order in which rows leave a list, None for all the rest; units in the list's order."""
+    """Rows [start, stop) (None: to the end) of those that leave a list, see `level_list`; in the order of the list."""
     last_first = units.take(slice(None, None, -1))
     until_stop = last_first if stop is None else last_first.split_at(stop)[0]
     return until_stop.split_at(start)[1].take(slice(None, None, -1))

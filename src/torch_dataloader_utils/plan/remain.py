@@ -1,4 +1,4 @@
-"""What is left of an epoch after some steps: for one rank, and for all of them."""
+"""The rows that are left of an epoch after some steps, of one rank and of all ranks."""
 
 from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.units import Units
@@ -19,8 +19,8 @@ def remaining_lanes(deal: RankDeal, steps: int) -> list[Units]:
 def remaining_units(deal: Deal, segment: Segment) -> Units:
     """The rows that no rank has received in this segment of the epoch, in canonical order.
 
-    The order is rank by rank, worker by worker, each lane from where it stood; then the rows the rank would have
-    dropped. It keeps the pieces of one lane together, so that a reader who takes a run of it opens few row groups.
+    The order: for each rank, the rest of each worker's lane, then the rows that the rank would have dropped. The rest
+    of a lane stays together, so that a worker that takes a run of these rows opens few row groups.
     """
     parts = []
     for rank in range(deal.topology.num_ranks):

@@ -1,4 +1,4 @@
-"""Dealing units round and round: share k of n gets units k, k + n, k + 2n, ..."""
+"""Deals units in turn: share k of n gets units k, k + n, k + 2n, ..."""
 
 import numpy as np
 

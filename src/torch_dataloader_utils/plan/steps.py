@@ -1,4 +1,4 @@
-"""How many batches a rank gives in an epoch, and how many rows are in each."""
+"""How many steps a rank takes in an epoch, and how many rows each batch has."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.options import Topology
 class StepSizes:
     """Rows of each batch of one rank: `batch_rows` in all but the last `len(tail)` steps.
 
-    repeated: 1 if the last step is a single row that is delivered elsewhere too, else 0.
+    repeated: 1 if the last batch is a single row that another batch has too, else 0.
     """
 
     batch_rows: int
@@ -49,7 +49,7 @@ def batches_of_worker(steps: int, worker: int, num_workers: int) -> int:
 
 
 def lacks_last_row(rows: int, steps: int, batch_rows: int) -> bool:
-    """Whether a rank's own rows end with the step before its last one, for which it then repeats a row.
+    """Whether a rank has no row of its own for its last step, and so repeats one.
 
     rows=8 steps=3 batch_rows=4      True
     """
@@ -72,12 +72,12 @@ def count_steps(rank_rows: Int64s, topology: Topology, *, equal: bool) -> Int64s
 def step_sizes(rows: int, steps: int, batch_rows: int) -> StepSizes:
     """The batches of a rank that has `rows` rows and must take `steps` steps.
 
-    Nothing is dropped and, but for two corners, nothing is repeated:
+    Nothing is dropped, and only in two corner cases a row is repeated:
 
         rows=10 steps=3 batch_rows=4      4 4 2
         rows=8  steps=3 batch_rows=4      4 3 1     another rank has 9 rows
         rows=3  steps=4 batch_rows=1      1 1 1 1   the last one is a repeat
-        rows=0  steps=1 batch_rows=4      1         the same, with nothing of one's own
+        rows=0  steps=1 batch_rows=4      1         a repeat: the rank has no rows
 
     Rows beyond steps * batch_rows are not delivered (drop_last).
     """

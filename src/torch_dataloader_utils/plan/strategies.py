@@ -21,9 +21,9 @@ from torch_dataloader_utils.plan.slice import slice_units
 
 @dataclass(frozen=True, slots=True)
 class TargetSizeSplitStrategy:
-    """Chunks of about target_bytes (or target_rows, which win), dealt round and round to ranks, by LPT to workers.
+    """Chunks of about target_bytes (or target_rows, which win), dealt in turn to ranks and by LPT to workers.
 
-    Files without row groups are one chunk each. The steps are those of a plan without a strategy, but for levelling.
+    A file without row groups is one chunk. The same as without a strategy, except that ranks are not levelled.
     """
 
     target_bytes: int = DEFAULT_SPLIT_BYTES

@@ -1,7 +1,7 @@
-"""What a split strategy gave back, as units; and whether every row is there once."""
+"""Calls a split strategy, turns its shards into units, and checks that every row comes exactly once."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.settings import short_digest
-from torch_dataloader_utils._core.splits import (
-    DataFileInfo,
-    IcebergDataFileInfo,
-    RowGroups,
-    SplitStrategy,
-)
+from torch_dataloader_utils._core.splits import DataFileInfo, Split, SplitStrategy
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.plan.cover import find_fault
@@ -32,11 +26,10 @@ _WITHOUT_RANKS = ("files", "num_workers", "epoch")
 
 
 def strategy_name(strategy: SplitStrategy | None) -> str:
-    """How a strategy is named in states and messages, with what is set otherwise than by default; "" for none.
+    """The name of a strategy in states and messages, with its settings that differ from their defaults; "" for None.
 
-    Of dataclasses alone, whose settings are known, and of settings that are plain values, members of enums, or lists,
-    tuples and dicts of these. What the dataclass does not compare is no setting; what it does not print is not shown
-    either, so that states hold no secret.
+    Settings are known of dataclasses only: the fields with compare=True whose values are plain values, enum members, or
+    lists, tuples and dicts of these. Of a field with repr=False only a digest is shown, so that states hold no secret.
 
         RoundRobinSplitStrategy(shuffle=True)      "RoundRobinSplitStrategy(shuffle=True)"
     """
@@ -55,7 +48,7 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
 
 
 def _plain_text(value: Any) -> str | None:
-    """The value as text that is the same in every process; None for values of which that is not known."""
+    """The value as text that is the same in every process; None for a value that may have no such text."""
     value = value.item() if isinstance(value, np.generic) else value
     match value:
         case Enum():
@@ -80,7 +73,7 @@ def takes_ranks(strategy: SplitStrategy) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyCall:
-    """A strategy and the files it deals; answers with checked units."""
+    """A strategy and the files that it deals; `units` calls it and checks the result."""
 
     strategy: SplitStrategy
     files: Sequence[DataFileInfo]
@@ -110,7 +103,7 @@ class StrategyCall:
 
     @contextmanager
     def _noted(self, asked_for: str) -> Iterator[None]:
-        """Adds to an error, which may be one of the strategy's own code, what was asked of which strategy."""
+        """Adds a note to errors, also of the strategy's own code: which strategy, and for which epoch and rank."""
         try:
             yield
         except Exception as error:
@@ -118,7 +111,7 @@ class StrategyCall:
             raise
 
     def _generate(self, *given: Any, **named: Any) -> object:
-        """What `generate` gives, once it is known to take these arguments: a TypeError from within is its own."""
+        """Call `generate`, after a check that it takes these arguments: a TypeError then comes from its own code."""
         signature = inspect.signature(self.strategy.generate)
         try:
             signature.bind(*given, **named)
@@ -131,6 +124,7 @@ class StrategyCall:
         return self.strategy.generate(*given, **named)
 
     def _workers(self, given: object, num_workers: int) -> RankUnits:
+        """Each worker's units, from the shards of one rank."""
         starts = file_starts(self.space, len(self.files))
         index = {file.path: position for position, file in enumerate(self.files)}
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
@@ -139,25 +133,28 @@ class StrategyCall:
                 raise ConfigError(
                     f"{self._name} gave a shard for worker {shard.id} of {num_workers}. Number shards from 0."
                 )
-            for split in shard.splits:
-                position = index.get(split.file.path)
-                if position is None:
-                    raise ConfigError(
-                        f"{self._name} gave a split of {redact(split.file.path)}, which is not in the data set. Split "
-                        "the files that generate() is given."
-                    )
-                begin, end = int(starts[position]), int(starts[position + 1])
-                if split.row_range is not None:
-                    offset, rows = split.row_range.offset, split.row_range.length
-                    if not 0 <= offset <= offset + rows <= end - begin:
-                        raise ConfigError(
-                            f"{self._name} gave rows [{offset}, {offset + rows}) of {redact(split.file.path)}, which "
-                            f"has {end - begin}. Ranges begin at 0 in each file; check its generate()."
-                        )
-                    begin, end = begin + offset, begin + offset + rows
-                bounds[shard.id].append((begin, end))
+            bounds[shard.id] += [self._plan_rows(split, index, starts) for split in shard.splits]
         pairs = [np.array([pair for pair in of_worker if pair[1] > pair[0]]).reshape(-1, 2) for of_worker in bounds]
         return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)
+
+    def _plan_rows(self, split: Split, index: Mapping[str, int], starts: Int64s) -> tuple[int, int]:
+        """The plan rows [begin, end) of a split. index: files by path. starts: the first plan row of each file."""
+        position = index.get(split.file.path)
+        if position is None:
+            raise ConfigError(
+                f"{self._name} gave a split of {redact(split.file.path)}, which is not in the data set. Split the "
+                "files that generate() is given."
+            )
+        begin, end = int(starts[position]), int(starts[position + 1])
+        if split.row_range is None:
+            return begin, end
+        offset, rows = split.row_range.offset, split.row_range.length
+        if not 0 <= offset <= offset + rows <= end - begin:
+            raise ConfigError(
+                f"{self._name} gave rows [{offset}, {offset + rows}) of {redact(split.file.path)}, which has "
+                f"{end - begin}. Ranges begin at 0 in each file; check its generate()."
+            )
+        return begin + offset, begin + offset + rows
 
     @property
     def _name(self) -> str:
@@ -177,32 +174,3 @@ class StrategyCall:
             f"Split strategy {self._name} {fault.verb} rows: {redact(self.files[file].path)} rows [{first}, {last})"
             f"{in_all}. Over all ranks and workers every row must come exactly once; check its generate()."
         )
-
-
-def describe_files(inventory: Inventory) -> list[DataFileInfo]:
-    """The files of an inventory as strategies see them, with their row groups; a table's with their partitions."""
-    groups, num_files = inventory.groups, inventory.num_files
-    bounds = np.searchsorted(groups.file, np.arange(num_files + 1), side="left").tolist()
-    files = []
-    for file, path in enumerate(inventory.files.paths):
-        mine = slice(bounds[file], bounds[file + 1])
-        rows = groups.live_rows[mine]
-        known = bool((rows >= 0).all())
-        row_groups = RowGroups(rows=rows, bytes=groups.projected_bytes[mine]) if known else None
-        count = int(rows.sum()) if known else None
-        size = int(inventory.files.sizes[file])
-        info = DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups)
-        extra = inventory.files.extras[file] if inventory.files.extras else None
-        files.append(_of_table(info, extra) if isinstance(extra, IcebergFile) else info)
-    return files
-
-
-def _of_table(info: DataFileInfo, extra: IcebergFile) -> IcebergDataFileInfo:
-    return IcebergDataFileInfo(
-        path=info.path,
-        file_size=info.file_size,
-        record_count=info.record_count,
-        row_groups=info.row_groups,
-        partition=dict(extra.partition),
-        snapshot_id=extra.table.snapshot_id,
-    )

@@ -1,4 +1,4 @@
-"""The share-out that a custom split strategy decides, levelled to equal steps."""
+"""Deals as a custom split strategy decides, levelled to equal steps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from torch_dataloader_utils.plan.window import shuffle_windows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyDeal:
-    """A strategy's units, moved between ranks and workers only as far as equal steps ask for.
+    """Deals a strategy's units; moves rows between ranks and workers only as far as equal steps need it.
 
     given: every rank's units, worker by worker. shared: every rank has the same units (a strategy without rank
         arguments); then no rows move between ranks.
@@ -69,7 +69,7 @@ class StrategyDeal:
         return RankDeal(workers=workers, sizes=sizes, dropped=dropped)
 
     def _owners(self, rank: int, units: Units) -> Int64s:
-        """The worker of each unit: as the strategy said for those it gave this rank, by LPT for those received."""
+        """The worker of each unit: the strategy's choice for the rank's own units, by LPT for those it received."""
         own = np.repeat(np.arange(self.topology.num_workers), [len(lane) for lane in self.given[rank]])
         received = sum(transfer.rows for transfer in self.transfers.received.get(rank, ()))
         num_kept = len(units.split_at(units.num_rows - received)[0])

@@ -1,4 +1,4 @@
-"""What a split strategy's `generate` gave: taken once, and checked to be shards of splits of files."""
+"""Checks that a split strategy's `generate` returned shards of splits of files; reads generators once."""
 
 import operator
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Cutting a lane into windows: the rows that are permuted together."""
+"""Cuts a lane into windows, the rows that are permuted together."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def cut_windows(lane: Units, window_rows: int, interleave: int) -> Units:
 
 
 def group_windows(lane: Units, group_start: Int64s, window_rows: int | None, interleave: int) -> Units:
-    """The lane's rows as windows of whole row groups: for plans that do not know how many rows a group will give.
+    """The lane's rows as windows of whole row groups, for plans without row counts.
 
     Without `window_rows` each row group is a window of its own, in the lane's order and not permuted. With it,
     windows take row groups in turn from `interleave` open units until they have that many rows.
@@ -94,7 +94,7 @@ def _take_windows(lane: Units, window_rows: int, interleave: int) -> Iterator[li
 
 
 def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
-    """Take one share from each open unit in turn; gives how many rows the window still misses."""
+    """Take one share from each open unit in turn; returns how many rows the window still needs."""
     share = -(-missing // len(opened))
     for index, (start, stop) in enumerate(opened):
         taken = min(share, missing, stop - start)

@@ -1,12 +1,12 @@
-"""Reading: one row group to RecordBatches of its columns, exactly.
+"""Reads one row group at a time, to RecordBatches of its columns.
 
-In: a `ReadSpec` (what to deliver) and, a call, a `RowGroupTask` (from where). Out: the live rows of that row
-group, projected, filtered, deletes applied, in file order, as contiguous pyarrow.RecordBatches: of a few columns each,
-as they are decoded, or all of them in one.
+In: a `ReadSpec` (what to deliver) and, for each call, a `RowGroupTask` (from where). Out: the live rows of that row
+group in file order, with filter and deletes applied, as contiguous pyarrow.RecordBatches: of a few columns each, as
+they are decoded, or of all columns.
 
-Promises: rows are counted against the plan on every call; a file that is not the one planned is an error, never
-a mixture; only the bytes of the columns that are delivered or filtered on are read; whatever a decoder raises
-leaves as one of our errors with file and row group. Readers are thread-safe and picklable.
+Promises: rows are counted against the plan on every call; a file that is not the planned one is an error, never a
+mixture; only the bytes of columns that are delivered or filtered on are read; every error of a decoder becomes one of
+our errors, with file and row group. Readers are thread-safe and picklable.
 
 Not for: deciding which row groups to read (planning), or making tensors (shaping).
 """

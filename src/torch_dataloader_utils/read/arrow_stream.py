@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.ipc_messages import Message, stream_messages
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
-from torch_dataloader_utils.read.conform import has_dictionary
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -27,7 +27,7 @@ _streams: FileCache["ArrowStream"] = FileCache()
 
 
 def arrow_stream(source: TaskSource, file: Any) -> "ArrowStream":
-    """The stream that a task is of; `file` is it, opened. It is known for the next task."""
+    """The stream that a task belongs to, cached for the next task; file: the opened stream."""
     return _streams.get(source.key, lambda: _read_stream(file))
 
 
@@ -38,21 +38,21 @@ def _read_stream(file: Any) -> tuple["ArrowStream", int]:
 
 
 class ArrowStream:
-    """The schema of one stream, and where its dictionaries lie: a walk over its messages, as far as somebody asked.
+    """The schema of one stream, and where its dictionaries lie, found by a walk over its messages as far as needed.
 
-    Thread-safe: who asks for a batch while another one walks waits for it.
+    Thread-safe: one thread walks, others that ask for a batch meanwhile wait for it.
     """
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
-        self._has_dictionaries = any(map(has_dictionary, schema.types))
+        self._has_dictionaries = any(type_holds(kind, pa.types.is_dictionary) for kind in schema.types)
         self._lock = threading.Lock()
         self._walked_bytes = 0
         self._schema_span: list[Span] = []
         self._dictionaries: dict[int, _Versions] = {}
 
     def batch(self, source: TaskSource, file: Any) -> Any:
-        """The record batch that lies where the task says, all columns of it; `file` is the open stream.
+        """The task's record batch, with all its columns; file: the opened stream.
 
         Raises:
             CorruptFileError: there is none; and whatever pyarrow raises.
@@ -90,7 +90,7 @@ class ArrowStream:
 class _Versions:
     """The messages of one dictionary, in the order of the stream.
 
-    bases: for each message the number of the one that its values begin with: the last that was no delta.
+    bases: for each message, the index of the last one that is not a delta, which its values begin with.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Versions:
         self.spans.append((message.start, message.stop - message.start))
 
     def before(self, offset: int) -> list[Span]:
-        """What the dictionary is made of at a byte of the stream."""
+        """The messages that make up the dictionary at a byte of the stream."""
         count = bisect_left(self.spans, (offset, 0))
         return self.spans[self.bases[count - 1] : count] if count else []
 

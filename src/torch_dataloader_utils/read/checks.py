@@ -1,4 +1,4 @@
-"""What must hold of every row group, and the one place where foreign exceptions become ours."""
+"""Checks of row groups, and the one place where errors of pyarrow and the system become errors of ours."""
 
 import re
 from collections import Counter
@@ -41,10 +41,10 @@ _ARRAY = "Column() changed from object to array"
 
 @contextmanager
 def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> Iterator[None]:
-    """Runs the decoding of one row group; what it raises leaves as an error of ours, with the cause chained.
+    """Turns the errors of decoding one row group into errors of ours, with the cause chained.
 
-    `file_is_planned` looks the file up again: bytes that do not decode, or values that do not fit, because the file was
-    replaced are a changed file, not a corrupt or a wrong one.
+    `file_is_planned` looks the file up again: if it was replaced, bytes that do not decode and values that do not fit
+    become a FileChangedError, not a CorruptFileError or SchemaError.
     """
     try:
         yield
@@ -161,7 +161,7 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
 def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: Any) -> None:
     """Raises UnsupportedFeatureError if the decoder left out a column that the file has.
 
-    Decoders select by dotted paths and drop without a word what they do not find; it would come out as nulls.
+    Decoders select columns by dotted paths and silently drop those they do not find; these would become nulls.
     """
     left_out = set(columns).difference(batch.schema.names) if batch.num_rows else None
     if left_out:

@@ -1,4 +1,4 @@
-"""Where the column chunks of Parquet row groups lie, as their footers say, checked against the sizes of their files.
+"""Where the column chunks of Parquet row groups lie, by their footers; checked against the sizes of the files.
 
 Source: parquet-format, "Column chunks"; pyarrow.parquet.ColumnChunkMetaData.
 """
@@ -15,7 +15,7 @@ from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.joined_footer import NUMBERS_END
 
-# Writers of old leave the header of the dictionary page out of a chunk's length, so that decoders read so much more of
+# Old writers leave the header of the dictionary page out of a chunk's length, so decoders read so many bytes more of
 # their files (PARQUET-816).
 _PADDING_BYTES = 100
 
@@ -23,7 +23,7 @@ _PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYT
 
 
 class EncodedNumbers(NamedTuple):
-    """What a footer says of a row group, as small as it is there; see `RowGroupNumbers`."""
+    """What a footer says of a row group, encoded as in the footer to stay small; see `RowGroupNumbers`."""
 
     types: tuple[int, ...]
     codecs: tuple[int, ...]
@@ -31,7 +31,7 @@ class EncodedNumbers(NamedTuple):
 
     @classmethod
     def of(cls, group: RowGroupNumbers) -> Self:
-        """What a pattern found."""
+        """The chunks in the numbers that a footer pattern found."""
         return cls(group.types, group.codecs, b"".join(group.written))
 
     @classmethod
@@ -62,9 +62,9 @@ class EncodedNumbers(NamedTuple):
 class ColumnChunks(NamedTuple):
     """Chunks of some leaf columns (at least one) of some row groups (at least one).
 
-    rows, num_bytes: of each row group, the latter decompressed, int64 [groups]. numbers: start, length and number of
-    values of each chunk, int64 [groups, 3, leaves]. spans: where all chunks of a row group lie, with what decoders may
-    read beside, as (offset, length), int64 [groups, 2].
+    rows, num_bytes: rows and decompressed bytes of each row group, int64 [groups].
+    numbers: start, length and number of values of each chunk, int64 [groups, 3, leaves].
+    spans: (offset, length) of all chunks of a row group and what decoders may read after them, int64 [groups, 2].
     """
 
     rows: Int64s
@@ -74,7 +74,7 @@ class ColumnChunks(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[EncodedNumbers], leaves: Sequence[int], file_sizes: Sequence[int]) -> Self | None:
-        """Those of row groups of files that are so large; None if one is not in its file, or a number is no such."""
+        """The chunks of these row groups; None if one lies outside of its file, or a number is out of range."""
         chunks, totals = all_numbers([group.written for group in groups])
         chunks = chunks[:, leaves]
         if not 0 <= min(chunks.min(), totals.min()) <= max(chunks.max(), totals.max()) < NUMBERS_END:
@@ -95,7 +95,7 @@ class ColumnChunks(NamedTuple):
 
 
 def physical_types(schema: Any) -> tuple[int, ...]:
-    """Those of all leaf columns of a pyarrow.parquet.ParquetSchema, by the format's numbers."""
+    """The physical types, as the format numbers them, of all leaf columns of a pyarrow.parquet.ParquetSchema."""
     names = [schema.column(index).physical_type for index in range(len(schema))]
     return tuple(map(_PHYSICAL_TYPES.index, names))
 

@@ -1,4 +1,4 @@
-"""Columns as a file has them, made the columns that the data set's schema promises."""
+"""Turns the columns of a file into those of the data set's schema: order, types, missing columns."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch_dataloader_utils.read.contiguous import MAX_OFFSET
 def conform(task: RowGroupTask, batch: Any, schema: Any) -> Any:
     """The columns of `schema` from the batch, in the schema's types and order.
 
-    A column that the file does not have is null in all rows, as in pyarrow.dataset. Types that differ
-    harmlessly are cast: every value stays the same value, which is checked where the type alone does not say so
-    (an int64 column of small numbers becomes int32; one large number is an error). What would change values
-    or their meaning is refused: float64 to float32, text to numbers, local time to UTC.
+    A column that the file does not have is null in all rows, as in pyarrow.dataset. Types are cast if every value stays
+    the same, which is checked for each value where the types alone do not say so (int64 to int32: one large number is
+    an error). Casts that change values or their meaning are refused: float64 to float32, text to numbers, local time
+    to UTC.
 
     Raises:
         SchemaError: the types do not fit, or nulls in a column that has none by its schema.
@@ -63,7 +63,7 @@ def constant(value: Any, field: Any, num_rows: int) -> Any:
 
 
 def is_harmless(seen: Any, wanted: Any) -> bool:
-    """Whether a safe cast between these types keeps every value what it was, or raises."""
+    """Whether a safe cast between these types either keeps every value or raises."""
     types = pa.types
     if seen == wanted or types.is_null(seen):
         return True
@@ -133,14 +133,6 @@ def _must_stay_large(column: Any, wanted: Any) -> bool:
         types.is_large_binary(column.type) and types.is_binary(wanted)
     )
     return bool(is_large_form) and column.nbytes > MAX_OFFSET
-
-
-def has_dictionary(data_type: Any) -> bool:
-    """Whether a type is dictionary-encoded, or something in it is."""
-    if isinstance(data_type, pa.BaseExtensionType):
-        return has_dictionary(data_type.storage_type)
-    children = (data_type.field(i).type for i in range(data_type.num_fields))
-    return pa.types.is_dictionary(data_type) or any(map(has_dictionary, children))
 
 
 def _is_text(data_type: Any) -> bool:

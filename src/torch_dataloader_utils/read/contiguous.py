@@ -1,4 +1,4 @@
-"""Many pieces of rows as one contiguous RecordBatch."""
+"""Joins record batches to one contiguous RecordBatch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ MAX_OFFSET = (1 << 31) - 1
 def contiguous(batches: Sequence[Any]) -> Any:
     """The rows of all batches in one; a single batch is given as it is, without a copy.
 
-    Top-level string and binary columns of more than 2 GiB become large_string and large_binary. No batches: no
-    rows and no columns.
+    Top-level string and binary columns of more than 2 GiB become large_string and large_binary. Without batches, the
+    result has no rows and no columns.
     """
     match batches:
         case []:
@@ -30,7 +30,7 @@ def contiguous(batches: Sequence[Any]) -> Any:
 
 
 def rows_only(num_rows: int) -> Any:
-    """A RecordBatch of so many rows and no columns."""
+    """A RecordBatch with rows but no columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=["rows"]).select([])
 
 

@@ -1,7 +1,7 @@
-"""Deleted rows of a data file, and the mask they are for one row group.
+"""The deleted rows of one row group, out of those of its data file, and masks of its live rows.
 
-Table formats hand a reader the deletes of a whole file; a row group takes the part that falls into it, so that
-files with deletes are still read row group by row group.
+Tables give the deletes of a whole file. Each row group takes its part, so that files with deletes are still read row
+group by row group.
 """
 
 import numpy as np
@@ -34,16 +34,16 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
 
 def has_unplaced_deletes(task: RowGroupTask) -> bool:
-    """Whether rows are deleted whose places only reading tells, so that all rows must be read."""
+    """Whether there are equality deletes: only reading all rows tells which ones they delete."""
     return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
 
 
 def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
-    """How many physical rows, from the first, hold `live_rows` live ones.
+    """How many physical rows, from the first one on, contain `live_rows` live ones.
 
     deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
 
-    More than the row group has, where it has fewer live rows.
+    The result may be beyond the end of a row group with fewer live rows.
     """
     if deleted is None:
         return live_rows

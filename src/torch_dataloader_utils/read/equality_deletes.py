@@ -1,4 +1,4 @@
-"""Rows deleted by their values: key sets read from equality delete files, and looked up a row group at a time.
+"""Equality deletes: reads sets of keys from delete files, and finds the rows of a row group that they delete.
 
 A row is deleted if it equals some row of a delete file in all of the file's key columns; null equals null, and NaN
 equals NaN. Source: Iceberg spec, "Equality Delete Files".
@@ -31,8 +31,8 @@ from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
 _CAPACITY_BYTES = 512 << 20
-# Keys of single files. Streaming writers add a small one with each commit, and then every data file has a set of its
-# own, of all files after it: 500,000 reads for 1,000 commits without this.
+# Keys of single delete files. Streaming writers add a small one with each commit, and each data file then has its own
+# set, of all later delete files: 500,000 reads for 1,000 commits without this cache.
 _FILE_KEYS_BYTES = 128 << 20
 
 _key_sets: FileCache["KeySet"] = FileCache(_CAPACITY_BYTES)
@@ -43,9 +43,9 @@ _file_keys: FileCache[list[pa.Array]] = FileCache(_FILE_KEYS_BYTES)
 class KeySet:
     """Distinct keys of one or more columns.
 
-    values: the distinct values of each column. prefixes: for each column but the first, whose values are keys
-    themselves, the distinct keys up to and with it, ascending int64: the number of the key up to the column before,
-    times the distinct values, plus the value's place.
+    values: the distinct values of each column.
+    prefixes: for each column but the first, the distinct keys of the columns up to this one, ascending int64. A key is
+        the place of its prefix of one column less, times the number of distinct values, plus the place of its value.
 
         keys (a, 1) (b, 1) (b, 2)      values [a, b] and [1, 2], prefixes [0, 2, 3]
     """
@@ -60,7 +60,7 @@ class KeySet:
         prefixes: list[Int64s] = []
         keys = _places(columns[0], values[0]) if len(columns) > 1 else np.zeros(0, dtype=np.int64)
         for column, distinct in zip(columns[1:], values[1:], strict=True):
-            # Numbered anew after each column, so that the product of two counts always fits 63 bits.
+            # Numbered again after each column, so that the product of two counts always fits into 63 bits.
             unique, keys = np.unique(keys * len(distinct) + _places(column, distinct), return_inverse=True)
             prefixes.append(unique)
         return cls(values=values, prefixes=tuple(prefixes))
@@ -92,7 +92,7 @@ def deleted_by_keys(
 ) -> Int64s:
     """The rows of the batch that equality deletes delete, ascending.
 
-    batch, columns: what was decoded, and the file's columns by field id (all keys that the file has among them).
+    batch: the decoded rows, with all key columns that the file has. columns: the file's columns by field id.
 
     Raises:
         SchemaError, CorruptFileError, FileChangedError, StoreError: a delete file that cannot be used.
@@ -131,7 +131,7 @@ def _key_set(
 def _keys_of(
     file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: IcebergFile, open_store: Callable[[str], Store]
 ) -> list[pa.Array]:
-    """The key columns of one delete file, which other data files will ask for too."""
+    """The key columns of one delete file, cached because other data files need them too."""
 
     def load() -> tuple[list[pa.Array], int]:
         columns = _read_keys(file, wanted, extra, open_store(file.path))
@@ -141,7 +141,7 @@ def _keys_of(
 
 
 def _reading(wanted: Sequence[pa.Field], extra: IcebergFile) -> tuple[int | str, ...]:
-    """The rest of a cache key beside the files: the same files give other keys under other names or types."""
+    """What a cache key has beside the files: under other names or types the same files give other keys."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 
@@ -190,7 +190,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 def _distinct(column: pa.Array) -> pa.Array:
     """The distinct values; integers ascending, unless there are nulls.
 
-    Arrow's table of 2.6 million integers takes 200 MB and 0.2 s, and each row group that is looked up makes its own.
+    Sorted ones can be searched: Arrow's hash table of 2.6 million integers takes 200 MB and 0.2 s for each row group.
     """
     if not pa.types.is_integer(column.type) or column.null_count:
         return column.unique()
@@ -201,10 +201,10 @@ def _distinct(column: pa.Array) -> pa.Array:
 
 
 def _places(column: pa.Array, distinct: pa.Array) -> Int64s:
-    """Where each value is among the distinct ones (of `_distinct`), -1 for not."""
+    """The place of each value in `distinct` (made by `_distinct`); -1 if it is not there."""
     if _are_searched(column, distinct):
         ascending, values = distinct.to_numpy(), column.fill_null(0).to_numpy()
-        # In their order: at random each of them waits for memory, and a million take four times as long.
+        # In ascending order: random searches wait for memory, and a million of them take four times as long.
         order = np.argsort(values)
         place = np.empty(len(values), dtype=np.int64)
         place[order] = np.searchsorted(ascending[:-1], values[order])
@@ -216,5 +216,5 @@ def _places(column: pa.Array, distinct: pa.Array) -> Int64s:
 
 
 def _are_searched(column: pa.Array, distinct: pa.Array) -> bool:
-    """Whether values are searched among sorted ones; where those are few, Arrow's table is small, and faster."""
+    """Whether to search in the sorted values; if they are few, Arrow's hash table is small and faster."""
     return pa.types.is_integer(distinct.type) and distinct.null_count == 0 and 4 * len(distinct) > len(column)

@@ -1,9 +1,9 @@
-"""Columns found by field id and brought to a table's present types: renames, reorders, added and promoted fields.
+"""Finds a file's columns by field id and converts them to the table's current types (renamed, moved, promoted fields).
 
-    file's schema → FileColumn tree (ids) → for each wanted field: which column of the file, or which constant
+    file's schema → FileColumn tree (ids) → for each wanted field, a column of the file or a constant
 
-A field that the file does not have is, in this order: the file's identity partition value, the field's initial
-default, null. A struct that is missing is null as a whole. Source: Iceberg spec, "Column Projection", "Default
+A field that the file does not have gets the first of: the file's identity partition value, the field's initial default,
+null. A missing struct is null as a whole. Source: Iceberg spec, "Column Projection", "Default
 values", "Schema Evolution".
 """
 
@@ -30,10 +30,11 @@ _Names = Mapping[tuple[str, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumn:
-    """A column of a file, or a field inside one: its name there, its index in the struct around it, its own fields.
+    """A column of a file, or a field inside one.
 
-    children: of a struct by field id; of a list and a map by "element", "key" and "value".
-    is_doubtful: whether it was found by a name that meant several fields of the table over time.
+    name: in the file. index: in the struct around it.
+    children: of a struct by field id; of a list or map by "element", "key" and "value".
+    is_doubtful: whether it was found by a name that several fields of the table had over time.
     """
 
     name: str
@@ -44,9 +45,9 @@ class FileColumn:
 
 
 def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
-    """The file's top-level columns by field id; columns that the table never had are left out.
+    """The file's top-level columns by field id, without columns that the table never had.
 
-    Ids come with the file's fields or, where no column has any, from the table's names.
+    Ids are those in the file or, if no column has one, those of the table's names.
     """
     names = None if any(stored_field_id(each) is not None for each in _walk(schema)) else _names_of(table)
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
@@ -62,7 +63,7 @@ def project_columns(
     """One array a field of `wanted` (fields with ids), in its type.
 
     Raises:
-        SchemaError: a type that does not become the table's, or a name that meant several fields.
+        SchemaError: a type that cannot be converted to the table's, or a name that several fields had.
     """
     constants = _Constants(extra)
     return [_project(task, batch, each, columns, constants) for each in wanted]
@@ -198,7 +199,7 @@ def _struct_children(
             is_doubtful=len(ids) > 1,
         )
         for own in ids:
-            # A field's own name beats one that it shares with others.
+            # A name that only this field had wins over one that others had too.
             if own not in children or not column.is_doubtful:
                 children[own] = column
     return children
@@ -244,7 +245,7 @@ def _names_of(table: TableFields) -> _Names:
 
 @lru_cache(maxsize=64)
 def names_key(table: TableFields) -> int:
-    """What to add to a cache key of a file's columns: those without ids go by the table's names, which may change."""
+    """A part of cache keys of a file's columns: without ids they are found by the table's names, which may change."""
     return hash(table.names)
 
 
@@ -254,9 +255,9 @@ def _defaults_of(table: TableFields) -> Mapping[int, Any]:
 
 
 def innermost(array: pa.Array) -> pa.Array:
-    """The values of a key column: what is left when the structs around it, of one field each, are taken off.
+    """The values of a key column, without the structs of one field each that it may be in.
 
-    UUIDs are given as their bytes: Arrow's functions for sets know no extension types.
+    UUIDs are given as bytes: Arrow's functions for sets do not support extension types.
     """
     while pa.types.is_struct(array.type):
         array = pc.struct_field(array, [0])

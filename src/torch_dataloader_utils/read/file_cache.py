@@ -1,4 +1,4 @@
-"""What is read once a file (its footer, its header, its keys): kept for the next row group of the same file."""
+"""Caches what is read once for each file (footer, header, keys), for the next row group of the same file."""
 
 import os
 import threading
@@ -21,11 +21,11 @@ _CAPACITY_BYTES = 16 << 20
 
 
 class FileCache(Generic[T]):
-    """The least recently used go first once their encoded bytes exceed the capacity; the last one stays.
+    """Drops the least recently used values while their encoded bytes exceed the capacity, but keeps the last one.
 
-    Thread-safe: a thread that wants what another one is loading waits for it, so that many row groups of one file
-    cost one load; if that fails, the next thread tries for itself. A forked child starts with its own, empty cache.
-    Nothing is kept of a file whose server names no version of it: another one of its size may take its place.
+    Thread-safe: threads that want the same value wait for the one that loads it; if that fails, the next one tries. A
+    forked child begins with an empty cache. Nothing is kept of a file whose server names no version of it: another file
+    of the same size may take its place.
     """
 
     def __init__(self, capacity_bytes: int = _CAPACITY_BYTES) -> None:
@@ -34,14 +34,14 @@ class FileCache(Generic[T]):
         _caches.add(self)
 
     def get(self, file: FileKey, load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
-        """The value for `file`; `load` gives (value, encoded bytes) where it is not here yet.
+        """The value for `file`; if it is not cached, `load` gives (value, encoded bytes).
 
-        extra: what else than the file's content decides the value.
+        extra: what else the value depends on beside the file's content.
         """
         return self.get_for_all((file,), load, extra)
 
     def get_for_all(self, files: tuple[FileKey, ...], load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
-        """Likewise, of several files together."""
+        """`get` for a value that is made of several files."""
         if any(names_no_version(identity) for _, identity in files):
             return load()[0]
         key = (files, extra)

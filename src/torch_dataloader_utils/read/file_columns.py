@@ -1,4 +1,4 @@
-"""The columns of a Parquet file, and what files with the same ones share.
+"""The columns of a Parquet file, shared by all files with the same columns.
 
 Source: pyarrow.parquet.FileMetaData.
 """
@@ -25,10 +25,11 @@ _MOST_KNOWN = 16
 class FileColumns:
     """The columns of a file.
 
-    facts: what other files with these columns have too; None of a large footer, or if it is not plain where the columns
-    end. schema: the file's Arrow schema. repeated: names that several columns have. Of each top-level column, leaves:
-    the numbers of its leaf columns; row_bits: the bits of a decoded row (of an offset, where its values have no fixed
-    width). int96: those of them with timestamps of that type.
+    facts: what other files with these columns have too; None for a large footer, or one without a plain end of columns.
+    schema: the file's Arrow schema. repeated: names that several columns have.
+    leaves: by top-level column, the numbers of its leaf columns.
+    row_bits: by top-level column, the bits of a decoded row (of an offset, if values have no fixed width).
+    int96: the top-level columns with timestamps of the type INT96.
     """
 
     facts: FileFacts | None
@@ -40,7 +41,7 @@ class FileColumns:
 
     @classmethod
     def of(cls, metadata: Any, footer: bytes) -> Self:
-        """Those that a parsed footer describes; `footer`: the bytes of it."""
+        """The columns that a parsed footer describes; footer: its bytes."""
         schema = metadata.schema.to_arrow_schema()
         leaves: dict[str, list[int]] = {name: [] for name in schema.names}
         int96 = set()
@@ -66,13 +67,13 @@ class FileColumns:
         return tuple(sorted({leaf for name in columns for leaf in self.leaves[name]}))
 
     def are_of(self, metadata: Any, footer: bytes) -> bool:
-        """Whether another file has the same columns, in the same words and from the same writer."""
+        """Whether another file has the same columns, described by the same bytes, from the same writer."""
         facts = self.facts
         if facts is None or not footer.startswith(facts.head) or facts.created_by != _created_by(metadata):
             return False
         if facts.arrow_schema == _arrow_schema(metadata):
             return True
-        # What pandas says of the rows (its index goes to 41) is in there too.
+        # It also has what pandas writes about the rows, such as the end of the index, which is not compared.
         schema = metadata.schema.to_arrow_schema()
         return bool(schema.with_metadata(self.schema.metadata).equals(self.schema, check_metadata=True))
 
@@ -105,10 +106,10 @@ def _created_by(metadata: Any) -> str | None:
 
 
 class KnownColumns:
-    """The columns of small footers of late, so that files with the same ones share them.
+    """The last few columns of small footers, so that files with the same columns share one object.
 
-    Of small files they cost as much to find out as the footer to parse, and files are decoded together only if they
-    share them. For all threads.
+    For a small file it takes as long to make them as to parse the footer; and only files that share them are decoded
+    together. Thread-safe.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,4 @@
-"""One row group of an Iceberg data file: decoded by field id, its equality deletes found.
-
-file's schema → columns by id → decode → columns of the table, rows that equality deletes delete
-"""
+"""Decodes one row group of an Iceberg data file by field ids, and finds the rows that equality deletes delete."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ _columns: FileCache[tuple[pa.Schema, dict[int, FileColumn]]] = FileCache(4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergRows:
-    """stored: the row group's rows as columns of the table. deleted: those that equality deletes delete, ascending."""
+    """stored: the row group's rows, as columns of the table. deleted: rows that equality deletes delete, ascending."""
 
     stored: pa.RecordBatch
     deleted: Int64s
@@ -45,7 +42,7 @@ def decode_table_rows(
 ) -> IcebergRows:
     """The first `stop_row` rows (None: all) of one row group as the columns `fields` of the table.
 
-    fields: an Arrow schema with field ids. decode: reads columns of the file by its own names.
+    fields: an Arrow schema with field ids. decode: reads columns of the file by the file's names.
 
     Raises:
         SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
@@ -92,6 +89,6 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
 def _named(arrays: Sequence[pa.Array], fields: pa.Schema, num_rows: int) -> pa.RecordBatch:
     if not arrays:
         return rows_only(num_rows)
-    # The type of an array differs from its field's only where conforming is still to come.
+    # Where types differ, `conform` makes them the same later.
     kept = [each.with_type(array.type) for each, array in zip(fields, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(kept))

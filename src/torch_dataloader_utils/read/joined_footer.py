@@ -2,9 +2,9 @@
 
     "version, schema" as the files have it · rows · a row group for each: where its chunks lie · what wrote the files
 
-A decoder that gets it, and the chunks, takes all of them by one call. Everything in a row group's description but a few
-numbers is the same for all, so that it is a template in which numpy fills in numbers of a fixed width. Left out is what
-is there to choose row groups by (statistics, indexes), and columns that are not read are said to be empty.
+With it and the chunks, a decoder reads all row groups by one call. But for a few numbers, the descriptions of all row
+groups are the same: a template, in which numpy fills in numbers of a fixed width. Statistics and indexes are left out;
+columns that are not read are described as empty.
 Source: parquet-format, "parquet.thrift".
 """
 
@@ -27,11 +27,11 @@ from torch_dataloader_utils._parquet.compact_protocol import (
 )
 
 _UNCOMPRESSED = 0
-# And Snappy, gzip, Brotli, ZSTD. Not those that pyarrow calls LZ4: they are two.
+# And Snappy, gzip, Brotli, ZSTD. Not LZ4, pyarrow's name for two different codecs.
 _CODECS = frozenset({_UNCOMPRESSED, 1, 2, 4, 6})
 _CODEC_BYTES = frozenset(b"".join(map(write_integer, _CODECS)))
 
-# A number of seven bits a byte, one of them the sign; the last byte is the one whose highest bit is not set.
+# Room for a number: seven bits a byte, one bit of them the sign; only in the last byte the highest bit is not set.
 _BLANK = b"\x80\x80\x80\x80\x80\x00"
 _SHIFTS = 7 * np.arange(len(_BLANK))
 
@@ -39,16 +39,15 @@ ARROW_SCHEMA = b"ARROW:schema"
 """The key under which Arrow's writers keep the schema."""
 
 NUMBERS_END = 1 << (7 * len(_BLANK) - 1)
-"""Numbers from 0 up to this fit in."""
+"""Numbers in [0, NUMBERS_END) fit into a blank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileFacts:
     """What footers that are joined have in common.
 
-    head: see `footer_head`. paths, types: of the leaf columns, the physical types by the format's numbers.
-    arrow_schema: what the footer has under that key. created_by: the writer, by which decoders know mistakes of old
-    ones.
+    head: see `footer_head`. paths, types: of the leaf columns; physical types as the format numbers them.
+    arrow_schema: the value of that key. created_by: the writer; decoders work around mistakes of old writers.
     """
 
     head: bytes
@@ -61,8 +60,8 @@ class FileFacts:
 def chunk_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> list[tuple[int, ...]] | None:
     """The codecs of a footer's chunks, by row group; None if one of them is not known here, or in doubt.
 
-    pyarrow ends the process where it is asked for a codec that it does not know, so that it must not be asked.
-    The codec of a chunk comes after its path; one whose name has dots is not found.
+    pyarrow ends the process when asked for a codec that it does not know, so it must not be asked. The codec of a chunk
+    is found after its path; not if the name of the column has dots.
     """
     marks = [_path_mark(path) for path in facts.paths]
     place, found = len(facts.head), []
@@ -76,7 +75,7 @@ def chunk_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> list[t
 
 @lru_cache(maxsize=1024)
 def _path_mark(path: str) -> bytes:
-    """What comes before the codec of a chunk."""
+    """The bytes before the codec of a chunk."""
     parts = path.split(".")
     written = b"".join(write_binary(part.encode()) for part in parts)
     return write_field(1, Type.LIST) + write_list(len(parts), Type.BINARY) + written + write_field(1, Type.INT32)
@@ -84,10 +83,10 @@ def _path_mark(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JoinedFooter:
-    """What makes footers for row groups of one kind: of some columns and codecs.
+    """Writes footers for row groups with the same columns and codecs.
 
-    head, tail: what comes before and after the row groups, but for the number of rows. group: a row group with blanks;
-    blanks: where in it they are, shape [blanks, bytes].
+    head, tail: the bytes before and after the row groups, without the number of rows.
+    group: the bytes of a row group with blanks. blanks: where these are, shape [blanks, bytes].
     """
 
     head: bytes
@@ -97,9 +96,9 @@ class JoinedFooter:
 
     @classmethod
     def of(cls, facts: FileFacts, leaves: Sequence[int], codecs: Sequence[int]) -> Self | None:
-        """For row groups of which these leaf columns are read, stored with these codecs.
+        """For row groups of which these leaf columns are read; None if a codec is not known.
 
-        None if a codec is not known. codecs: of every leaf column.
+        codecs: of every leaf column.
         """
         if not {codecs[leaf] for leaf in leaves} <= _CODECS:
             return None
@@ -107,7 +106,7 @@ class JoinedFooter:
         written += write_field(1, Type.LIST) + write_list(len(facts.types), Type.STRUCT)
         for leaf, (physical_type, codec) in enumerate(zip(facts.types, codecs, strict=True)):
             is_read = leaf in leaves
-            # Of the chunk itself nothing but its metadata; encodings are in the pages, the path is in the schema.
+            # Decoders need no encodings and no path here: pages have the first, the schema has the second.
             written += _integer(2, Type.INT64, 0) + write_field(1, Type.STRUCT)
             written += _integer(1, Type.INT32, physical_type)
             written += write_field(1, Type.LIST) + write_list(1, Type.INT32) + write_integer(0)
@@ -131,7 +130,7 @@ class JoinedFooter:
         )
 
     def write(self, *, rows: Int64s, starts: Int64s, lengths: Int64s, num_values: Int64s) -> bytes:
-        """The footer of row groups whose chunks lie there; all numbers are in [0, NUMBERS_END).
+        """The footer of these row groups; all numbers are in [0, NUMBERS_END).
 
         Args:
             rows: of each row group, shape [groups].
@@ -153,7 +152,7 @@ def _integer(step: int, kind: Type, value: int) -> bytes:
 
 
 def _tail(facts: FileFacts) -> bytes:
-    """What the footer says of the file itself."""
+    """The part of the footer about the file itself."""
     written, step = b"", 2
     if facts.arrow_schema is not None:
         key = write_field(1, Type.BINARY) + write_binary(ARROW_SCHEMA)

@@ -1,4 +1,4 @@
-"""How many values a list column has, as the Parquet footer says: no data is read."""
+"""Counts the values of a list column by the Parquet footer alone, without reading data."""
 
 from typing import Any
 

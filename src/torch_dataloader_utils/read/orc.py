@@ -17,9 +17,9 @@ from torch_dataloader_utils.read.source import TaskSource
 def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
     """The rows of one stripe, columns `fields` as far as the file has them, in the file's types and order.
 
-    A remote stripe is fetched whole, in one range (`task.byte_offset`, `byte_length`): its streams lie side by
-    side, and one by one they would be dozens of requests. Rows without columns are counted by decoding one
-    column, since a stripe without columns decodes to no rows.
+    A remote stripe is fetched whole, in one range (`task.byte_offset`, `byte_length`): its streams lie side by side,
+    and would be dozens of requests. To count rows without columns one column is decoded, since a stripe without
+    columns decodes to no rows.
 
     Raises:
         UnsupportedFeatureError, SchemaError, CorruptFileError, FileChangedError; and whatever pyarrow raises.

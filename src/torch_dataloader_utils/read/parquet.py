@@ -1,4 +1,4 @@
-"""One Parquet row group, decoded, a few columns at a time.
+"""Decodes one Parquet row group, a few columns at a time.
 
     footer (once a file) → column chunks of the asked columns → RecordBatches of some columns each
 
@@ -28,19 +28,19 @@ from torch_dataloader_utils.read.file_columns import FileColumns
 from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
-# Columns that are decoded by one call, in bytes of their rows. pyarrow holds the pages of all of them, stored and
-# decompressed, until it returns: those of a few stay in a core's cache, and their memory is used again for the next
-# (51 columns of 65,536 rows: 1.2 times as fast as by one call).
+# Decoded bytes of the columns of one call. pyarrow holds the pages of all of them, stored and decompressed, until it
+# returns: those of a few columns stay in a core's cache, and the next call uses their memory again (51 columns of
+# 65,536 rows: 1.2 times as fast as by one call).
 _BYTES_AT_ONCE = 1 << 20
 
-# Of timestamps of the type INT96, where nanoseconds do not do.
+# The unit for INT96 timestamps that nanoseconds cannot hold.
 _WIDE_UNIT = "us"
 
 
 def decode_parquet(source: TaskSource, schema: Any, stop_row: int | None) -> Any:
     """The rows of one row group, columns of `schema` as far as the file has them, in the file's types.
 
-    With `stop_row` decoding stops once that many rows are there: bytes fetched are the same, time is not.
+    With `stop_row` decoding stops once that many rows are there; that saves time, but fetches the same bytes.
 
     Raises:
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
@@ -49,14 +49,14 @@ def decode_parquet(source: TaskSource, schema: Any, stop_row: int | None) -> Any
 
 
 def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> Iterator[Any]:
-    """The same, a few columns at a time, each as soon as it is decoded; one batch without columns if there are none.
+    """The same, a few columns at a time, as soon as they are decoded; one batch without columns if there are none.
 
-    What is given is not certain before the end: only there the file is known to have stayed the same.
+    Rows are valid only once the iterator has ended: then the file is known to have stayed the same.
     """
     task = source.task
     footer = parquet_footer(source)
     group = footer.row_group(task)
-    # The plan may be from elsewhere (a stale _metadata file), and what comes after `stop_row` is not looked at.
+    # The plan may not be from this footer (a stale _metadata file), and rows after `stop_row` are not read.
     check_stored_rows(task, group.num_rows)
     columns = [name for name in schema.names if name in footer.columns.leaves]
     check_unique(task, footer.columns.repeated, columns)
@@ -73,9 +73,9 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
 
 
 class StoredRows(NamedTuple):
-    """Row groups of a reader, one after the other, and how many rows are read of them.
+    """Row groups of a reader, one after the other, and how many of their rows are read.
 
-    is_prefix: whether these are their first rows only. Otherwise they must have so many.
+    is_prefix: whether `rows` are only the first ones; else they are all rows.
     """
 
     groups: Sequence[int]
@@ -84,11 +84,11 @@ class StoredRows(NamedTuple):
 
 
 def open_parquet(source: TaskSource, file: Any, metadata: Any = None, int96_unit: str | None = None) -> Any:
-    """A reader (pyarrow.parquet.ParquetReader) of a file, whose footer may be known.
+    """A pyarrow.parquet.ParquetReader of a file; metadata: its footer, if that is parsed already.
 
-    int96_unit: what timestamps of the type INT96 become; None for nanoseconds.
+    int96_unit: the unit of INT96 timestamps; None for nanoseconds.
     """
-    # What is inside of a ParquetFile, which would first look at every column of the file: 5,000 of them take 20 ms.
+    # Not a ParquetFile, which first looks at every column of the file: 5,000 of them take 20 ms.
     reader = pq.ParquetReader()
     reader.open(
         file,
@@ -104,7 +104,7 @@ def open_parquet(source: TaskSource, file: Any, metadata: Any = None, int96_unit
 def decode_columns(
     reader: Any, task: RowGroupTask, file_columns: FileColumns, columns: Sequence[str], stored: StoredRows
 ) -> Iterator[Any]:
-    """Rows of a reader, a few columns at a time; `task` is what errors name.
+    """Rows of a reader, a few columns at a time; task: for messages.
 
     Raises:
         CorruptFileError, UnsupportedFeatureError; and whatever pyarrow raises.
@@ -138,10 +138,7 @@ def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -
 
 
 def _decode(reader: Any, leaves: Sequence[int], stored: StoredRows) -> Any:
-    """Some columns.
-
-    Text of more than 2 GiB comes as several batches, whose borders differ from column to column.
-    """
+    """Some columns, as one batch: pyarrow splits more than 2 GiB of text into batches that differ by column."""
     groups, rows, is_prefix = stored
     if not is_prefix:
         table = reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
@@ -157,7 +154,7 @@ def _decode(reader: Any, leaves: Sequence[int], stored: StoredRows) -> Any:
 
 
 def _only(columns: Sequence[str], batch: Any) -> Any:
-    """The batch without what pyarrow decoded beside: a struct `a` for a column whose name is "a.b"."""
+    """The batch without columns that were not asked for: for a column named "a.b", pyarrow also gives a struct `a`."""
     names = batch.schema.names
     return batch if len(names) <= len(columns) else batch.select([name for name in names if name in columns])
 
@@ -174,10 +171,7 @@ def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], ro
 
 
 def _check_int96(source: TaskSource, file: Any, footer: Footer, columns: Sequence[str], stored: StoredRows) -> None:
-    """Refuse timestamps of the type INT96 that nanoseconds do not hold: pyarrow gives other ones for them.
-
-    Such columns are decoded twice for it.
-    """
+    """Refuse INT96 timestamps that nanoseconds cannot hold, for which pyarrow gives wrong ones; decodes them twice."""
     names = [name for name in columns if name in footer.columns.int96]
     if not names:
         return

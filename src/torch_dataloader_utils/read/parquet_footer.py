@@ -1,4 +1,4 @@
-"""Footers of Parquet files: what they say of columns and row groups; read once a process.
+"""Footers of Parquet files, with their columns and row groups; read once in each process.
 
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
@@ -19,21 +19,21 @@ from torch_dataloader_utils.read.file_columns import FileColumns, KnownColumns
 from torch_dataloader_utils.read.joined_footer import chunk_codecs
 from torch_dataloader_utils.read.source import TaskSource
 
-# What is kept of a row group's numbers, for ten columns or so.
+# Bytes that the numbers of a row group take in the cache, for about ten columns.
 _NUMBERS_BYTES = 512
 
 
 class Footer:
-    """The footer of a file: its columns, and what it says of row groups.
+    """The footer of a file: its columns and its numbers of row groups.
 
-    encoded: its bytes, trailer included. It is parsed once something is wanted that a pattern does not give; of two
-    threads at once, both may do so.
+    encoded: its bytes, trailer included. If it was matched by a pattern (see `KnownFooters`), it is parsed only when
+    something else is asked for; two threads may both do that.
     """
 
     def __init__(
         self, encoded: bytes, columns: FileColumns, *, metadata: Any = None, numbers: FooterNumbers | None = None
     ) -> None:
-        """Either parsed or matched."""
+        """metadata: if it was parsed. numbers: if it was matched."""
         self.columns = columns
         self.num_row_groups: int = metadata.num_row_groups if numbers is None else len(numbers.groups)
         self._encoded = encoded
@@ -59,9 +59,9 @@ class Footer:
         return self.metadata.row_group(task.ordinal)
 
     def numbers(self, task: RowGroupTask) -> EncodedNumbers | None:
-        """What it says of a task's row group; None if that cannot be joined with those of other files.
+        """The numbers of a task's row group; None if it cannot be joined with row groups of other files.
 
-        Kept, as asking a parsed footer takes longer than the rest of a small row group. Raises as `row_group`.
+        Kept, because asking a parsed footer takes longer than the rest of a small row group. Raises as `row_group`.
         """
         self._check_has(task)
         if self._numbers is None:
@@ -85,7 +85,7 @@ _footers: FileCache[Footer] = FileCache()
 
 _known_columns = KnownColumns()
 
-# Those of footers that need not be parsed for it.
+# Columns of footers that are matched and not parsed.
 _known_footers: KnownFooters[FileColumns] = KnownFooters()
 
 
@@ -135,7 +135,7 @@ def _fetched(source: TaskSource) -> bytes:
 
 
 def _parsed(tail: Any) -> Any:
-    # What pq.read_metadata does, less its look at every column: a fifth of the time of small files.
+    # As pq.read_metadata, without its look at every column, which takes a fifth of the time of small files.
     reader = pq.ParquetReader()
     reader.open(pa.BufferReader(tail))
     return reader.metadata

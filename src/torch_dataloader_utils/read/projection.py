@@ -1,4 +1,4 @@
-"""A ReadSpec made definite: which columns to decode, to filter on, to deliver."""
+"""Which columns to decode, to filter on and to deliver, from a ReadSpec."""
 
 import difflib
 from collections import Counter
@@ -8,21 +8,22 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.row_filter import filter_columns
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.checks import repeated_names
-from torch_dataloader_utils.read.conform import has_dictionary
 from torch_dataloader_utils.read.spec import ReadSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """stored: the pyarrow Schema that is decoded: delivered and filtered columns that lie in the files, each once.
+    """The columns of one read.
 
-    delivered: names of the output, in its order. filtered: names in the row filter. partitions: the fields,
-    among these, whose values come with the task. row_filter: the expression, or None. has_categories: whether a column,
-    or what is in it, is dictionary-encoded.
+    stored: the pyarrow Schema that is decoded: all delivered and filtered columns that lie in the files.
+    delivered: names of the output, in order. filtered: names in the row filter.
+    partitions: fields, of both, whose values come with the task. row_filter: the expression, or None.
+    has_categories: whether a type, or one inside it, is dictionary-encoded.
     """
 
     stored: Any
@@ -34,7 +35,7 @@ class Projection:
 
     def fields(self, names: Sequence[str]) -> Any:
         """The schema of these stored columns."""
-        if names == self.stored.names:  # small row groups come whole, and are many
+        if names == self.stored.names:  # the usual case for small row groups, of which there are many
             return self.stored
         return pa.schema([self.stored.field(name) for name in names])
 
@@ -47,7 +48,7 @@ def project(spec: ReadSpec) -> Projection:
     """
     schema = decode_schema(spec.schema)
     names = tuple(schema.names) if spec.columns is None else spec.columns
-    # Counted once: thousands of columns, each looked for among all of them, take seconds.
+    # Counted once: to search for each of thousands of columns takes seconds.
     known = Counter(schema.names)
     for name in (*names, *spec.partition_columns):
         if known[name] != 1:
@@ -63,7 +64,7 @@ def project(spec: ReadSpec) -> Projection:
         filtered=filtered,
         partitions=tuple(field for name, field in fields.items() if name in spec.partition_columns),
         row_filter=spec.row_filter,
-        has_categories=any(has_dictionary(field.type) for field in fields.values()),
+        has_categories=any(type_holds(field.type, pa.types.is_dictionary) for field in fields.values()),
     )
 
 

@@ -1,4 +1,4 @@
-"""The reader: one row group in, its live rows out, counted."""
+"""`Reader`: reads the live rows of one row group of any format, and checks their number."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,8 +50,7 @@ def make_reader(spec: ReadSpec) -> "Reader":
 class Reader:
     """A `RowGroupReader` for every file format; tasks of different formats may be mixed.
 
-    Picklable: stores open on the first read in a process. Thread-safe: a call shares nothing with another but
-    cached footers.
+    Picklable: stores are opened on the first read in a process. Thread-safe: calls share only cached footers.
     """
 
     spec: ReadSpec
@@ -79,7 +78,7 @@ class Reader:
     def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
         """The same as RecordBatches of a few columns each; see `RowGroupReader`.
 
-        Several where rows come as they are stored: a Parquet row group of which none is deleted or filtered out.
+        Several only for a Parquet row group without deletes or a filter, whose rows are delivered as stored.
         """
         if self._is_stored(task):
             yield from self._stored_columns(task, stop_row)
@@ -87,7 +86,7 @@ class Reader:
             yield self._live_rows(task, self.projection, stop_row)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
-        """See `RowGroupReader`: Parquet files with the same columns, and no categories, which are each file's own."""
+        """See `RowGroupReader`. Only Parquet files with the same columns, none of them dictionary-encoded."""
         if not all(self._is_stored(task) for task in tasks) or self.projection.has_categories:
             return None
         groups = JoinedRowGroups.of([self._source(task) for task in tasks], self.projection.stored)
@@ -149,7 +148,7 @@ class Reader:
             yield _with_partitions([(task, num_rows)], self.projection, rows_only(num_rows))
 
     def _conformed(self, task: RowGroupTask, parts: Iterable[Any]) -> Iterator[Any]:
-        """The parts (at least one) as the schema promises them, and what the file does not have."""
+        """The parts (at least one) in the schema's types, and one more with the columns that the file lacks."""
         missing, num_rows = set(self.projection.stored.names), 0
         for part in parts:
             num_rows, names = part.num_rows, part.schema.names
@@ -179,7 +178,7 @@ class Reader:
         return rows.stored, deleted
 
     def _store(self, path: str) -> Store:
-        # One store a scheme and authority, so that an s3 client is opened once, not once a file.
+        # One store for each scheme and authority, so that a client is opened once and not for each file.
         head, separator, rest = path.partition("://")
         key = path if "::" in path else f"{head}{separator}{rest.partition('/')[0]}" if separator else ""
         store = self._stores.get(key)
@@ -189,7 +188,7 @@ class Reader:
 
 
 def _is_whole(task: RowGroupTask, stop_row: int | None, num_rows: int) -> bool:
-    """Whether these rows, decoded up to `stop_row`, must be all that the row group stores."""
+    """Whether rows decoded up to `stop_row` must be all that the row group stores, so that they can be checked."""
     return stop_row is None or num_rows < stop_row or num_rows == task.physical_rows
 
 
@@ -223,7 +222,7 @@ def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: In
 
 
 def _with_partitions(tasks: Sequence[tuple[RowGroupTask, int]], projection: Projection, stored: Any) -> Any:
-    """The stored rows, so many of each task, and their partition columns."""
+    """The stored rows with their partition columns; tasks: each with its number of rows."""
     if not projection.partitions:
         return stored
     constants = []

@@ -1,4 +1,4 @@
-"""The bytes of one task: its file, pinned to the identity that was planned."""
+"""Reads the bytes of one task's file, and checks that the file is the planned one."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +15,15 @@ from torch_dataloader_utils._store.identity import is_pipe
 from torch_dataloader_utils.errors import LoaderError, NoDataError
 from torch_dataloader_utils.read.checks import changed
 
-# So much more than is wanted costs no more than the request for it.
+# Reading this many bytes more takes no longer than another request.
 _FREE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """Where a decoder gets its bytes from, and the limits it decodes under (see ReadSpec).
+    """Gives a decoder its bytes and its limits (see ReadSpec), for one read of a task in one thread.
 
-    For one read of a task in one thread: a small file is fetched whole, once, and kept as long as this is.
+    A small file is fetched whole, once, and kept as long as this object.
     """
 
     task: RowGroupTask
@@ -38,7 +38,7 @@ class TaskSource:
         return (self.task.path, self.task.identity)
 
     def tail_span(self, length: int = TAIL_BYTES) -> Span:
-        """Where the last `length` bytes of the file lie (all of a smaller one)."""
+        """The span of the last `length` bytes of the file (all of a smaller one)."""
         start = max(0, self.task.file_size - length)
         return (start, self.task.file_size - start)
 
@@ -64,10 +64,10 @@ class TaskSource:
 
     @property
     def _comes_whole(self) -> bool:
-        """Whether all of the file is fetched at once: it is no larger than what is read of others for their footer.
+        """Whether the whole file is fetched at once: if it is no larger than the tail that is read for a footer.
 
-        That is one request, or one look at the disk, in place of two. Not where most of the file is other row groups,
-        each of which would read it: a row group of 20 KB in a file of 60 KB does not bring the rest.
+        That saves a request. Not if most of the file is other row groups, since each of them would read it again (such
+        as a row group of 20 KB in a file of 60 KB).
         """
         beside = self.task.file_size - self.task.byte_length
         return 0 < self.task.file_size <= TAIL_BYTES and beside <= max(self.task.byte_length, _FREE_BYTES)
@@ -81,15 +81,13 @@ class TaskSource:
     def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[Any]:
         """The planned file, for a pyarrow reader.
 
-        A small file is memory by now, all of it (see `_comes_whole`).
+        A small file is in memory (see `_comes_whole`). Of another remote file, `spans()` are fetched here, at once;
+        bytes beyond them (of a very long footer, or dictionaries of an Arrow file) are fetched when they are read.
 
-        Of another remote file, `spans()` are fetched here, at once; bytes that a reader wants beyond them (a very long
-        footer, the dictionaries of an Arrow file) are fetched when it asks.
-
-        Another local file is read where it lies (`spans` is not called), by positioned reads: as fast as a memory map
-        (14.8 and 14.7 ms for a row group of 51 columns), and a file that is cut short under a map kills the
-        process with SIGBUS. It is looked up after it was opened, so that nothing is said of the content of another
-        file, and after it was read, so that rows of two versions are never mixed.
+        Another local file is read by positioned reads, and `spans` is not called. That is as fast as a memory map (14.8
+        and 14.7 ms for a row group of 51 columns), and a file that is cut short under a map kills the process with
+        SIGBUS. Its identity is checked after it was opened, so that errors are not about another file, and after it was
+        read, so that rows of two versions are never mixed.
         """
         content = self._content()
         if content is not None:
@@ -108,7 +106,7 @@ class TaskSource:
         self._check_identity()
 
     def _local_file(self) -> str:
-        """The path to open. Of a pipe that would wait for a writer, perhaps for ever: it is a FileChangedError."""
+        """The path to open; raises FileChangedError for a pipe, since opening one may wait for ever for a writer."""
         path = self.store.local_path(self.task.path)
         if S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116 - a str is wanted
             raise is_pipe(self.task.path)
@@ -131,7 +129,7 @@ class TaskSource:
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """The same bytes as spans that do not overlap; those of a small file's tail and row group often do.
+    """The same bytes as spans that do not overlap, which those of a tail and a row group may do.
 
     Spans that only touch stay apart, so that the store may fetch them in parallel.
 

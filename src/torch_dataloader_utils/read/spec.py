@@ -1,4 +1,4 @@
-"""What a reader delivers, said once for all row groups of a data set."""
+"""`ReadSpec`: what a reader delivers of every row group of a data set."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ MAX_ROW_GROUP_BYTES = (2 << 30) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadSpec:
-    """The frozen, picklable order to a reader.
+    """What a reader delivers; frozen and picklable.
 
     schema: the data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
     columns: names of the columns delivered, in their order; () delivers row counts alone; None is all of them.

@@ -1,10 +1,9 @@
-"""One block of whole lines of a CSV or JSON-lines file, decoded.
+"""Decodes one block of whole lines of a CSV or JSON-lines file.
 
     a,b⏎1,2⏎3,4⏎5,6⏎      a,b⏎ | 1,2⏎3,4⏎ | 5,6⏎      header, block 0, block 1
 
-Blocks are cut by whoever made the task, between rows. A CSV block that starts at byte 0 still has the header in
-it. Compressed files are one block. Text has no types: values are parsed as the data set's schema says, never
-inferred from the block.
+Discovery cuts blocks between rows. A CSV block that starts at byte 0 has the header in it. A compressed file is one
+block. Values are parsed to the types of the data set's schema, which are never inferred from the block.
 """
 
 import csv
@@ -105,14 +104,14 @@ def _block(source: TaskSource) -> Any:
 
 
 def _read_header(source: TaskSource) -> tuple[tuple[str, ...], int]:
-    """The column names of a file, of which this task is not the first block, and about what they weigh."""
+    """The column names of the file, for a task that is not its first block, and their size in the cache."""
     size = source.task.file_size
     names = _find_header(source, size, lambda length: source.span((0, length)))
     return names, sum(map(len, names))
 
 
 def _find_header(source: TaskSource, size: int, head: Callable[[int], Any]) -> tuple[str, ...]:
-    """The first row of a text of `size` bytes, of which `head(n)` gives the first n; () if all of it is blank."""
+    """The first row of a text of `size` bytes; () if all of it is blank. head(n): the first n bytes."""
     length = 0
     while length < min(size, _MAX_HEADER_BYTES):
         length = min(size, max(_HEADER_BYTES, length * 8))

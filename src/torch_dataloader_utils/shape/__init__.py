@@ -1,12 +1,11 @@
-"""Rows to batches of the user's format: Arrow record batches in, `TensorBatch`, dicts of arrays, or Arrow out.
+"""Shapes Arrow record batches into batches of the user's format: `TensorBatch`, dicts of arrays or lists, or Arrow.
 
-In: one pyarrow.RecordBatch a row group, columns of the data set's schema. Out: a `Block`, converted once, from
-which batches are cut as views. `shapers.make_shaper` is the way in; `tensor_batch`, `ragged` and `slab` are what the
-stream carries.
+In: the record batches of one row group, with columns of the data set's schema. Out: a `Block`, converted once, from
+which batches are cut as views. Begin with `shapers.make_shaper`; `tensor_batch` and `ragged` are what users get.
 
-It promises: no value changes its dtype because of a null, row order is kept, numbers without nulls are not copied
-(but in worker processes, to memory that the trainer's sees), and batches share memory with their block. Each row is
-used once: whoever writes into a batch in place writes into the decoded row group, and nobody else looks at it.
+Promises: a null never changes a dtype; row order is kept; numbers without nulls are not copied (except in worker
+processes, into memory shared with the trainer); batches are views of their block. Each row is in one batch only, so a
+user may write into a batch in place.
 
-It is not for choosing rows (that is the plan) or for moving batches between processes (that is the stream).
+Not for: choosing rows (that is the plan), moving batches between processes (that is the stream).
 """

@@ -1,4 +1,4 @@
-"""numpy batches: the tensors of a block seen as ndarrays, with numpy's own dates and durations."""
+"""numpy batches: a block's tensors as ndarrays, with numpy's own dates and durations."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ def _value(column: Column, dtype: np.dtype[Any]) -> Any:
     match column:
         case Rows() | Matrix():
             return _typed(column.value(), dtype)
-        case Lists(values=values, offsets=offsets):
-            return _list_of_arrays(_typed(values, dtype), offsets.numpy())
+        case Lists():
+            return _list_of_arrays(column.value(), dtype)
         case Objects():
             return column.value()
 
@@ -50,7 +50,7 @@ def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[A
         case Rows() | Matrix():
             return _split(_typed(column.value(), dtype), batch_rows)
         case Lists():
-            return (_list_of_ragged(piece, dtype) for piece in column.split(batch_rows))
+            return (_list_of_arrays(piece, dtype) for piece in column.split(batch_rows))
         case Objects():
             return column.split(batch_rows)
 
@@ -70,10 +70,6 @@ def _typed(tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return array.view(dtype) if array.dtype.itemsize == dtype.itemsize else array.astype(dtype)
 
 
-def _list_of_ragged(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
-    return _list_of_arrays(_typed(rows.values, dtype), rows.offsets.numpy())
-
-
-def _list_of_arrays(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-    cuts = offsets.tolist()
-    return [values[first:last] for first, last in pairwise(cuts)]
+def _list_of_arrays(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    values = _typed(rows.values, dtype)
+    return [values[first:last] for first, last in pairwise(rows.offsets.tolist())]

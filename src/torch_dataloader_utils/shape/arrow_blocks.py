@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._arrow.take import take_rows
 from torch_dataloader_utils._core.inventory import Int64s
@@ -15,7 +16,7 @@ from torch_dataloader_utils.shape.python_objects import python_objects
 from torch_dataloader_utils.shape.sent_rows import send_own_rows
 from torch_dataloader_utils.shape.text import check_text
 
-# Here, since all that makes record batches for a trainer has this module, whoever's worker process it is in.
+# Here, because every process that makes record batches for a trainer imports this module.
 send_own_rows()
 
 
@@ -62,7 +63,7 @@ class ArrowShaper:
     as_python: bool
 
     def use_memory(self, memory: RecycledMemory) -> None:
-        """Nothing lies there: Arrow's memory goes through queues as it is."""
+        """Does nothing: record batches go through queues, not through shared memory."""
 
     def with_copied_columns(self, least_bytes: int) -> "ArrowShaper":  # noqa: ARG002
         """This shaper: see `use_memory`."""
@@ -101,15 +102,15 @@ class ArrowShaper:
         return one_after_other(self._plain(groups))
 
     def _plain(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Sequence[pa.RecordBatch]]:
-        """Categories as their values, where nobody sees the difference: there may be more than an index can tell."""
+        """Dictionary columns decoded for Python output: joined ones may have more values than their index type."""
         return without_categories(groups) if self.as_python else groups
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
         """The rows of all blocks, one after the other.
 
         Raises:
-            SchemaError: their categories are more than the index of a dictionary can tell, or their rows more than
-                run ends can.
+            SchemaError: together they have more categories than the index type of a dictionary column allows, or
+                more rows than the type of run ends does.
         """
         rows = blocks[0].rows if len(blocks) == 1 else _concat([block.rows for block in blocks])
         return ArrowBlock(rows=rows, as_python=self.as_python)
@@ -127,7 +128,7 @@ def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     try:
         return pa.concat_batches(batches)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # the latter: run ends of tensors
-        encoded = [field.name for field in batches[0].schema if _is_encoded(field.type)]
+        encoded = [field.name for field in batches[0].schema if type_holds(field.type, _is_encoded)]
         raise SchemaError(
             f"rows of several row groups do not join ({error}); categories or run ends are in the columns {encoded}. "
             "Write those with a wider index, or as plain values; columns of categories join with "
@@ -136,9 +137,4 @@ def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _is_encoded(data_type: pa.DataType) -> bool:
-    """Whether it is in categories or run ends, or something in it is."""
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _is_encoded(data_type.storage_type)
-    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
-        return True
-    return any(_is_encoded(data_type.field(index).type) for index in range(data_type.num_fields))
+    return bool(pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type))

@@ -1,4 +1,4 @@
-"""What an Arrow type becomes: numbers of a fixed shape, lists of them, or Python objects."""
+"""What columns of an Arrow type become: numbers of a fixed shape, lists of them, or Python objects."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class ListType:
 class ObjectType:
     """Rows without a tensor form: they stay Arrow until a batch asks for Python objects."""
 
-    arrow: pa.DataType
+    data_type: pa.DataType
 
 
 ColumnType = NumberType | ListType | ObjectType
@@ -43,8 +43,8 @@ def element_of(kind: ColumnType) -> pa.DataType:
     match kind:
         case NumberType(element=element) | ListType(item=NumberType(element=element)):
             return element
-        case ObjectType(arrow=arrow):
-            return arrow
+        case ObjectType(data_type=data_type):
+            return data_type
 
 
 def raw_type(element: pa.DataType) -> Any:
@@ -84,37 +84,37 @@ def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
     return np.dtype(f"{kind}{raw.bit_width // 8}")
 
 
-def classify(arrow: pa.DataType) -> ColumnType:
+def classify(data_type: pa.DataType) -> ColumnType:
     """What columns of this type become. Dictionaries and run ends count as their values.
 
     list<list<int>>, list<string>, string, struct, map, decimal, list_view      Python objects
     list<float>, large_list<timestamp>, list<fixed_size_list<float>[3]>          ragged
     fixed_size_list<fixed_size_list<int>[3]>[2]                                  numbers of shape (2, 3)
     """
-    arrow = decoded_type(arrow)
-    if raw_type(arrow) is not None:
-        return NumberType(element=arrow)
-    if isinstance(arrow, pa.FixedShapeTensorType):
-        permutation = tuple(arrow.permutation or ())
-        return NumberType(element=arrow.value_type, shape=tuple(arrow.shape), permutation=permutation)
-    if pt.is_fixed_size_list(arrow):
-        item = classify(arrow.value_type)
+    data_type = decoded_type(data_type)
+    if raw_type(data_type) is not None:
+        return NumberType(element=data_type)
+    if isinstance(data_type, pa.FixedShapeTensorType):
+        permutation = tuple(data_type.permutation or ())
+        return NumberType(element=data_type.value_type, shape=tuple(data_type.shape), permutation=permutation)
+    if pt.is_fixed_size_list(data_type):
+        item = classify(data_type.value_type)
         if isinstance(item, NumberType) and not item.permutation:
-            return NumberType(element=item.element, shape=(arrow.list_size, *item.shape))
-    if pt.is_list(arrow) or pt.is_large_list(arrow):
-        item = classify(arrow.value_type)
+            return NumberType(element=item.element, shape=(data_type.list_size, *item.shape))
+    if pt.is_list(data_type) or pt.is_large_list(data_type):
+        item = classify(data_type.value_type)
         if isinstance(item, NumberType) and not item.permutation:
             return ListType(item=item)
-    return ObjectType(arrow=arrow)
+    return ObjectType(data_type=data_type)
 
 
-def decoded_type(arrow: pa.DataType) -> pa.DataType:
+def decoded_type(data_type: pa.DataType) -> pa.DataType:
     """The type without dictionary or run-end encoding, and bool8 as bool."""
-    while pt.is_dictionary(arrow) or pt.is_run_end_encoded(arrow):
-        arrow = arrow.value_type
-    return pa.bool_() if is_bool8(arrow) else arrow
+    while pt.is_dictionary(data_type) or pt.is_run_end_encoded(data_type):
+        data_type = data_type.value_type
+    return pa.bool_() if is_bool8(data_type) else data_type
 
 
-def is_bool8(arrow: pa.DataType) -> bool:
+def is_bool8(data_type: pa.DataType) -> bool:
     """Whether it is Arrow's canonical extension type of bools that are a byte each."""
-    return isinstance(arrow, pa.BaseExtensionType) and arrow.extension_name == "arrow.bool8"
+    return isinstance(data_type, pa.BaseExtensionType) and data_type.extension_name == "arrow.bool8"

@@ -1,4 +1,4 @@
-"""Blocks of columns: one row group, one window, or whatever the stream joined. Implements `_core.block.Block`."""
+"""Blocks of columns, which hold a row group, a window or joined rows; implements `_core.block.Block`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 
 class Output(Protocol):
-    """The form in which columns leave a block."""
+    """The form of batches that a block gives: tensors or ndarrays."""
 
     def values(self, columns: Sequence[Column]) -> Iterable[Any]:
         """All rows of every column."""

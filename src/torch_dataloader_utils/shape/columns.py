@@ -1,4 +1,4 @@
-"""Columns of a block: how each kind holds its rows, and how it is sliced, joined and gathered.
+"""The kinds of columns of a block: how each holds its rows, is sliced, joined and gathered.
 
     Rows      numbers of one shape      a tensor [rows, ...]
     Matrix    stacked columns           a tensor [columns, rows]: one column after the other in memory
@@ -200,17 +200,15 @@ class Objects:
 
 Column = Rows | Matrix | Lists | Objects
 
-# Fewer rows than these are gathered column by column.
+# Fewer rows are gathered column by column, each column in memory of its own: then keeping one column keeps no other.
 _ROWS_TOGETHER = 4096
 
 
 def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
     """Every column, given as its parts, in the gatherer's order; plain numbers several columns at a time.
 
-    Few rows come in memory of their own for each column, so that a column which is kept keeps no other.
-
     Raises:
-        UnsupportedFeatureError: Arrow rows of a type without a take; it has the column's name.
+        UnsupportedFeatureError: Arrow cannot take rows of the type of this column.
     """
     at_once = COLUMNS_AT_ONCE if len(gatherer.order) >= _ROWS_TOGETHER else 1
     flat, others = _flat_by_dtype(columns)
@@ -232,9 +230,9 @@ def _gather(name: str, parts: Sequence[Any], gatherer: Gatherer) -> Column:
 
 
 def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
-    """Every column, given as its parts (two or more), one after the other; plain numbers in lots, as they are gathered.
+    """Every column, given as its parts (two or more), joined; plain numbers in lots, as `gather_columns` does.
 
-    num_rows: of all parts together. Few rows come in memory of their own for each column.
+    num_rows: of all parts together.
     """
     flat, others = _flat_by_dtype(columns)
     if num_rows < _ROWS_TOGETHER:

@@ -1,7 +1,7 @@
-"""Columns of a block copied out of the memory they were decoded to, those of one dtype side by side.
+"""Copies columns of a block from the memory they were decoded to into recycled memory, those of one dtype together.
 
-For worker processes: what lies in recycled memory, which the trainer's process sees, is handed over as it is, and few
-large pieces of it in less time than one for each column.
+For worker processes: there, recycled memory is shared with the trainer's process, so it is sent without another copy;
+and a few large pieces are sent in less time than one for each column.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from torch_dataloader_utils.shape.specs import ColumnSpec
 
 
 class ColumnCopies:
-    """Copies the columns of one block, each when it comes, while a core has it in its cache.
+    """Copies the columns of one block, each as it comes, while a core has it in its cache.
 
-    Columns of one number a row, and masks of one bool, lie together, and are copied if they take `least_bytes`; all
-    others if each of them does. What is smaller is left where it is.
+    Columns of one number a row (and masks of one bool) go side by side; they are copied if together they take at least
+    `least_bytes`. Any other column is copied if it takes as much alone. Smaller ones stay where they are.
     """
 
     def __init__(self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int) -> None:
@@ -37,7 +37,7 @@ class ColumnCopies:
         self._rooms: dict[torch.dtype, list[Tensor]] = {}
 
     def copy(self, column: Column) -> Column:
-        """The same rows in recycled memory; the column itself if it is small, or no dense numbers."""
+        """The same rows in recycled memory; the column itself if it is small or is not dense numbers."""
         match column:
             case Rows(values=values) if values.dim() == 1:
                 return self._copied_to_room(column)

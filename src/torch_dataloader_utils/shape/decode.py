@@ -1,4 +1,4 @@
-"""Arrow arrays to raw numbers: slices respected, nulls seen, nothing copied that has no nulls."""
+"""Arrow arrays as raw numbers and their validity; handles slices, and copies nothing that has no nulls."""
 
 from dataclasses import dataclass
 
@@ -17,17 +17,12 @@ Bools = npt.NDArray[np.bool_]
 class RawNumbers:
     """Numbers of a column, flat.
 
-    values: an Arrow array of the raw type (see `raw_type`), one entry a number; what lies under a null is anything.
+    values: an Arrow array of the raw type (see `raw_type`), one entry a number; undefined where there is a null.
     valid: bool, one a number; None if there is no null.
     """
 
     values: pa.Array
     valid: Bools | None
-
-    @property
-    def null_count(self) -> int:
-        """Numbers that are null."""
-        return 0 if self.valid is None else int(self.valid.size - np.count_nonzero(self.valid))
 
     def filled(self, value: float) -> pa.Array:
         """The values with `value` in the place of nulls; no copy if there are none."""
@@ -44,9 +39,10 @@ class RawNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawLists:
-    """A list column: `items` of all rows, where rows begin (int64, shape [rows + 1], from 0), which rows are valid.
+    """A list column; null rows are empty.
 
-    Null rows are empty.
+    items: of all rows. offsets: where rows begin, int64, shape [rows + 1], from 0. valid: which rows are not null; None
+        if all are.
     """
 
     items: RawNumbers
@@ -71,7 +67,7 @@ def validity(array: pa.Array) -> Bools | None:
 
 
 def _unpack_bits(array: pa.BooleanArray) -> npt.NDArray[np.uint8]:
-    """0 or 1 for every value of a bool array, nulls whatever they are (a seventh of the time of a cast)."""
+    """0 or 1 for each value of a bool array, undefined for nulls; takes a seventh of the time of a cast."""
     start, count = array.offset, len(array)
     packed = np.frombuffer(array.buffers()[1], np.uint8)[start // 8 : (start + count + 7) // 8]
     return np.unpackbits(packed, bitorder="little")[start % 8 : start % 8 + count]
@@ -80,7 +76,7 @@ def _unpack_bits(array: pa.BooleanArray) -> npt.NDArray[np.uint8]:
 def raw_numbers(array: pa.Array) -> RawNumbers:
     """The numbers of a column that `classify` calls a NumberType.
 
-    A null row of a fixed-size list has `list_size` numbers below it, all of them null here.
+    A null row of a fixed-size list counts as `list_size` nulls.
     """
     array = plain(array)
     if pt.is_fixed_size_list(array.type):
@@ -103,7 +99,7 @@ def raw_numbers(array: pa.Array) -> RawNumbers:
 
 
 def _zeros_and_ones(array: pa.Int8Array) -> npt.NDArray[np.uint8]:
-    """The bytes of bools, of which anything but 0 is true; as they are, where none is anything but 0 or 1."""
+    """bool8 values as 0 and 1, though any byte but 0 is true; no copy if there are no other bytes."""
     values = np.frombuffer(array.buffers()[1], np.uint8)[array.offset : array.offset + len(array)]
     return values if values.max(initial=0) <= 1 else (values != 0).view(np.uint8)
 

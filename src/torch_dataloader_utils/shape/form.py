@@ -1,4 +1,4 @@
-"""What batches are made of: tensors and objects in containers, as deep as a transform may put them."""
+"""The form of a batch: how its tensors and objects are nested in dicts, tuples and lists, which a transform may do."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,15 +13,15 @@ LEAF, RAGGED = 0, 1
 
 _CONTAINERS: set[type] = {dict, tuple, list}
 
-# Longer lists are columns of objects, one a row; nobody looks into those.
+# Longer lists are columns of objects, one a row, and are not searched for tensors.
 _MOST_MEMBERS = 64
 
 
 class Form(NamedTuple):
-    """What a batch is made of: a container, its names (of dicts) and the forms of its columns.
+    """How a batch is put together: its container, its names (of a dict) and the forms of its columns.
 
-    A batch is a sequence of parts. A column is one of them (LEAF), two (RAGGED: values, offsets), or those of the form
-    that it is itself.
+    `parts` gives the tensors and objects of a batch as one flat list, `filled` puts them together again. A column is
+    one part (LEAF), two parts (RAGGED: values and offsets), or a container with a form of its own.
 
         {"x": tensor, "names": ["a", "b"]}      Form(dict, ("x", "names"), (LEAF, LEAF))
         (tensor, {"y": ragged})                 Form(tuple, (), (LEAF, Form(dict, ("y",), (RAGGED,))))
@@ -39,7 +39,7 @@ class Form(NamedTuple):
         return cls(type(batch), tuple(batch) if is_dict else (), tuple([_form_of(column) for column in columns]))
 
     def parts(self, batch: Any) -> list[Any]:
-        """The parts of a batch of this form, as they lie in memory."""
+        """The parts of a batch of this form, in order; tensors with their values as stored (see `as_stored`)."""
         parts: list[Any] = []
         for column, form in zip(batch.values() if isinstance(batch, dict) else batch, self.columns, strict=True):
             if isinstance(form, Form):
@@ -51,7 +51,7 @@ class Form(NamedTuple):
         return parts
 
     def filled(self, parts: Iterator[Any]) -> Any:
-        """A batch of this form, of these parts in their order."""
+        """A batch of this form from its parts, in order."""
         is_flat = not any(self.columns)
         columns = islice(parts, len(self.columns)) if is_flat else (_filled(column, parts) for column in self.columns)
         if issubclass(self.container, dict):
@@ -60,13 +60,13 @@ class Form(NamedTuple):
 
 
 def container(kind: type[Any]) -> type[Any]:
-    """Makes a class of dicts, which is made of its items as dict is, a container: a decorator."""
+    """A decorator: makes a subclass of dict, whose constructor takes items as dict's does, a container."""
     _CONTAINERS.add(kind)
     return kind
 
 
 def is_container(value: Any) -> bool:
-    """Whether this may be made of parts: a dict, a list, a (named) tuple, or one of the classes made containers."""
+    """Whether the value is a dict, a list, a (named) tuple, or of a class decorated with `container`."""
     kind = type(value)
     return kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 

@@ -1,4 +1,4 @@
-"""How long rows are: the lengths of one column, and blocks that know them."""
+"""The lengths of rows, measured by one column, and blocks that have them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:
             f"{option}={column!r}: the data set has no such column, or several of that name. Name one that is there "
             f"once: {', '.join(schema.names)}."
         )
-    arrow = schema.field(column).type
-    if not (_is_number(arrow) or _is_list(arrow) or _is_text(arrow)):
+    data_type = schema.field(column).type
+    if not (_is_number(data_type) or _is_list(data_type) or _is_text(data_type)):
         raise ConfigError(
-            f"{option}={column!r} is {arrow}, which has no length. Name a column of integers or floats (its value), "
-            "lists (how many items) or text (how many bytes)."
+            f"{option}={column!r} is {data_type}, which has no length. Name a column of integers or floats (its "
+            "value), lists (how many items) or text (how many bytes)."
         )
 
 
@@ -39,26 +39,31 @@ def measure_rows(array: pa.Array) -> Lengths:
     Numbers keep their dtype, all others give int64.
     """
     array = plain(array)
-    arrow = array.type
-    if _is_number(arrow):
+    data_type = array.type
+    if _is_number(data_type):
         return np.asarray(array.fill_null(0).to_numpy(zero_copy_only=False))
-    lengths = pc.binary_length(array) if _is_text(arrow) else pc.list_value_length(array)
+    lengths = pc.binary_length(array) if _is_text(data_type) else pc.list_value_length(array)
     return np.asarray(lengths.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
 
 
-def _is_number(arrow: pa.DataType) -> bool:
-    arrow = decoded_type(arrow)
-    return bool(pt.is_integer(arrow) or pt.is_floating(arrow))
+def _is_number(data_type: pa.DataType) -> bool:
+    data_type = decoded_type(data_type)
+    return bool(pt.is_integer(data_type) or pt.is_floating(data_type))
 
 
-def _is_list(arrow: pa.DataType) -> bool:
-    arrow = decoded_type(arrow)
-    return bool(pt.is_list(arrow) or pt.is_large_list(arrow))
+def _is_list(data_type: pa.DataType) -> bool:
+    data_type = decoded_type(data_type)
+    return bool(pt.is_list(data_type) or pt.is_large_list(data_type))
 
 
-def _is_text(arrow: pa.DataType) -> bool:
-    arrow = decoded_type(arrow)
-    return bool(pt.is_string(arrow) or pt.is_large_string(arrow) or pt.is_binary(arrow) or pt.is_large_binary(arrow))
+def _is_text(data_type: pa.DataType) -> bool:
+    data_type = decoded_type(data_type)
+    return bool(
+        pt.is_string(data_type)
+        or pt.is_large_string(data_type)
+        or pt.is_binary(data_type)
+        or pt.is_large_binary(data_type)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,9 +98,9 @@ class LengthBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthShaper:
-    """Blocks that know the lengths of `column`, which need not be delivered; what is joined or gathered forgets them.
+    """Wraps a shaper: its blocks also have the lengths of `column`, which need not be delivered.
 
-    Implements `_core.block.Shaper` around another shaper, so that lengths are the same for every output format.
+    Joined and gathered blocks have no lengths. Implements `_core.block.Shaper`.
     """
 
     shaper: Shaper

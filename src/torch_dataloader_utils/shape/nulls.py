@@ -1,4 +1,4 @@
-"""What to do with nulls, per column: `nulls=` of the loaders, checked once."""
+"""What nulls become in each column: parses and checks `nulls=` of the loaders."""
 
 import math
 import operator
@@ -19,7 +19,7 @@ _FORMS = '"error", "mask", ("fill", value) or {"fill": value}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Natural:
-    """Nobody said anything: floats give NaN, Python lists give None, everything else is an error."""
+    """The default: a null is NaN in floats and None in Python lists; everywhere else it is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The tensors of a batch as one piece of memory, so that they move as one: 51 copies to a device are 51 launches."""
+"""The tensors of a batch as one piece of memory, so that one copy moves them all instead of one for each column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 ALIGNMENT_BYTES = 64
 
-# Tensors of one storage move with what lies between them, unless that is more than half of what they hold.
+# Tensors of one storage are moved together with the gaps between them, unless gaps take more than half as much again.
 _MOST_WASTE = 0.5
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a piece: its first byte, and what it looks like (strides in elements)."""
+    """Where a tensor lies in a piece: its first byte, dtype, shape, and strides (in elements)."""
 
     offset: int
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class Piece:
 
     @classmethod
     def found(cls, tensors: Sequence[Tensor]) -> Self | None:
-        """The piece that these tensors are already (views of one buffer); None if they are not, or too scattered."""
+        """The piece that these tensors form already as views of one buffer; None if not, or if too scattered."""
         storage = tensors[0].untyped_storage()
         if any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
             return None
@@ -44,15 +44,18 @@ class Piece:
         if end - begin > (1 + _MOST_WASTE) * sum(tensor.nbytes for tensor in tensors) + ALIGNMENT_BYTES * len(tensors):
             return None
         whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-        places = [_place(tensor, at - begin) for at, tensor in zip(begins, tensors, strict=True)]
+        places = [
+            Place(at - begin, tensor.dtype, tuple(tensor.shape), tensor.stride())
+            for at, tensor in zip(begins, tensors, strict=True)
+        ]
         return cls(buffer=whole[begin:end], places=tuple(places))
 
     @classmethod
     def packed(cls, tensors: Sequence[Tensor], allocate: Callable[[int], Tensor]) -> Self:
-        """Copies of the tensors, densely in their own order of dimensions, in `allocate(num_bytes)`.
+        """Copies of the tensors in `allocate(num_bytes)`, dense, each with its own order of dimensions.
 
-        Those that look alike lie side by side, and are copied by one call: 51 columns, packed and seen again, take
-        170 us so, and 580 us one by one.
+        Tensors of one dtype, shape and strides lie side by side and are copied by one call: packing 51 columns and
+        making their views takes 170 us, 580 us one by one.
         """
         alike: dict[tuple[Any, ...], list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -74,7 +77,7 @@ class Piece:
         return piece
 
     def seen_in(self, buffer: Tensor) -> list[Tensor]:
-        """The tensors as views of `buffer`, a copy of the piece's own on any device."""
+        """The tensors as views of `buffer`, which is the piece's buffer or a copy of it on any device."""
         numbers = {dtype: typed(buffer, dtype) for dtype in {place.dtype for place in self.places}}
         return [
             numbers[dtype].as_strided(shape, strides, numbers[dtype].storage_offset() + offset // dtype.itemsize)
@@ -83,21 +86,17 @@ class Piece:
 
 
 def typed(buffer: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bytes as numbers of another dtype; what is left over at the end is left out."""
+    """The bytes as numbers of another dtype, without the bytes left over at the end."""
     return buffer[: buffer.shape[0] // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def pitch_bytes(num_bytes: int) -> int:
-    """From one tensor of so many bytes to the next one."""
+    """The bytes rounded up to the alignment: the distance from one tensor to the next."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _place(tensor: Tensor, offset: int) -> Place:
-    return Place(offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
 def extent_bytes(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """From the first element of a tensor to the end of its last one; strides in elements."""
+    """Bytes from the first element of a tensor to the end of its last one; strides in elements."""
     if 0 in shape:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -116,7 +115,7 @@ def move_as_one(
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this is a tensor that is bytes in main memory and nothing more."""
+    """Whether this is a dense CPU tensor: no subclass, no gradients, not nested."""
     return (
         type(tensor) is Tensor
         and tensor.is_cpu
@@ -127,5 +126,5 @@ def is_plain(tensor: object) -> bool:
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """The tensor with its values in memory, not their conjugates or negatives with a note of it."""
+    """The tensor with its values in memory: torch may store conjugates or negatives of them and a flag."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor

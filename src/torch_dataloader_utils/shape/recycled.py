@@ -1,4 +1,4 @@
-"""The recycled memory that large blocks of this process lie in."""
+"""The recycled memory of this process, for large blocks."""
 
 import os
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 from torch_dataloader_utils._runtime.lending import Bytes
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 
-# Below, memory of Arrow's pool does as well.
+# Smaller blocks use memory of Arrow's pool, which does as well for them.
 SMALLEST_BYTES = 64 << 10
 
 
@@ -19,12 +19,12 @@ class ProcessMemory:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """With nothing lent and nothing idle."""
+        """Start with new, private memory."""
         self._memory = RecycledMemory(private_bytes)
         self.is_shared = False
 
     def use(self, memory: RecycledMemory) -> None:
-        """From now on, take from `memory`, which another process sees."""
+        """Take from `memory` from now on, which is shared with the trainer's process."""
         self._memory = memory
         self.is_shared = True
 
@@ -39,8 +39,8 @@ def private_bytes(num_bytes: int) -> Bytes:
 
 
 RECYCLED = ProcessMemory()
-"""That of this process; a forked child starts with its own."""
+"""The memory of this process; a forked child begins with its own."""
 
 if hasattr(os, "register_at_fork"):
-    # A lock that another thread held at the fork would never be released in the child.
+    # A lock that another thread holds during the fork is never released in the child.
     os.register_at_fork(after_in_child=RECYCLED.begin_anew)

@@ -1,4 +1,4 @@
-"""Batches to single rows: what a map-style data set gives for one index."""
+"""Splits batches into single rows, as a map-style data set gives them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The way in: `make_shaper` checks the options once and gives the shaper of one output format."""
+"""`make_shaper` checks the options and gives the shaper of one output format; the entry to this package."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ class ColumnShaper:
     """Record batches to blocks of tensors; implements `_core.block.Shaper`. Built by `make_shaper`.
 
     names: the entries of a batch: stacks first, then columns, each mask behind its column.
-    least_copied_bytes: see `with_copied_columns`; None: columns are not copied if they need not be.
+    least_copied_bytes: see `with_copied_columns`; None: only columns that must be converted are copied.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -105,7 +105,7 @@ class ColumnShaper:
         return replace(self, least_copied_bytes=least_bytes)
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> ColumnBlock:
-        """The block of these columns. Null-free numbers are the Arrow memory, not copied unless that is asked for.
+        """The block of these columns. Numbers without nulls stay in Arrow's memory, unless they are to be copied.
 
         Raises:
             SchemaError: a column is missing or has another type than in the schema.
@@ -141,7 +141,7 @@ class ColumnShaper:
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
 
     def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-        """See Shaper. Categories as their values: those of many row groups may be more than their index can tell."""
+        """See Shaper. Decodes dictionary columns: joined ones may have more values than their index type."""
         return one_after_other(without_categories(groups))
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
@@ -158,11 +158,11 @@ class ColumnShaper:
 
 
 def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:
-    if array.type == spec.arrow:
+    if array.type == spec.data_type:
         return array
     if classify(array.type) != spec.kind:
         raise SchemaError(
-            f"column {spec.name!r} is {array.type} in a record batch and {spec.arrow} in the data set's schema. "
+            f"column {spec.name!r} is {array.type} in a record batch and {spec.data_type} in the data set's schema. "
             "Files of one data set must agree, or the reader must cast"
         )
     return plain(array)

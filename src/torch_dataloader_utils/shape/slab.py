@@ -1,7 +1,7 @@
-"""Batches that cross a process border or a bus as few pieces of memory, and as they lie where that can be.
+"""Writes batches to few large buffers (slabs), to be sent to another process or a device.
 
-Whose memory a buffer is (shared, pinned, on a device) and when it is free again is the stream's business.
-`TensorBatchCodec` implements `_core.block.SlabCodec`.
+Implements `_core.block.SlabCodec`. The stream decides which memory a buffer is (shared, pinned, on a device) and when
+it is free again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from torch_dataloader_utils.shape.slab_layout import Find, SlabLayout
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 Objects = tuple[Any, ...]
-"""What changes from batch to batch beside the slab: the parts that are no dense tensors."""
+"""The parts of a batch that are not dense tensors; they are sent beside the slab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class TensorBatchCodec:
         """Copies every dense CPU tensor of the batch into `allocate(num_bytes)` and says how to read it back.
 
         Anything else in it (Python lists, sparse or nested tensors, tensor subclasses) goes into the objects.
-        None for batches that hold no dense tensor, or are something else than a dict, (named) tuple or list of columns.
-        `layout` may be that of an earlier batch that was written: the same object comes back if it fits.
+        None for a batch without dense tensors, or one that is no dict, (named) tuple or list of columns.
+        `layout` may be that of an earlier written batch: the same object is returned if it fits.
 
         Raises:
             InternalError: the buffer is smaller than asked for.
@@ -52,9 +52,9 @@ class TensorBatchCodec:
     def refer(
         self, batch: Any, find: Find, allocate: Callable[[int], Tensor]
     ) -> tuple[SlabLayout, Objects, tuple[SlabSpan, ...]] | None:
-        """The same, but tensors that `find` finds stay where they are: also the buffers that are in slabs.
+        """As `write`, but tensors that `find` finds in slabs stay there; also returns the spans of slabs they lie in.
 
-        All other dense tensors, if there are any, are copied into `allocate(num_bytes)`, the buffer after those.
+        All other dense tensors, if there are any, are copied into `allocate(num_bytes)`, the last buffer.
 
         Raises:
             InternalError: the buffer is smaller than asked for.
@@ -74,9 +74,9 @@ class TensorBatchCodec:
     def cut(
         self, layout: SlabLayout, objects: Objects, buffers: Sequence[Tensor], rows: Sequence[int]
     ) -> Iterator[TensorBatch]:
-        """As `view`, as batches of `rows[0]`, `rows[1]`, ... rows; only for a `TensorBatch`, of so many rows in all.
+        """As `view`, cut into batches of `rows[0]`, `rows[1]`, ... rows (in all); only for a `TensorBatch`.
 
-        A whole group is cut at once: three cuts and three unbinds give a batch its 51 columns.
+        Each group of tensors is cut at once: 51 columns of three dtypes take three cuts.
         """
         if layout.objects or any(layout.form.columns) or not layout.groups:
             yield from self.view(layout, objects, buffers).cut(rows)
@@ -94,7 +94,7 @@ class TensorBatchCodec:
 
 
 def _copy(layout: SlabLayout, tensors: Sequence[list[Tensor]], allocate: Callable[[int], Tensor]) -> None:
-    """Copies the groups that do not lie in slabs."""
+    """Copy the groups that do not lie in slabs yet."""
     buffer = allocate(layout.num_bytes)
     if layout.num_bytes > buffer.shape[0]:
         raise InternalError(f"A batch needs {layout.num_bytes} bytes, its slab has {buffer.shape[0]}.")
@@ -103,6 +103,6 @@ def _copy(layout: SlabLayout, tensors: Sequence[list[Tensor]], allocate: Callabl
 
 
 def _numbered(layout: SlabLayout, groups: Sequence[Tensor]) -> dict[int, Any]:
-    """The parts of a batch that are tensors, by their number in it, from all tensors of each group."""
+    """The tensors of all groups, by their part number in the batch."""
     numbers = chain.from_iterable(group.parts for group in layout.groups)
     return dict(zip(numbers, chain.from_iterable(group.unbind() for group in groups), strict=True))

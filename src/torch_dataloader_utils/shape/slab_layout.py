@@ -1,8 +1,8 @@
-"""Where the tensors of one batch lie in flat byte buffers: layout arithmetic, and the views that read them back.
+"""The layout of one batch: where its tensors lie in flat byte buffers, and the views that read them back.
 
-Tensors of one dtype and shape that are evenly spaced form a group, which is read back by one call: 51 columns are three
-groups. Those that are to be copied lie one after the other, each at a multiple of 64 bytes, in the last buffer. Those
-that lie in slabs already have a buffer for each group, which begins where the first of them does.
+Tensors of one dtype and shape at even distances form a group, which is read back by one call: 51 columns of three
+dtypes are three groups. Tensors that are copied lie one after the other in the last buffer, each at a multiple of 64
+bytes. For tensors that lie in slabs already, each group has a buffer, which begins at its first tensor.
 
     columns a, b float32 [100], y int8 [100], all to be copied
     group 0: a at 0, b at 448      group 1: y at 896      1,024 bytes
@@ -40,11 +40,11 @@ _DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 Find = Callable[[Tensor], SlabPlace | None]
-"""Where a tensor begins, if that is in a slab."""
+"""Finds where a tensor begins in a slab; None if it is in none."""
 
 
 class _Look(NamedTuple):
-    """What the tensors of a group have in common; shape and strides (in elements) are what lies in memory."""
+    """What the tensors of a group have in common; shape and strides (in elements) as in memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -53,10 +53,10 @@ class _Look(NamedTuple):
 
 
 class SlabGroup(NamedTuple):
-    """Tensors that look alike; number i begins at byte `offset + i * pitch_bytes` of buffer number `buffer`.
+    """Tensors of one dtype and shape; number i begins at byte `offset + i * pitch_bytes` of buffer number `buffer`.
 
-    shape and strides (in elements) are what lies in memory: for a transposed group (column-major matrices) that is
-    [columns, rows]. parts says which parts of the batch they are, see `SlabLayout`.
+    shape, strides (in elements): as in memory; for a transposed group (column-major matrices) [columns, rows].
+    parts: which parts of the batch they are, see `SlabLayout`.
     """
 
     dtype_code: int
@@ -85,12 +85,12 @@ class SlabGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlabLayout:
-    """Where the columns of one batch lie; equal for batches that look alike and lie alike.
+    """Where the columns of one batch lie; equal for batches of the same columns in the same places.
 
-    Parts of the batch (see `Form`) that are dense CPU tensors belong to a group; the others (`objects`) travel beside
-    the slab.
+    Parts of the batch (see `Form`) that are dense CPU tensors belong to a group; the others are sent beside the slab.
 
-    lying: how many of the groups, the first ones, lie in slabs already. num_bytes: what the others take.
+    objects: numbers of those other parts. lying: how many groups, the first ones, lie in slabs already.
+    num_bytes: bytes of the groups that are copied.
     """
 
     form: Form
@@ -101,12 +101,12 @@ class SlabLayout:
 
     @classmethod
     def of(cls, batch: Any) -> Self:
-        """The layout of a batch, all of which is to be copied."""
+        """The layout of a batch of which all tensors are copied."""
         return cls.where_it_lies(batch, _nowhere)[0]
 
     @classmethod
     def where_it_lies(cls, batch: Any, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
-        """The layout of a batch of which tensors that `find` finds stay there; and its first buffers, those of them."""
+        """The layout of a batch whose tensors in slabs (see `find`) stay there, and the spans of slabs they lie in."""
         copied: dict[_Look, list[int]] = {}
         lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
         objects = []

@@ -1,4 +1,4 @@
-"""Column and stack specifications: everything a shaper needs to know about its columns, decided once."""
+"""Specifications of columns and stacks: all that a shaper knows of its columns, checked and decided once."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ class ColumnSpec:
     """
 
     name: str
-    arrow: pa.DataType
+    data_type: pa.DataType
     kind: ColumnType
     nulls: NullPolicy
     is_plain: bool
@@ -67,7 +67,7 @@ def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
     return tuple(
         ColumnSpec(
             name=field.name,
-            arrow=field.type,
+            data_type=field.type,
             kind=kinds[field.name],
             nulls=policies[field.name],
             is_plain=raw_type(field.type) == field.type,
@@ -107,14 +107,14 @@ def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]
     for member in members:
         if not isinstance(member.kind, NumberType) or member.kind.shape:
             raise ConfigError(
-                f"stack {name!r}: column {member.name!r} is {member.arrow}; only columns of one number a row stack."
+                f"stack {name!r}: column {member.name!r} is {member.data_type}; only columns of one number a row stack."
             )
     first = members[0]
     for member in members:
         if member.kind != first.kind:
             raise ConfigError(
-                f"stack {name!r} mixes types: {first.name!r} is {first.arrow}, {member.name!r} is {member.arrow}. "
-                "Make one stack for each type, or cast in the files."
+                f"stack {name!r} mixes types: {first.name!r} is {first.data_type}, {member.name!r} is "
+                f"{member.data_type}. Make one stack for each type, or cast in the files."
             )
     return tuple(members)
 

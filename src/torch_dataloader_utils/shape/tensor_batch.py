@@ -1,4 +1,4 @@
-"""The batch a trainer gets: a dict of columns that moves between devices as one thing."""
+"""`TensorBatch`, the batch that a trainer gets: a dict of columns that is moved between devices as one."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,10 +20,10 @@ from torch_dataloader_utils.shape.views import in_lots
 class TensorBatch(dict[str, Any]):
     """Columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
 
-    It is a dict, so everything that handles dicts of tensors handles it (`DataLoader`, accelerate, Lightning, the
-    HF Trainer), and all that makes a new dict of the same type from its items works too. Tensors are views of the
-    row group they were read from: writing into them is allowed, and keeping one keeps the row group in memory
-    (clone it to keep it for long). Pickling writes only the rows of the batch, never the whole row group.
+    It is a dict, so that code for dicts of tensors handles it (`DataLoader`, Accelerate, Lightning, the HF Trainer),
+    also code that makes a new dict of the same type from items. Tensors are views of the row group they were read from:
+    writing into them is allowed, and keeping one keeps the row group in memory (clone it to keep it for long).
+    Pickling writes only the rows of the batch, not the whole row group.
     """
 
     __slots__ = ("__weakref__", "_rows_without_columns")
@@ -86,7 +86,7 @@ class TensorBatch(dict[str, Any]):
         return self._with_parts(move_all)
 
     def _with_parts(self, change: Callable[[list[Any]], list[Any]]) -> "TensorBatch":
-        """The same batch of other parts; see `Form`."""
+        """The same batch with its parts replaced by what `change` makes of them; see `Form`."""
         form = Form.of(self)
         changed: TensorBatch = form.filled(iter(change(form.parts(self))))
         changed._rows_without_columns = self._rows_without_columns

@@ -1,4 +1,4 @@
-"""Text before Python looks at it: Parquet promises UTF-8, and no reader holds writers to it."""
+"""Checks that text is UTF-8: Parquet promises that, and neither writers nor readers check it."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from torch_dataloader_utils.errors import CorruptFileError
 
 
 def check_text(name: str, array: pa.Array) -> None:
-    """Refuses text that no Python string can be made of; 2 to 15 % of what making strings of it takes.
+    """Refuse text that no Python string can hold; takes 2 to 15 % of the time of making strings.
 
     Raises:
         CorruptFileError: the column holds text, itself or inside of its values, that is not UTF-8.
@@ -25,7 +25,7 @@ def check_text(name: str, array: pa.Array) -> None:
 
 
 def _texts(array: pa.Array) -> Iterator[pa.Array]:
-    """The text in a column, one array for every place that it has in a value; other parts may be what they like."""
+    """The text in a column, one array for each place in its type that holds text."""
     kind = array.type
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         yield array

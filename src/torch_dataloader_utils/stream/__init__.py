@@ -1,9 +1,9 @@
-"""The stage that runs: programs of workers become batches, in threads of the trainer or in processes.
+"""The stage that runs: it carries out the plan's worker programs, in threads of the trainer or in worker processes.
 
-    program → LaneReader (blocks decoded ahead, windows gathered) → WorkerStream → batches
-    threads     in the trainer's process      loader.py
-    processes   tickets out, slabs in         processes.py, tickets.py, run.py, slabs.py, slab_memory.py, receiver.py
+    worker program → LaneReader (decodes row groups ahead, gathers windows) → WorkerStream → batches
+    threads     in the trainer's process                     loader.py
+    processes   sent: tickets; received: batches in slabs    processes.py, tickets.py, slabs.py, receiver.py
 
-Takes what `_core.program` describes; reads and shapes through the protocols of `_core.block`. Promises the order of the
-plan, states that count what the trainer received, and nothing left behind when a process ends.
+In: programs (`_core.program`), a reader and a shaper behind the protocols of `_core.block`. Out: batches in the plan's
+order. Promises: states count the batches that the trainer received; nothing is left behind when a process ends.
 """

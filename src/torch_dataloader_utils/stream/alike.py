@@ -1,4 +1,4 @@
-"""Whether all ranks see the same data, asked before they divide its row groups by number."""
+"""Checks that all ranks see the same data, before they divide its row groups by number."""
 
 from hashlib import blake2b
 
@@ -13,13 +13,13 @@ from torch_dataloader_utils.stream.ranks import add_over_ranks
 
 
 def check_alike(inventory: Inventory) -> None:
-    """Make sure that all ranks number the same row groups; every rank of the default process group must call it.
+    """Check that all ranks have the same row groups; every rank of the default process group must call it.
 
-    Paths and times may differ, as those of copies on local disks do. Filters are compared as texts, and only warned of:
-    a set of strings in one has another order in each process, and keeps the same rows.
+    Paths and times may differ: ranks may have copies on local disks. Filters are compared as text, and a difference is
+    only a warning: a filter with a set of strings has another text in each process and keeps the same rows.
 
     Raises:
-        DataError: they have other files or row groups; all ranks raise it.
+        DataError: ranks have different files or row groups; all ranks raise it.
     """
     ranks = np.zeros((4, dist.get_world_size()), dtype=np.int64)
     counts = inventory.num_files, inventory.num_groups
@@ -52,7 +52,7 @@ def _number(content: bytes) -> int:
 
 
 def _row_groups(inventory: Inventory) -> bytes:
-    """What decides how many rows the row group of a number has."""
+    """The bytes of all that decides which rows row group i has."""
     groups = inventory.groups
     arrays = inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows
     return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)

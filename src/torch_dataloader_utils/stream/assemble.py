@@ -1,4 +1,4 @@
-"""Batches as the schedule draws them from the lanes: one at a time, or many at once."""
+"""Puts batches together from the lanes, as the schedule says: one at a time, or many at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from typing import NamedTuple
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import Draws, Schedule, drawn_rows
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.lane import LaneReader, RowSpan
-from torch_dataloader_utils.stream.lot import Lot
+from torch_dataloader_utils.stream.batch_lots import Lot
+from torch_dataloader_utils.stream.lane import LaneReader
+from torch_dataloader_utils.stream.row_span import RowSpan
 
 # Batches of several lanes that are gathered at once, so many or bytes of them: about a window of rows, and as much
 # memory. 64 lanes of 51 columns are sliced in 6 ms, whatever the rows.
@@ -17,7 +18,7 @@ _MOST_BYTES = 16 << 20
 
 
 class Drawn(NamedTuple):
-    """A batch of a lot: how many rows, and the row group that its last one came from."""
+    """A batch of a lot: how many rows it has, and the row group of its last row (for messages)."""
 
     rows: int
     where: str
@@ -27,7 +28,7 @@ class Drawn(NamedTuple):
 class Assembler:
     """Takes rows from lanes, in the order of the schedule.
 
-    says_where: whether anybody asks for `Drawn.where`, which takes a while to say.
+    says_where: whether `Drawn.where` is needed; it takes time to compute.
     """
 
     schedule: Schedule
@@ -51,7 +52,7 @@ class Assembler:
         return lot.block(self.shaper)
 
     def spans(self, draws: Draws) -> list[RowSpan]:
-        """The rows of these draws, where they lie.
+        """The rows of these draws, as spans of blocks.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.

@@ -1,4 +1,4 @@
-"""Decoded row groups, the ones used last, within a byte budget."""
+"""A cache of decoded row groups: keeps those that were used last, within a byte budget."""
 
 import threading
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.block import Block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheInfo:
-    """What a cache has done in this process. hits and misses count row groups asked for; a miss decoded one."""
+    """Counts of one cache in this process. hits, misses: row groups asked for; a miss decodes one."""
 
     hits: int
     misses: int
@@ -19,10 +19,10 @@ class CacheInfo:
 
 
 class BlockCache:
-    """Blocks by row group, least recently used first to go; safe for threads, empty in every new process.
+    """Blocks by row group; drops the least recently used first. Thread-safe; empty in every new process.
 
-    A row group that several threads want is decoded once, and all but one of them wait. The block that was used
-    last stays even if it alone exceeds the budget, so that reading a row group row by row decodes it once.
+    A row group that several threads want is decoded once; the others wait. The block used last stays even if it alone
+    exceeds the budget, so that reading a row group row by row decodes it once.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -34,7 +34,7 @@ class BlockCache:
         self._held_bytes = 0
 
     def get(self, group: int, decode: Callable[[int], Block]) -> Block:
-        """The block of a row group, decoded by `decode(group)` unless it is here; its errors are not kept."""
+        """The block of a row group; calls `decode(group)` unless the cache has it. Errors are not cached."""
         with self._lock:
             found = self._blocks.get(group)
             if found is not None:
@@ -69,7 +69,7 @@ class BlockCache:
             return CacheInfo(hits=self._hits, misses=self._misses, held_bytes=self._held_bytes)
 
     def _evict(self) -> None:
-        """Let the oldest blocks go until the budget holds; the newest stays, and so do those still being decoded."""
+        """Drop the oldest blocks until the budget holds; keeps the newest and those that are still being decoded."""
         for group in list(self._blocks)[:-1]:
             if self._held_bytes <= self._budget_bytes:
                 return

@@ -1,7 +1,4 @@
-"""Who asks a data set for batches or for its state: told by the frames of torch's loaders, since nothing else does.
-
-Of other code, frames are passed by and not looked into.
-"""
+"""Which of torch's loaders calls a data set. Only the calling frames tell; frames of other code are not looked into."""
 
 from types import FrameType
 
@@ -12,9 +9,9 @@ _STATEFUL_LOADER = "torchdata.stateful_dataloader"
 
 
 def collates_anew(asking: FrameType) -> bool:
-    """Whether a DataLoader asks that will make batches of what it gets, and not by a function of the user.
+    """Whether the caller is a DataLoader that collates what it gets with torch's default_collate.
 
-    Its fetcher knows, in the trainer and in workers alike.
+    The caller then is DataLoader's fetcher, in the trainer's process and in workers.
     """
     if _module(asking) != _FETCHER:
         return False
@@ -23,7 +20,7 @@ def collates_anew(asking: FrameType) -> bool:
 
 
 def is_asked_by_torchdata(asking: FrameType) -> bool:
-    """Whether a loader of torchdata is among the callers: of a data set that wraps this one, too."""
+    """Whether a loader of torchdata is among the callers, direct or through a data set that wraps this one."""
     frame: FrameType | None = asking
     while frame is not None:
         if _module(frame).startswith(_STATEFUL_LOADER):

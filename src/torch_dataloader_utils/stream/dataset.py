@@ -1,4 +1,4 @@
-"""The data set as torch sees it: an IterableDataset that plans, remembers its position, and works in any DataLoader."""
+"""The data set that torch sees: an IterableDataset that plans its passes, keeps its position, suits any DataLoader."""
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -26,11 +26,11 @@ from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """What a data set runs, wired: who plans, what reads and shapes, for which rank and where.
+    """What a data set runs: planner, reader and shaper, and its rank.
 
-    num_processes: worker processes of the loader that is made for it; the topology has 1 worker where there are none.
-    credentials: a function of the user that storage asks, which workers need too. start_method: how processes start if
-    the caller does not say; None is Python's own choice.
+    num_processes: worker processes of its loader; 0 decodes in threads, and the topology then has 1 worker.
+    credentials: the user's function that gives storage credentials; workers call it too.
+    start_method: how worker processes start if the caller does not say; None leaves that to Python.
     """
 
     planner: PlanSource
@@ -61,7 +61,7 @@ class TableDataset(IterableDataset[Any]):
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
-        # How many of the states that were loaded in the trainer this copy knows of.
+        # How many loaded states this copy of the data set knows of; the trainer's copy may have more.
         self._seen_load = 0
 
     @property
@@ -81,7 +81,7 @@ class TableDataset(IterableDataset[Any]):
 
     @property
     def rank(self) -> int:
-        """The rank that it reads for."""
+        """The rank that this data set reads for."""
         return self.stages.rank
 
     @property
@@ -115,7 +115,7 @@ class TableDataset(IterableDataset[Any]):
                 "the loader that create_dataloader gives, or from torchdata's StatefulDataLoader; after a pass, "
                 "set_epoch() to the next epoch first."
             )
-        # torchdata takes states of the same data set behind its last batch and behind its end, and goes on differently.
+        # torchdata takes one state after the last batch and another after the end of the pass, and they must differ.
         is_inside = is_asked_by_torchdata(sys._getframe(1))
         return self.progress.state_inside() if is_inside else self.progress.state_dict()
 
@@ -248,9 +248,9 @@ class TableDataset(IterableDataset[Any]):
 def counted(
     stream: WorkerStream, run: Pass, progress: Progress, worker: int, ready: Callable[[Any], Any] | None = None
 ) -> Iterator[Any]:
-    """The batches of one worker, counted in `run` as they are given out; the last one finishes the epoch.
+    """The batches of one worker; each is counted in `run` when it is given out, and the last one finishes the epoch.
 
-    ready: makes each what is given out, before it is counted: one that this fails for was not received.
+    ready: changes each batch (pins it, moves it) before it is counted: if that fails, the batch was not received.
     """
     left = stream.num_batches
     if left == 0:

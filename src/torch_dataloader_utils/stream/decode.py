@@ -1,4 +1,4 @@
-"""Decoding: row groups to blocks in a pool of threads, under a byte budget that all lanes of a worker share."""
+"""Decodes row groups to blocks, in a pool of threads, within a byte budget that all lanes of a worker share."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.thread_pool import ThreadPool
-from torch_dataloader_utils.stream.afterwards import FollowUp, Pending
-from torch_dataloader_utils.stream.together import (
+from torch_dataloader_utils.stream.follow_up import FollowUp, Pending
+from torch_dataloader_utils.stream.row_span import RowSpan
+from torch_dataloader_utils.stream.small_groups import (
     MOST_BYTES_TOGETHER,
     MOST_TOGETHER,
-    GroupRows,
     JointDecode,
     SmallGroups,
     Wanted,
@@ -36,11 +36,13 @@ from torch_dataloader_utils.stream.together import (
 class DecodeOptions:
     """How far to decode ahead.
 
-    threads: row groups decoded at once. budget_bytes: blocks held ahead of the trainer, all lanes of a worker together;
-        a row group that is needed now is decoded even if it alone exceeds the budget. worker_threads: instead of
-        threads, in a worker process. small_bytes: row groups of no more are decoded several by one job, see
-        `SmallGroups`; 0 for none, where threads wait for a store. least_groups: row groups that are held if their
-        stored bytes fit, whatever they take decoded; None for one a thread and the one that is delivered.
+    threads: row groups decoded at once.
+    budget_bytes: blocks held ahead of the trainer, of all lanes of a worker together; a row group that is needed now is
+        decoded even if it alone exceeds the budget.
+    worker_threads: the same as threads, for a worker process.
+    small_bytes: row groups up to this size are decoded several by one job, see `SmallGroups`; 0: none are.
+    least_groups: so many row groups may be held if their stored bytes fit, however large they are decoded; None: one
+        for each thread and the one that is delivered.
     """
 
     threads: int
@@ -50,24 +52,23 @@ class DecodeOptions:
     least_groups: int | None = None
 
 
-# Small row groups are many within the budget. More than these a thread (those of one job, and of one that the trainer
-# has) would only make the first batch wait.
+# Row groups held for each thread: those of one job, and of the job that the trainer has. Of small ones many more fit
+# into the budget, and would only make the first batch wait.
 _GROUPS_A_THREAD = 2 * MOST_TOGETHER
 
-
-# Of one job. A column of one value takes a few bytes encoded, whatever its rows.
+# Rows of one job. Stored bytes alone do not limit it: a column of one value takes a few bytes, however many its rows.
 _MOST_SMALL_ROWS = 1 << 16
 
 
 class _Growth:
-    """How many times their stored bytes the row groups take that were decoded so far."""
+    """Decoded bytes divided by stored bytes, of the row groups decoded so far."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._stored_bytes = self._decoded_bytes = 0
 
     def learn(self, stored_bytes: int, decoded_bytes: int) -> None:
-        """Row groups were decoded."""
+        """Take row groups that were decoded into account."""
         with self._lock:
             self._stored_bytes += stored_bytes
             self._decoded_bytes += decoded_bytes
@@ -79,7 +80,7 @@ class _Growth:
 
 
 class Decoder:
-    """Decodes the row groups of one worker, and counts them; closing it cancels what has not begun."""
+    """Decodes the row groups of one worker, and counts them; `close` cancels what has not begun."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Decoder:
         self._held_bytes = 0
         self._held_groups = 0
         groups, formats = work.inventory.groups, work.inventory.files.formats
-        # What text takes in memory, its stored bytes do not say.
+        # The stored bytes of text do not say how much memory its rows take.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         is_short = self._rows <= _MOST_SMALL_ROWS
@@ -110,10 +111,10 @@ class Decoder:
         self._is_closed = False
 
     def room_for(self, groups: Sequence[int]) -> int:
-        """How many row groups, of these from the first on, may be decoded ahead beside what is held.
+        """How many of these row groups, from the first on, fit into the budget beside what is held.
 
-        Stored bytes say little where values repeat: those of a dictionary may take hundreds of times as many decoded.
-        So what is more than `least_groups` must fit as it is once decoded.
+        Stored bytes say little where values repeat: dictionary-encoded values may take hundreds of times as much
+        once decoded. So beyond `least_groups` row groups, the estimated decoded bytes must fit.
         """
         num_bytes = self._held_bytes + np.cumsum(self._bytes[np.asarray(groups)])
         num_groups = self._held_groups + np.arange(1, len(groups) + 1)
@@ -123,13 +124,13 @@ class Decoder:
 
     @property
     def knows_growth(self) -> bool:
-        """Whether a row group was decoded, so that `room_for` is not the least that there may be."""
+        """Whether a row group was decoded yet; before that `room_for` allows only `least_groups`."""
         return self._growth.ratio < math.inf
 
     def most_of_one_job(self, groups: Sequence[int]) -> int:
-        """How many of these row groups, from the first on, make a job that is not too long; at least one.
+        """How many of these row groups, from the first on, one job should decode; at least one.
 
-        The budget has room for that job and another one.
+        A job takes at most half of the budget, so that another one can run beside it.
         """
         numbers = np.asarray(groups)
         num_bytes, rows = np.cumsum(self._bytes[numbers]), np.cumsum(self._rows[numbers])
@@ -144,10 +145,10 @@ class Decoder:
         """Whether a row group is decoded together with others."""
         return bool(self._is_small[group])
 
-    def submit(self, group: int, stop_row: int | None) -> "Future[GroupRows]":
+    def submit(self, group: int, stop_row: int | None) -> "Future[RowSpan]":
         """Start decoding a row group up to `stop_row` (None: all of it)."""
         self._hold([group])
-        return self._pool.submit(lambda: GroupRows.of(self._decode((group, stop_row))))
+        return self._pool.submit(lambda: RowSpan.of(self._decode((group, stop_row))))
 
     def submit_together(self, wanted: Sequence[Wanted]) -> JointDecode:
         """Start decoding small row groups by one job; see `SmallGroups`."""
@@ -155,14 +156,14 @@ class Decoder:
         return self._small.start(wanted)
 
     def run_after(
-        self, needed: Sequence[Pending[GroupRows]], job: Callable[[list[GroupRows]], Block]
-    ) -> FollowUp[GroupRows, Block]:
-        """Let a decoding thread do a job as soon as these row groups are decoded."""
+        self, needed: Sequence[Pending[RowSpan]], job: Callable[[list[RowSpan]], Block]
+    ) -> FollowUp[RowSpan, Block]:
+        """Have a decoding thread run a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)
 
-    def release(self, job: Sequence[int]) -> None:
-        """No later unit of its lane needs a row group any more; `job`: those whose bytes are free with it."""
-        self._held_bytes -= sum(map(self.group_bytes, job))
+    def release(self, freed: Sequence[int]) -> None:
+        """Count one row group as not needed any more. freed: the row groups whose bytes that gives back."""
+        self._held_bytes -= sum(map(self.group_bytes, freed))
         self._held_groups -= 1
         self.counters.released_groups += 1
 
@@ -183,7 +184,7 @@ class Decoder:
         return joined
 
     def _task(self, wanted: Wanted) -> tuple[RowGroupTask, int | None]:
-        """What to read; nothing more once the decoder is closed."""
+        """The row group's task and its `stop_row`; raises CancelledError once the decoder is closed."""
         if self._is_closed:
             raise CancelledError
         group, stop_row = wanted
@@ -197,4 +198,4 @@ class Decoder:
         """Cancel what has not begun and let the threads end."""
         self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        del self._small  # it refers to this: both, and the plan, would stay until Python looks for such things
+        del self._small  # a reference cycle: it would keep the plan until the garbage collector runs

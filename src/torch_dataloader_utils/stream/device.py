@@ -1,4 +1,4 @@
-"""Batches on the device ahead of the step that needs them."""
+"""`DevicePrefetcher`: copies batches to the device before the step that needs them."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,12 @@ from torch_dataloader_utils.stream.unnumbered import refuse_number
 
 @runtime_checkable
 class PositionedLoader(Protocol):
-    """What is asked of a loader: those of `create_dataloader` and blends are such.
+    """A loader that knows its position: what `create_dataloader` and `blend` give.
 
-    codec: how its batches are written into flat buffers, or None. is_transformed: whether a function of the user made
-    them, so that they may hold anything. next_position: where a pass would begin now. progress: has `position`, the
-    one after the batch given last, and `encode(position)`, its state.
+    codec: how its batches are written into flat buffers, or None.
+    is_transformed: whether a function of the user made the batches, so that they may hold anything.
+    next_position: where a pass would begin now.
+    progress: has `position`, the place after the last batch, and `encode(position)`, the state of a position.
     """
 
     @property
@@ -51,18 +52,16 @@ class DevicePrefetcher:
         for batch in DevicePrefetcher(loader, "cuda"):
             loss = model(batch["x"])
 
-    On CUDA a batch is written into one page-locked buffer, copied as one transfer on a stream of its own, and seen
-    through views of one device buffer; both buffers are used again. `depth` batches are under way at once. `depth` + 1
-    page-locked buffers of a batch exist, and the host runs at most `depth` + 1 steps ahead of the device, so that
-    2 x `depth` + 3 batches are there at most, and those that you keep.
+    On CUDA each batch is written into one page-locked buffer and copied as one transfer on a separate stream; its
+    tensors are views of one device buffer. Both buffers are used again. `depth` batches are copied ahead. That takes
+    `depth` + 1 page-locked buffers of one batch, and at most 2 x `depth` + 3 batches on the device beside those that
+    you keep (the host runs at most `depth` + 1 steps ahead of the device).
 
-    What is no dense tensor (sparse ones, those with gradients, objects) is moved when the batch is given out, and so
-    are all batches on other devices. Every tensor of a batch comes on the device, also those in dicts, lists and
-    tuples, however deep; what has a method `to` of its own is asked to move itself; everything else stays as it is. On
-    the CPU batches are what the loader gives.
+    Every tensor of a batch is moved, also those inside dicts, lists and tuples; an object with a method `to` moves
+    itself; everything else stays as it is. Tensors that are not dense (sparse ones, those with gradients), and all
+    batches on devices other than CUDA, are moved when the batch is given out. On the CPU batches stay as they are.
 
-    The state is that of the batches it has given out, not of those it holds ready. Length, epochs and everything else
-    are the loader's.
+    The state counts the batches given out, not those copied ahead. Length and epochs are the loader's.
     """
 
     def __init__(self, loader: PositionedLoader, device: torch.device | str | int, *, depth: int = 2) -> None:
@@ -80,9 +79,9 @@ class DevicePrefetcher:
         self.loader = loader
         self.device = _find_device(device)
         self._depth = check_integer("depth", depth, least=1)
-        # The loader's position after the batch that was given out last; None where the loader's own is the state.
+        # The loader's position after the last batch given out; None: the loader's own state is the state.
         self._given: Any = None
-        # Its position after the batch that was taken from it last: if it stands elsewhere now, somebody moved it.
+        # The loader's position after the last batch taken from it: if it now stands elsewhere, it was moved.
         self._taken: Any = None
         self._copies: CudaCopies | None = None
 
@@ -95,9 +94,9 @@ class DevicePrefetcher:
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch that was given out; see TableDataset.state_dict.
+        """The state after the last batch given out; see TableDataset.state_dict.
 
-        If the loader or its data set was moved since (`set_epoch`, a state, a pass of its own), that is the loader's.
+        If the loader was moved since (by `set_epoch`, a loaded state, another pass), it is the loader's state.
         """
         was_moved = self._taken is not None and self._taken != self.loader.progress.position
         has_own = self._given is not None and not was_moved
@@ -129,7 +128,7 @@ class DevicePrefetcher:
         self._given = None
 
     def _find_copies(self) -> CudaCopies | None:
-        """What copies batches ahead of their step, kept from pass to pass; None where nothing does."""
+        """What copies batches ahead, kept from pass to pass; None where batches are moved one by one."""
         codec = self.loader.codec
         if self._copies is None and codec is not None and self.device.type == "cuda":
             self._copies = CudaCopies(self.device, codec, self._depth + 1, holds_objects=self.loader.is_transformed)

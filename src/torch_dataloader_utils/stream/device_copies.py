@@ -1,8 +1,7 @@
 """Batches on their way to a device: copies that run while the trainer computes, and moves that do not.
 
-A CUDA stream does its work in order and knows nothing of the others: whoever uses what a copy brings waits for the
-copy's event, and the allocator is told who uses its memory. A page-locked buffer is written again only after the copy
-that reads it.
+CUDA streams do not wait for each other: who uses a copied batch waits for the copy's event, and the allocator is told
+which stream uses the memory. A page-locked buffer is written again only after the copy that reads it has ended.
 """
 
 from collections import deque
@@ -18,7 +17,7 @@ _HOLD_NO_TENSORS = frozenset([str, bytes, int, float, bool, type(None)])
 
 
 def move_itself(value: Any, device: torch.device) -> Any:
-    """What the value's own `to(device)` gives; the value itself if it has none, or one that moves in place."""
+    """The result of the value's `to(device)`; the value itself if it has no such method, or one that moves in place."""
     if not callable(getattr(type(value), "to", None)):
         return value
     moved = value.to(device)
@@ -26,10 +25,10 @@ def move_itself(value: Any, device: torch.device) -> Any:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The value with every tensor of it on the device; the same object if there is none.
+    """The value with all its tensors on the device; the same object if it holds none.
 
-    What has a method `to` moves itself. Of dicts, lists and tuples (named ones too), however deep, there are copies
-    with moved members. Everything else stays as it is.
+    A value with a method `to` moves itself. Dicts, lists and (named) tuples, however deep, are copied if a member
+    moves. Everything else stays as it is.
     """
     value = move_itself(value, device)
     if isinstance(value, dict):
@@ -52,7 +51,7 @@ def _with_members(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A batch on its way: layout and descriptor, see SlabCodec, and its bytes on the device, there when `done` is."""
+    """A batch on its way to the device: layout and descriptor (see SlabCodec), and its bytes, complete after `done`."""
 
     layout: Any
     descriptor: Any
@@ -64,8 +63,8 @@ class Transfer:
 class CudaCopies:
     """Copies batches to a CUDA device on a stream of its own, each as one transfer from page-locked memory.
 
-    Where `most` page-locked buffers are still being read, `start` waits for one. Where the device has `most` steps yet
-    to do, `finish` waits for one.
+    `start` waits if `most` page-locked buffers are still being copied; `finish` waits if the device is `most` steps
+    behind.
 
     holds_objects: whether batches may hold tensors where the codec does not look for them.
     """
@@ -105,7 +104,7 @@ class CudaCopies:
         return Transfer(self._layout, descriptor, there, done)
 
     def finish(self, transfer: Transfer) -> Any:
-        """The batch, for use on the caller's current stream; what was no dense tensor is moved there now."""
+        """The batch, for use on the caller's current stream; tensors that are not dense are moved now."""
         current = torch.cuda.current_stream(self.device)
         while len(self._given) >= self.most:
             self._given.popleft().synchronize()
@@ -116,7 +115,7 @@ class CudaCopies:
         return self.codec.view(transfer.layout, descriptor, (transfer.buffer,))
 
     def _page_locked(self, num_bytes: int) -> torch.Tensor:
-        """A buffer that no copy is reading, large enough."""
+        """A buffer of at least `num_bytes` that no copy reads."""
         while self._busy and (len(self._busy) == self.most or self._busy[0][0].query()):  # type: ignore[no-untyped-call]
             done, buffer = self._busy.popleft()
             done.synchronize()
@@ -130,7 +129,7 @@ class CudaCopies:
 
 
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """A place in the work of a stream: behind all that it has been given."""
+    """An event after all the work that the stream was given so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(stream)
     return event

@@ -1,7 +1,6 @@
-"""One lane as a stream of rows: units to blocks, blocks to as many rows as a batch asks for."""
+"""Reads one lane as a stream of rows: its units become blocks, from which batches take rows."""
 
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -9,25 +8,18 @@ from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
+from torch_dataloader_utils.stream.row_span import RowSpan
 from torch_dataloader_utils.stream.windows import LaneWindows
 
-# Small blocks are joined, so many batches or bytes of them, with those behind them that are being decoded: small files
-# are many, and every border between them would cost a batch that is put together from two. The first block of a pass
-# is not waited for longer.
+# A small block is joined with the blocks after it that are being decoded, up to so many batches or bytes: with many
+# small files, a batch at every border would have to be put together from two blocks. The first block of a pass is not
+# joined, so that the first batch does not wait.
 _JOINED_BATCHES = 16
 _JOINED_BYTES = 1 << 20
 
 
-class RowSpan(NamedTuple):
-    """Rows [start, stop) of a block."""
-
-    block: Block
-    start: int
-    stop: int
-
-
 class LaneReader:
-    """Gives the rows of one lane in order; remembers where it stands as (units finished, rows of the next unit)."""
+    """Gives the rows of one lane in order. cursor: (units finished, rows taken of the next unit)."""
 
     def __init__(
         self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
@@ -49,7 +41,7 @@ class LaneReader:
         self._blocks.prefetch()
 
     def close(self) -> None:
-        """Let go of all rows, at once: what refers to itself would keep them until Python looks for such things."""
+        """Drop all rows now: reference cycles would keep them until the garbage collector runs."""
         self._source.close()
         self._windows.close()
         self._current = None
@@ -68,7 +60,7 @@ class LaneReader:
             yield RowSpan(block, start, start + count)
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
-        """Batches that lie whole in the present block, at most `most`; the fast path, views all of them."""
+        """Batches that lie whole in the current block, at most `most`, as views: the fast path."""
         block = self._block_with_rows(batch_rows)
         if block is None:
             return
@@ -84,7 +76,7 @@ class LaneReader:
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
 
     def _block_with_rows(self, batch_rows: int) -> Block | None:
-        """The present block, or the next one if its rows are all taken; None at the end of the lane."""
+        """The current block, or the next one if all its rows are taken; None at the end of the lane."""
         while self._current is None or self._offset == self._current.num_rows:
             self._current, self._offset = None, 0  # let go of it before the next one is waited for
             taken = next(self._source, None)
@@ -97,7 +89,7 @@ class LaneReader:
         return self._current
 
     def _joined(self, block: Block, rows: int) -> Block:
-        """The block with those behind it that are begun and plain, as long as there are few rows and few bytes."""
+        """The block joined with plain blocks after it that are being decoded, up to `rows` rows and _JOINED_BYTES."""
         if self._ends[-1][0] >= rows:
             return block
         parts, num_bytes = [block], block.num_bytes
@@ -120,10 +112,10 @@ class LaneReader:
         following = self._next_use
         if following >= len(self._blocks.uses) or self._units.window[self._blocks.uses.unit[following]] != PLAIN:
             return False
-        return self._blocks.comes(following)
+        return self._blocks.is_ready(following)
 
     def _unit_blocks(self) -> Generator[tuple[Block, range]]:
-        """The rows of all units as blocks, each with the uses of row groups that it is made of."""
+        """The rows of all units as blocks, each with the range of uses (see LaneBlocks) that it is made of."""
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
             uses = self._blocks.uses_of(unit)

@@ -10,19 +10,20 @@ from torch_dataloader_utils._core.block import Block
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils._core.uses import group_uses
-from torch_dataloader_utils.stream.afterwards import Awaited, FollowUp
-from torch_dataloader_utils.stream.ahead import DecodeAhead
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.together import GroupRows, JointDecode, in_few_blocks
+from torch_dataloader_utils.stream.decode_ahead import DecodeAhead
+from torch_dataloader_utils.stream.follow_up import Awaited, FollowUp
+from torch_dataloader_utils.stream.row_span import RowSpan, in_few_blocks
+from torch_dataloader_utils.stream.small_groups import JointDecode
 
 T = TypeVar("T")
 
 
 class LaneBlocks:
-    """The rows of each use of a row group, in the order of `uses`.
+    """The rows of each use of a row group by the lane's units, in the order of `uses`.
 
-    Plain units take them: `take`, `take_several`. Windows are gathered from several uses in the decoding threads
-    (`gather`) and released later (`finish`). Both ways a row group is let go of after its last use.
+    Plain units take the rows of their uses: `take`, `take_several`. Windows are gathered from several uses in the
+    decoding threads (`gather`) and released later (`finish`). A row group is dropped after its last use.
     """
 
     def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:
@@ -32,7 +33,7 @@ class LaneBlocks:
         self._use_of_unit = np.searchsorted(self.uses.unit, np.arange(len(units) + 1), side="left").tolist()
         # Later uses overwrite earlier ones.
         self._last_use = {group: use for use, group in enumerate(self.uses.group.tolist())}
-        # The row groups of one job may be of several units, of which windows take theirs in another order.
+        # The row groups of one job may belong to several units, and windows take theirs in another order.
         self._takes_several = work.exact and bool((units.window == PLAIN).all())
         self._ahead = DecodeAhead(decoder, self.uses, decodes_rows_needed=work.exact)
 
@@ -41,7 +42,7 @@ class LaneBlocks:
         self._ahead.prefetch()
 
     def take(self, use: int) -> Block:
-        """The rows of one use of a row group; to be taken in order."""
+        """The rows of one use; uses must be taken in order."""
         pending = self._ahead.rows(self._group(use))
         self.prefetch()
         block = self._cut(use, self.wait(pending)).rows()
@@ -49,9 +50,9 @@ class LaneBlocks:
         return block
 
     def take_several(self, use: int) -> tuple[range, Block]:
-        """The uses from this one on that are at hand as one block, and their rows: those of one job, or this use alone.
+        """The rows of this use, with those of the next uses if one job decoded all into one block: (uses, rows).
 
-        Several only where whole row groups follow each other as they were decoded.
+        Several uses only where they are whole row groups in the order in which they were decoded.
         """
         together = self._ahead.joined(self._group(use)) if self._takes_several else None
         uses = range(use, use + (1 if together is None else len(together.groups)))
@@ -62,39 +63,39 @@ class LaneBlocks:
         self.prefetch()
         return uses, rows
 
-    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[GroupRows, Block]:
-        """Let a decoding thread do a job over the rows of these uses, as soon as they are there.
+    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[RowSpan, Block]:
+        """Have a decoding thread run a job on the rows of these uses, as soon as they are decoded.
 
-        Their row groups are begun now if they were not, whatever the budget says.
+        Starts decoding their row groups if need be, even beyond the budget.
         """
         needed = [self._ahead.rows(self._group(use)) for use in uses]
         return self._decoder.run_after(needed, lambda wholes: job(in_few_blocks(map(self._cut, uses, wholes))))
 
     def learn_growth(self, uses: range) -> None:
-        """Wait for the first of these uses if nothing was decoded yet, and nobody knows how far the budget goes.
+        """Wait for the first of these uses if nothing was decoded yet, so that the budget can be judged.
 
-        What comes behind a window would be begun only when all of it is there.
+        Otherwise what follows a window would be started only once the whole window is decoded.
         """
         if uses and not self._decoder.knows_growth:
             self._decoder.counters.count_stall(self._ahead.rows(self._group(uses.start)).exception)
 
     def finish(self, uses: range) -> None:
-        """These uses were taken; a row group whose last use is among them gives its budget back."""
+        """These uses were taken: row groups whose last use is among them are dropped."""
         for use in uses:
             group = self._group(use)
             if self._last_use[group] == use:
                 self._ahead.done(group)
 
     def wait(self, pending: Awaited[T]) -> T:
-        """What a decoding thread gives; counted as a stall if it is not there yet."""
+        """The result of a decoding thread; waiting for it is counted as a stall."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
 
     def has_begun(self, uses: range) -> bool:
-        """Whether decoding of all these uses has begun, so that asking for them takes no more of the budget."""
+        """Whether all row groups of these uses are being decoded or are decoded."""
         return all(self._ahead.begun(self._group(use)) is not None for use in uses)
 
-    def comes(self, use: int) -> bool:
-        """Whether the row group of a use is under way and decodes; waits for it."""
+    def is_ready(self, use: int) -> bool:
+        """Whether the row group of a use was started and decoded without an error; waits for that."""
         pending = self._ahead.begun(self._group(use))
         return pending is not None and self._decoder.counters.count_stall(pending.exception) is None
 
@@ -110,7 +111,7 @@ class LaneBlocks:
         return int(self.uses.group[use])
 
     def _joined(self, together: JointDecode, uses: slice) -> Block | None:
-        """The joined block of a job, if it is just the rows of these uses; None too if not all of it decodes."""
+        """The block of a job, if it has just the rows of these uses; None if it has others, or did not decode."""
         if self.uses.group[uses].tolist() != together.groups:
             return None
         try:
@@ -122,8 +123,8 @@ class LaneBlocks:
         is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
         return rows if is_whole else None
 
-    def _cut(self, use: int, whole: GroupRows) -> GroupRows:
-        """The rows of a use; all that the row group has, where counts are not known."""
+    def _cut(self, use: int, whole: RowSpan) -> RowSpan:
+        """The rows of a use, out of those of its row group; all of them where row counts are not known."""
         if not self._exact:
             return whole
         return whole.cut(int(self.uses.start[use]), int(self.uses.stop[use]))

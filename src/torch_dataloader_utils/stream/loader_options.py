@@ -1,4 +1,4 @@
-"""What a caller may choose of torch's DataLoader, checked before anything is read; torch checks some, and late."""
+"""The options of torch's DataLoader that a caller may choose, checked before anything is read; torch checks later."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping

@@ -1,10 +1,10 @@
-"""Passes that are left in the middle: closed as the program ends, while all that they need is there.
+"""Closes passes that are still open when the program exits, and stops passes that a fork has copied.
 
-Python itself would close them last of all, when modules are empty already. Threads and worker processes would not be
-ended then, callbacks would fail, and every pass would be a traceback on stderr.
+At exit Python closes generators last, when modules are empty already: threads and worker processes would not be ended,
+callbacks would fail, and each open pass would print a traceback.
 
-And passes that a fork copied: their threads did not come along, so that a batch would be waited for without end, and
-their worker processes are the parent's to end.
+A pass that a fork copied has no threads in the child, so that the child would wait for a batch without end; and its
+worker processes belong to the parent.
 """
 
 import atexit
@@ -23,15 +23,14 @@ from torch_dataloader_utils.errors import ConfigError
 
 T = TypeVar("T")
 
-# By the thread that takes the first batch, which need not be the one that makes the iterator; none is there before.
+# Every pass, and the thread that took its first batch (none before that), which need not be the one that made it.
 _begun_by: WeakKeyDictionary[Generator[Any], list[threading.Thread]] = WeakKeyDictionary()
 
 
 def closed_at_exit(batches: Generator[T]) -> Generator[T]:
-    """The same pass, which this process closes at its exit if it is still open then, and no other goes on with.
+    """The same pass, closed at the exit of this process if it is still open; in a forked process it raises ConfigError.
 
-    Of all threads only daemons still run by then. Their passes are left alone: a loop over a pass that somebody else
-    closes goes on as if the epoch were over.
+    At exit only daemon threads still run. Their passes are not closed: the loops would go on as if the epoch had ended.
     """
     begun_by: list[threading.Thread] = []
     noted = _noted(batches, begun_by)
@@ -53,7 +52,7 @@ def _noted(batches: Generator[T], begun_by: list[threading.Thread]) -> Generator
     finally:
         if os.getpid() == process:
             batches.close()
-        else:  # one reference that nobody drops, for what is dropped is closed, and that is the parent's to do
+        else:  # keep it for ever: dropped, it would be closed, which only the parent may do
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(batches))
 
 
@@ -67,5 +66,5 @@ def _close_all() -> None:
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    # Its parent's passes are not a child's to close.
+    # A child must not close its parent's passes.
     os.register_at_fork(after_in_child=_begun_by.clear)

@@ -1,6 +1,6 @@
-"""How many batches a worker process answers with at once.
+"""How many batches a worker process sends in one answer.
 
-A hand-over costs both sides some 300 us, whatever it carries: as much as decoding 1,024 rows of 51 columns and a light
+An answer costs both sides some 300 us, whatever it carries: as much as decoding 1,024 rows of 51 columns and a light
 transform together. A worker whose batches take no time sends several; one that takes long over each sends it at once.
 
     batches of 250 KB, 0.2 ms each      1, 2, 4, 8, 16 batches an answer (4 MB)
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 _FAST_NS = 10_000_000
 _SLOW_NS = 40_000_000
 MOST_BYTES = 4 << 20
-# A transform that becomes slow is waited for so many times before less is asked of it.
+# If a transform becomes slow, one answer takes at most so many times as long.
 _MOST_BATCHES = 16
 
 
@@ -26,7 +26,7 @@ class BatchPace:
     def learn(self, batches: int, num_bytes: int, took_ns: int) -> None:
         """Take one answer into account: its batches, their bytes in slabs, and the time that the worker took for it.
 
-        num_bytes: 0 if a batch is not one for slabs, since nobody knows how large it is.
+        num_bytes: 0 if a batch cannot be put into a slab; its size is not known then.
         """
         if num_bytes == 0:
             self.length = 1

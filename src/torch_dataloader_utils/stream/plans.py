@@ -1,4 +1,4 @@
-"""What the stream asks of plans and of what makes them; the stages meet in `datasets.py` alone."""
+"""Protocols: what the stream needs of a plan and of a planner. (Stages do not import each other.)"""
 
 from collections.abc import Iterable
 from typing import Protocol

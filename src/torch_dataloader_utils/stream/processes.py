@@ -1,6 +1,6 @@
-"""The worker processes of one loader, as the trainer's process sees them: tickets out, batches in.
+"""The worker processes of one loader, seen from the trainer's process: it sends tickets and receives batches.
 
-docs/design/0001-house.md, "The life of a batch in a worker process", has all messages and who holds what memory.
+docs/design/0001-house.md, "The life of a batch in a worker process", lists all messages and who holds which memory.
 """
 
 import math
@@ -23,12 +23,12 @@ from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler,
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.stream.worker_death import Notes, answers_of, share_temporary_directory
 
-# Bytes of batches that travel as one. A hand-over costs some 300 us however large it is, and both sides wake up for it:
-# runs of 16 MiB are 1.2 times as fast as runs of 4.
+# Bytes of a run. Sending one costs some 300 us whatever its size, and both sides wake up for it: runs of 16 MiB are
+# 1.2 times as fast as runs of 4 MiB.
 _RUN_BYTES = 16 << 20
-# Rows of text and lists, encoded well, are larger in memory than their sizes in the files.
+# Batches of a run. Well-encoded text and lists are much larger in memory than in the file.
 _MOST_BATCHES = 64
-# Copying so much takes as long as saying where 51 columns lie.
+# Copying this many bytes takes as long as describing where 51 columns lie.
 _ALONE_BYTES = 1 << 20
 
 
@@ -40,7 +40,7 @@ def as_it_is(batch: Any) -> Any:
 class WorkerProcesses:
     """A DataLoader of worker processes, and what the trainer's side of each pass needs.
 
-    options: those of DataLoader, among them in_order; without it batches come as they are ready, whoever's turn it is.
+    options: those of DataLoader. With in_order=False, batches come as they are ready and not in the plan's order.
     """
 
     def __init__(self, pipeline: Pipeline, decode: DecodeOptions, num_workers: int, options: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class WorkerProcesses:
             check_socket_names()  # tensors need them
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._num_workers = num_workers
-        # Persistent workers keep their slabs, and batches of earlier passes may be looked at still.
+        # Persistent workers keep their slabs, and the trainer may still hold batches of earlier passes.
         self._readers = self._new_readers() if options.get("persistent_workers") else None
         self._sampler = TicketSampler()
         self._notes = Notes(num_workers)
@@ -72,7 +72,7 @@ class WorkerProcesses:
         return WorkerProcesses, (self._pipeline, self._decode, self._num_workers, self._options)
 
     def decode_as(self, decode: DecodeOptions) -> None:
-        """Let processes that are started from now on decode so far ahead, all together."""
+        """Set how far processes that start from now on decode ahead, all together."""
         self._decode = decode
         self._worker.options = self._share()
 
@@ -104,7 +104,7 @@ class WorkerProcesses:
         try:
             if left == 0:
                 return
-            # Closed by name: an error that came with its traceback (tblib) keeps the frames that it was unpickled in.
+            # Closed explicitly: an unpickled error that has its traceback (tblib) keeps these frames alive.
             with closing(answers_of(self._loader, self._notes)) as arriving:
                 answers = meter.answers(self._of_pass(demand, arriving))
                 if counted is not None:
@@ -117,14 +117,14 @@ class WorkerProcesses:
     def _new_readers(self) -> list[SlabReader]:
         """A reader of slabs for each process.
 
-        With in_order=False they have no codec, and batches come through the queue: a ticket may reach any process then,
-        and would name slabs that this one does not have.
+        With in_order=False they have no codec, and batches come through the queue: any process may get a ticket then,
+        and the ticket would name slabs of another process.
         """
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
 
     def _of_pass(self, demand: Demand, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """The answers, as long as they are those of this pass: persistent workers work for the latest one only."""
+        """The answers of this pass; raises ConfigError once persistent workers work for a later pass."""
         while self._readers is None or self._sampler.is_latest(demand):
             answer = next(answers, None)
             if answer is None:
@@ -136,9 +136,9 @@ class WorkerProcesses:
         )
 
     def _paced(self, answers: Iterator[Answer], demand: Demand) -> Iterator[Answer]:
-        """All answers; the latest one says how many batches are asked for next.
+        """All answers; each one sets how many batches the next tickets ask for.
 
-        With DataLoader's `timeout` they ask for one: the time is meant for a batch, and measured for an answer.
+        With DataLoader's `timeout` tickets ask for one batch: the time limit is for a batch but measured for an answer.
         """
         for answer in answers:
             if not self._has_timeout:
@@ -160,10 +160,10 @@ def _until_ended(answers: Iterator[Answer], num_workers: int, count: int | None)
 
 
 def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
-    """How many batches travel as one: some megabytes, but no more rows than a row group has, which come at once.
+    """How many batches travel as one run: some megabytes, but no more rows than a row group has.
 
-    None: each travels as a copy, since the user's functions made it, or it is no tensors, or it is small and larger
-    than a row group.
+    None: each batch is copied to a slab on its own, since user functions made it, it has no codec, or it is small and
+    larger than a row group.
     """
     if pipeline.codec is None or pipeline.functions:
         return None
@@ -173,9 +173,9 @@ def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
     batch_rows = drawn_rows(schedule.draws(0)) if schedule.num_batches else 0
     if not batch_rows or not group_rows.any():
         return None
-    # Equal parts of a row group: a batch that spans two of them is put together.
-    # Repeated values are stored in a fraction of what they take.
+    # Projected bytes are too low where values repeat, so a row takes at least what its fixed-width columns take.
     whole, row_bytes = int(group_rows.max()), max(num_bytes / int(group_rows.sum()), pipeline.row_bytes)
+    # Runs are equal parts of a row group, because a batch that spans two row groups has to be put together.
     parts = math.ceil(max(whole * row_bytes / _RUN_BYTES, 1))
     length = min(max(1, whole // parts // batch_rows), _MOST_BATCHES)
     return None if length == 1 and batch_rows * row_bytes < _ALONE_BYTES else length

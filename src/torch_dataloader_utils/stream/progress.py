@@ -1,4 +1,4 @@
-"""Where a loader stands: its epoch, what was received of it, and where the next pass begins."""
+"""The position of a loader: its epoch, how many batches were received, and where the next pass begins."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,12 +32,12 @@ class Pass:
 
     @property
     def before_last(self) -> Position:
-        """Where it stood before the last batch; with row counts, where it stands."""
+        """The position before the last batch; with known row counts, the same as `position`."""
         return self._before_last or self.position
 
     @property
     def position(self) -> Position:
-        """Where the pass stands."""
+        """The position after the last batch received."""
         cursors = None if self._reached is None else ((self._rank, tuple(self._reached)),)
         segment = replace(self._begin.segment, steps=self._steps, cursors=cursors)
         return replace(self._begin, segment=segment)
@@ -47,14 +47,14 @@ class Pass:
         self._steps += self._stride
 
     def received_out_of_turn(self, worker: int) -> None:
-        """A batch of `worker` was received, whoever's turn it was (`in_order=False`)."""
+        """A batch of `worker` was received, perhaps before its turn (`in_order=False`)."""
         self._steps += 1
         self._from_worker[worker] = self._from_worker.get(worker, 0) + 1
         self.left_turn = self.left_turn or not self.is_in_turn
 
     @property
     def is_in_turn(self) -> bool:
-        """Whether the batches received are the first ones of the epoch, so that their number says which they are."""
+        """Whether the batches received are the first ones of the epoch, so that their count tells which they are."""
         workers = self._begin.segment.topology.num_workers
         first, count = self._begin.segment.steps_of(self._rank) % workers, sum(self._from_worker.values())
         return all(
@@ -63,7 +63,7 @@ class Pass:
         )
 
     def received_from(self, worker: int, cursor: Cursor) -> None:
-        """Without row counts: a batch of `worker`, whose lane came as far as `cursor` since the pass began."""
+        """Without row counts: a batch of `worker` was received. cursor: how far its lane came since the pass began."""
         self._before_last = self.position
         self._steps += self._stride
         if self._reached is None:
@@ -73,21 +73,20 @@ class Pass:
 
 
 class Progress:
-    """The one mutable thing of a data set; plans are made from positions, and positions are counted here.
+    """The only mutable part of a data set: the position that plans are made from and states are taken of.
 
-    A pass begins at the start of the epoch or, once, where a loaded state says. `break` and a new pass begin the epoch
-    again; a state taken in between says where the broken pass stood. After the last batch the state names the next
-    epoch; a pass without `set_epoch` still repeats the old one, as everywhere in PyTorch, with a warning if shuffled.
+    A pass begins at the start of the epoch or, once, at the place of a loaded state. After `break`, a new pass begins
+    the epoch again; a state taken in between has the place of the broken pass. After the last batch the state names the
+    next epoch; a pass without `set_epoch` still repeats the old one, as always in PyTorch, with a warning if shuffled.
 
-    is_read_ahead: set where whoever reads holds a batch that is not used yet, as Lightning does if it does not know the
-    length. Where row counts are not known, states then stand before that batch, until there is none left.
+    is_read_ahead: set where the reader holds one batch that was not used yet, as Lightning does if it does not know the
+    length. Without row counts, states then name the place before that batch.
 
-    With several ranks the state at the end of an epoch keeps the epoch's log, the same on every rank: others may still
-    be in it, and `merge_states` must know that this rank has taken all its steps.
+    With several ranks the state at the end of an epoch keeps the log of that epoch, the same on every rank: other ranks
+    may still be in it, and `merge_states` must know that this rank has taken all its steps.
 
-    Inside a DataLoader worker each worker counts for itself: worker p stands at the rank's step that its next batch
-    is, p, p + W, p + 2W, ...; the steps alone then say which worker's lane it is and how far it came, and behind the
-    last step that it has nothing left.
+    Inside a DataLoader with W workers each worker counts for itself: its steps are those of the rank that are its own
+    batches, p, p + W, p + 2W, ... for worker p. The number of steps then tells both the worker and how far it came.
     """
 
     def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
@@ -109,7 +108,7 @@ class Progress:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over `epoch`; keeps a loaded position that is in it, but no log of the one before."""
+        """Make the next pass one over `epoch`; keeps a loaded position of that epoch, but no log of the one before."""
         if self._loaded is not None and self._loaded.epoch != epoch:
             self.forget_loaded()
         elif self._loaded is not None:
@@ -158,7 +157,7 @@ class Progress:
         return self._pass
 
     def _check_own_topology(self, topology: Topology) -> None:
-        """Refuse another topology: what is left is planned from all workers' places, and a worker knows its own."""
+        """Refuse another topology: to plan the rest takes the places of all workers, and a worker knows its own."""
         loaded = self._loaded
         if self._loaded_worker is None or loaded is None or topology.num_workers == 1:
             return
@@ -169,7 +168,7 @@ class Progress:
             )
 
     def _own_step(self, position: Position, worker: int) -> Position:
-        """The rank's step that is the next batch of `worker`, unless the position is already a worker's own."""
+        """The position at the next step of `worker`, unless it is already the position of one worker."""
         steps = position.segment.steps_of(self._rank)
         if self._loaded_worker is not None and steps:
             return position
@@ -187,10 +186,9 @@ class Progress:
 
     @property
     def position(self) -> Position:
-        """What the state says: the present place, or the start of the next epoch once the last batch is out.
+        """The position of the state: the current place, or the start of the next epoch after the last batch.
 
-        One worker of several cannot say the latter: others may still have batches of this epoch. Its own place, behind
-        its last step, says that it has none.
+        One worker of several stays in its epoch, after its last step: others may still have batches of that epoch.
         """
         if self._finished_epoch is not None and self._worker is None:
             start = Segment(topology=self._topology)
@@ -202,7 +200,7 @@ class Progress:
         return self.next_position(self._topology)
 
     def _finished_log(self) -> tuple[Segment, ...]:
-        """The log of the pass that has delivered its last batch, where there are other ranks; else nothing."""
+        """The log of the finished epoch if there are several ranks, else nothing; see the class."""
         if self._pass is None or self._topology.num_ranks == 1:
             return ()
         passed = self._pass.position
@@ -219,10 +217,10 @@ class Progress:
         return self._encoded(self.position)
 
     def state_inside(self) -> dict[str, Any]:
-        """The same for who keeps the end of a pass apart from its last batch, as torchdata does.
+        """The same for torchdata, which tells a pass after its last batch from a pass that has ended.
 
-        Until the pass was asked for one batch more, the state is then behind the last batch of its epoch: a pass that
-        goes on from there is empty.
+        After the last batch the state stays in its epoch until one more batch was asked for; a pass that continues from
+        there is empty.
 
         Raises:
             ConfigError: see `state_dict`.
@@ -232,7 +230,7 @@ class Progress:
         return self._encoded(self._pass.position)
 
     def encode(self, position: Position) -> dict[str, Any]:
-        """The state of a position that was looked at before.
+        """The state of a position that this had before.
 
         Raises:
             ConfigError: batches of its pass came out of turn, and whether they had by then is not known any more.
@@ -242,7 +240,7 @@ class Progress:
         return self._encoded(position)
 
     def _encoded(self, position: Position) -> dict[str, Any]:
-        # A worker that has not begun stands where the state that was loaded says, which may be one of its own.
+        # A worker that has not begun is at the place of the loaded state, which may be its own.
         worker = self._loaded_worker if self._pass is None else self._worker
         return encode_state(self._identity, position, worker)
 

@@ -1,7 +1,7 @@
-"""Which rank of a loader this process is, by torch.distributed, a mesh, Ray or the environment; and work of all ranks.
+"""Which rank this process is (by torch.distributed, a mesh, Ray or the environment), and work that ranks do together.
 
-Nothing else that loads tables asks them, but for `alike.py`. Beside it, `tokens/rank_turns.py` asks which process of a
-node goes first, `wrappers/sharded.py` what a user's group or mesh says, and `packing/` works on groups of its own.
+For tables, only this module and `alike.py` use torch.distributed. Elsewhere, `tokens/rank_turns.py` finds which process
+of a node goes first, `wrappers/sharded.py` reads a user's group or mesh, and `packing/` uses groups of its own.
 """
 
 import os

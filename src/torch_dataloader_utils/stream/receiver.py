@@ -1,4 +1,4 @@
-"""The trainer's end of the worker processes: what they answer, one batch or many, as batches in the plan's order."""
+"""Receives the answers of worker processes in the trainer's process, and gives their batches in the plan's order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -11,11 +11,11 @@ from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer
 
 Delivered = tuple[int, Cursor, Any]
-"""Worker, how far it had come, batch."""
+"""Worker, its cursor, batch."""
 
 
 class Receiver:
-    """Reads the answers of one pass, out of slabs where there are some; `meter` hears of every batch as it is taken."""
+    """Reads the answers of one pass, from slabs where batches lie in them; `meter` counts each batch as it is taken."""
 
     def __init__(self, readers: Mapping[int, SlabReader], meter: LoaderMeter) -> None:
         """readers: the reader of each worker's slabs."""
@@ -27,7 +27,7 @@ class Receiver:
         yield from chain.from_iterable(map(self._batches_of, answers))
 
     def in_turn(self, answers: Iterator[Answer], turns: Sequence[int], left: int) -> Iterator[Delivered]:
-        """`left` batches, one of each worker in the order of `turns`; an answer may have many of one worker.
+        """`left` batches, one of each worker in the order of `turns`; an answer may hold several of one worker.
 
         Raises:
             InternalError: a worker answered that was not asked.
@@ -42,7 +42,7 @@ class Receiver:
             if delivered is None:
                 raise InternalError(f"Worker {worker} answered with no batch. Please report this.")
             yield delivered
-        next(answers, None)  # lets them end: the last one is out
+        next(answers, None)  # so that the answers end: this was the last batch
 
     def _next_of(self, worker: int, answers: Iterator[Answer]) -> Iterator[Delivered]:
         answer = next(answers, None)
@@ -53,8 +53,8 @@ class Receiver:
     def _batches_of(self, answer: Answer) -> Iterator[Delivered]:
         """The batches of an answer, and then its error.
 
-        Nothing here refers to a batch that was given: its slab is free as soon as the trainer lets go of it, or of
-        the last batch of its piece.
+        No reference to a given batch stays here, so that its slab is free once the trainer drops it, or drops the last
+        batch of its piece.
         """
         worker, cursor, error = answer.worker, answer.cursor, answer.error
         piece_rows, tallies = answer.piece_rows, answer.tallies
@@ -77,4 +77,4 @@ class Receiver:
             try:
                 raise error
             finally:
-                del error  # it refers to this frame, and so to all that the trainer has
+                del error  # a reference cycle through this frame, which would keep batches

@@ -1,4 +1,4 @@
-"""What can travel between processes, told before it is sent.
+"""Checks that functions and batches can be sent between processes, before they are sent.
 
 A batch that does not pickle would be lost: the queue's thread in the worker prints an error and drops it, and the
 trainer waits for ever.
@@ -22,9 +22,9 @@ from torch_dataloader_utils.stream.worker import Function, function_name
 
 
 def with_sendable_results(functions: Sequence[Function]) -> tuple[Function, ...]:
-    """The functions, of which the last one, under its name, raises TypeError for what cannot be sent to the trainer.
+    """The functions; the last one now raises TypeError if its result cannot be sent to the trainer.
 
-    What it gives is pickled for trial, but for tensors and arrays of numbers.
+    For that the result is pickled once for trial, without its tensors and arrays of numbers.
     """
     return (*functions[:-1], *map(_returns_sendable, functions[-1:]))
 
@@ -63,9 +63,9 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: Any) -> No
 
 
 def check_socket_names() -> None:
-    """Raises ConfigError where the names of multiprocessing's sockets would be too long, through which memory travels.
+    """Raises ConfigError if the names of multiprocessing's sockets, which shared memory is sent through, are too long.
 
-    The queue's thread in the worker would print an error and drop the batch, see above.
+    The worker would drop every batch, see above.
     """
     directory = tempfile.gettempdir()
     longest = len(os.fsencode(f"{directory}/pymp-12345678/listener-12345678"))
@@ -84,12 +84,12 @@ def _start_method(context: Any) -> str:
     return str(chosen or multiprocessing.get_all_start_methods()[0])
 
 
-# Of batches and columns as they are shaped, whose own way of pickling copies what is part of a row group.
+# The modules of batches and columns; pickling those would copy them out of their row group.
 _SHAPED = "torch_dataloader_utils.shape."
 
 
 class _Trial(ForkingPickler):
-    """Leaves out what is known to travel: torch would open files for tensors, as if somebody fetched them."""
+    """Pickles without tensors and arrays, which can always be sent: torch would open a file for each tensor."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -116,7 +116,7 @@ def _reason_against(value: Any) -> Exception | None:
 
 
 def _find_unsendable(place: str, value: Any) -> tuple[str, Any]:
-    """Where the innermost value is that does not pickle, inside of one that does not, and the value."""
+    """(place, value): the innermost value that does not pickle, inside of `value`, which does not."""
     for name, member in _members(value):
         if _reason_against(member) is not None:
             return _find_unsendable(f"{place}[{name!r}]", member)

@@ -1,4 +1,4 @@
-"""Memory that two processes see, and no file system knows."""
+"""Shared memory without a name in any file system."""
 
 import os
 
@@ -8,11 +8,11 @@ from torch.multiprocessing import get_sharing_strategy
 
 
 def shared_bytes(num_bytes: int) -> Tensor:
-    """uint8, shape [num_bytes], zeros; goes to other processes as torch's shared tensors do: by fork, with what a new
-    process is given, and through torch's queues. It goes with the last of them.
+    """Shared memory: uint8, shape [num_bytes], zeros. Freed when the last process drops it.
 
-    torch's own shared memory has a name in /dev/shm for a moment, which a process that is killed in that moment leaves
-    behind, and must fit there: containers often have 64 MB. On Linux this has no name and counts as memory alone.
+    It reaches other processes as torch's shared tensors do: by fork, as an argument of a new process, or by torch's
+    queues. torch's own shared memory has a name in /dev/shm for a moment, so a process killed in that moment leaves it
+    behind; and it must fit there, where containers often have 64 MB. On Linux this has no name and no such limit.
     """
     if not hasattr(os, "memfd_create") or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
         shared: Tensor = torch.zeros(num_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]

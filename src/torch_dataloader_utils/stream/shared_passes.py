@@ -1,15 +1,15 @@
-"""What the copies of a data set in DataLoader workers and the one in the trainer know of each other's passes."""
+"""Counts of loaded states and begun passes that all copies of a data set share: the trainer's and its workers'."""
 
 from torch_dataloader_utils.stream.shared_integers import SharedIntegers
 
-# More than a machine runs; of others nobody knows whether they began.
+# More than a machine runs. Workers beyond count as not begun.
 _MOST_WORKERS = 1024
 
 
 class SharedPasses:
-    """How many states were loaded, and which workers have begun a pass since; all processes see it.
+    """How many states were loaded, and which workers have begun a pass since then; in shared memory.
 
-    What a worker sets in its own copy of the data set reaches nobody: the next ones get a copy of the trainer's again.
+    Attributes that a worker sets on its copy of the data set reach no other process.
     """
 
     __slots__ = ("_begun", "_loads")
@@ -30,7 +30,7 @@ class SharedPasses:
         return self.loads
 
     def forget(self) -> None:
-        """Say from now on that no worker has begun a pass."""
+        """Count every worker as not begun again."""
         self._begun.values.zero_()
 
     @property
@@ -39,7 +39,7 @@ class SharedPasses:
         return bool(self._begun.values.any())
 
     def begin(self, worker: int) -> bool:
-        """Note that a worker begins a pass; says whether it is the first of this worker, in whichever process."""
+        """Note that worker `worker` begins a pass; returns whether it is the first one of that worker number."""
         if worker >= _MOST_WORKERS:
             return True
         is_first = not self._begun.values[worker]

@@ -1,8 +1,8 @@
-"""The slabs of one worker process: shared memory that its blocks lie in, or that batches are copied to.
+"""The slabs of one worker process: shared memory that holds its blocks, or that batches are copied to.
 
-The worker owns its slabs and makes another one when no memory is free, so a trainer that keeps batches costs memory and
-never waits. Memory is free when nothing in the worker shares it and no share of it is out. Slabs have no name (see
-`shared_memory`): nothing is left behind, however a process ends.
+The worker owns its slabs and makes a new one when no memory is free: if the trainer keeps batches, memory grows and
+nobody waits. Memory is free when nothing in the worker uses it and the trainer holds no share of it. Slabs have no name
+(see `shared_memory`): nothing is left behind, however a process ends.
 """
 
 import itertools
@@ -28,14 +28,14 @@ _SMALL_BYTES = 1 << 20
 
 
 class SlabShare(NamedTuple):
-    """All that one answer has in one slab."""
+    """All the memory that one answer has in one slab; lent to the trainer and given back as a whole."""
 
     answer: int
     slab: int
 
 
 class Held(NamedTuple):
-    """What the trainer's process has of a worker's at the beginning of a pass: slabs, and shares that it looks at."""
+    """What the trainer has of a worker at the start of a pass: the slabs it knows, and the shares it still uses."""
 
     slabs: tuple[int, ...] = ()
     shares: tuple[SlabShare, ...] = ()
@@ -51,9 +51,9 @@ class _Slab(NamedTuple):
 
 
 class SlabMemory:
-    """Slabs, for all passes of a worker process. No other process has, nor does a later slab, the number of one.
+    """The slabs of a worker process, for all its passes. Slab numbers are unique over processes and time.
 
-    Threads that decode take memory; everything else is for the thread that answers.
+    Decoding threads take memory; all other methods are for the thread that answers.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class SlabMemory:
         self._numbers = itertools.count(secrets.randbits(62))
         self._answers = itertools.count()
         self._slabs: list[_Slab] = []  # by address
-        self._gone: deque[int] = deque()  # numbers; an array may die in any thread, wherever that stands
+        self._gone: deque[int] = deque()  # numbers; arrays die in any thread, at any time
         self._filling: Bytes | None = None
         self._filled_bytes = 0
         self._lent: dict[SlabShare, list[torch.Tensor]] = {}
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """uint8, shape [`num_bytes` or a little more], with anything in it; free again when nothing shares it."""
+        """Uninitialised uint8, shape [`num_bytes` or a little more]; free again when nothing uses it."""
         return torch.from_numpy(self.recycled.take(max(num_bytes, 1)))
 
     def find(self, tensor: torch.Tensor) -> SlabPlace | None:
@@ -89,7 +89,7 @@ class SlabMemory:
             return tuple((slab.number, slab.memory) for slab in self._slabs if slab.number in numbers)
 
     def gone_of(self, numbers: set[int]) -> tuple[int, ...]:
-        """Those of these slabs that are no more."""
+        """The given slabs that no longer exist."""
         with self._lock:
             self._forget_gone()
             return tuple(numbers.difference([slab.number for slab in self._slabs]))
@@ -99,16 +99,16 @@ class SlabMemory:
         return next(self._answers)
 
     def lend(self, share: SlabShare, tensor: torch.Tensor) -> None:
-        """The trainer hears of this tensor, which is not free until the share comes back."""
+        """Keep this tensor, which is sent to the trainer, until the share comes back."""
         self._lent.setdefault(share, []).append(tensor)
 
     def take_back(self, shares: Iterable[SlabShare]) -> None:
-        """The trainer looks at these no more."""
+        """The trainer does not use these any more."""
         for share in shares:
             self._lent.pop(share, None)
 
     def keep_only(self, shares: Iterable[SlabShare]) -> None:
-        """The trainer looks at nothing but these. A pass may have ended before all its answers were received."""
+        """The trainer uses these shares only: a pass may have ended before all its answers were received."""
         self._lent = {share: self._lent[share] for share in shares if share in self._lent}
 
     def _allocate(self, num_bytes: int) -> Bytes:
@@ -130,7 +130,7 @@ class SlabMemory:
         return array
 
     def _forget_gone(self) -> None:
-        """Lets go of slabs whose array died. Until then their addresses are nobody else's."""
+        """Drop slabs whose array died. Until then their memory is kept, so that no other slab has their address."""
         gone = {self._gone.popleft() for _ in range(len(self._gone))}
         if gone:
             self._slabs = [slab for slab in self._slabs if slab.number not in gone]

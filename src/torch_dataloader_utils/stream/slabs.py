@@ -1,11 +1,11 @@
-"""The slab ring: a worker process hands batches over in shared memory that is used again and again.
+"""The slab ring: a worker process passes batches to the trainer in shared memory that is used again and again.
 
     worker   fills slabs                                   queue carries: answer 7 is in slab 3, from byte 4,096
     trainer  makes views of slabs; the last of them dies
     ticket   the next request to that worker says it       what answer 7 has in slab 3 came back
 
-Blocks whose columns lie in slabs are handed over as they are, whole or in part. Everything else is copied to a slab,
-small batches that travel together one after the other to the same.
+Blocks whose columns lie in slabs are sent where they lie, whole or in part. Everything else is copied to a slab; small
+batches that are sent together go into the same one.
 """
 
 from collections import deque
@@ -25,11 +25,11 @@ _ALIGNMENT_BYTES = 64
 
 
 class SlabMessage(NamedTuple):
-    """What travels through the queue for one batch.
+    """What the queue carries for one batch.
 
-    answer: the answer that it is part of, see SlabShare. buffers: what it lies in.
+    answer: the answer that it is part of, see SlabShare. buffers: the memory that it lies in.
     descriptor: how to read the batch, see SlabCodec; layout: the larger part of that, if it changed.
-    slabs: those that are new to the trainer, with their numbers. gone: slabs that are no more.
+    slabs: those that are new to the trainer, with their numbers. gone: numbers of slabs that do not exist any more.
     """
 
     answer: int
@@ -41,7 +41,7 @@ class SlabMessage(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A batch that was not looked at yet: what `SlabCodec.view` takes."""
+    """A received batch before its views are made: the arguments of `SlabCodec.view`."""
 
     layout: Any
     descriptor: Any
@@ -50,7 +50,7 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class _Filling:
-    """Memory of a slab that batches are copied to; they have its first `stop` bytes."""
+    """Memory of a slab that batches are copied to; its first `stop` bytes are used."""
 
     begin: SlabPlace
     memory: torch.Tensor
@@ -82,20 +82,20 @@ class SlabWriter:
         self._filling: _Filling | None = None
 
     def begin(self) -> None:
-        """The batches from here on travel together: what is copied, in one slab as far as it fits."""
+        """Begin an answer: batches from here on are sent together, and copied to one slab as far as they fit."""
         self._answer, self._filling, self.copied_bytes = self._memory.new_answer(), None, 0
 
     def copy(self, batch: Any, batches_left: int = 1) -> Any:
-        """The message of a batch, which is copied to a slab; the batch itself where it is none for slabs.
+        """Copy a batch to a slab and return its message; the batch itself if it cannot be put into a slab.
 
-        batches_left: how many are still to travel together, this one among them; a slab is made for so many.
+        batches_left: how many batches of the answer are still to come, this one included; the slab has room for them.
         """
         copied: list[SlabSpan] = []
         written = self._codec.write(batch, partial(self._allocate, copied, batches_left), self._layout)
         return batch if written is None else self._message(*written, copied)
 
     def refer(self, batch: Any) -> Any:
-        """The message of a batch, without a copy of what lies in a slab; nobody may write to the batch any more."""
+        """The message of a batch; what lies in a slab is not copied, so the batch must not be written to any more."""
         copied: list[SlabSpan] = []
         written = self._codec.refer(batch, self._find, partial(self._allocate, copied, 1))
         if written is None:
@@ -119,7 +119,7 @@ class SlabWriter:
         return place
 
     def _allocate(self, copied: list[SlabSpan], batches_left: int, num_bytes: int) -> torch.Tensor:
-        """Room for the dense tensors of a batch; where it is is added to `copied`."""
+        """Room for the dense tensors of a batch; its place is added to `copied`."""
         if self._filling is None or not self._filling.holds(num_bytes):
             memory = self._memory.take(batches_left * _aligned(num_bytes))
             begin = self._find(memory)
@@ -133,7 +133,7 @@ class SlabWriter:
 
 
 class SlabReader:
-    """The trainer's side for one worker process, for all passes: views of its slabs, and which shares came back.
+    """The trainer's side for one worker process, for all passes: makes views of its slabs, and returns its shares.
 
     codec: None where all batches come through the queue.
     """
@@ -145,9 +145,9 @@ class SlabReader:
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """What `SlabWriter` gave, ready for `view`; a share is out until all batches in it are taken and died.
+        """The batches of these messages, ready for `view`; a share comes back when all batches in it are dropped.
 
-        messages: all of one answer.
+        messages: all messages of one answer, as `SlabWriter` made them.
         """
         in_slabs = [message for message in messages if isinstance(message, SlabMessage)]
         for message in in_slabs:
@@ -170,7 +170,7 @@ class SlabReader:
         return tuple(self._loans.returned())
 
     def describe_held(self) -> Held | None:
-        """What there is of the worker at the beginning of a pass; None where all batches come through the queue."""
+        """The slabs and shares at the start of a pass; None where all batches come through the queue."""
         if self._codec is None:
             return None
         self._loans.returned()

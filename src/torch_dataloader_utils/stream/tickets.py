@@ -1,8 +1,8 @@
-"""Worker processes on strings: the trainer's process sends tickets, a worker answers each with its next batches.
+"""Tickets: the trainer's process sends one to a worker process, which answers with its next batches.
 
-The tickets go through a map-style DataLoader, so worker errors, time-outs and persistent workers are the ones people
-know. The first ticket of a pass carries the worker's own lanes and nothing else; epochs, resumed positions and slabs
-that are free again need no other channel. DataLoader hands tickets out in turn: process p answers tickets p, p + W, ...
+Tickets go through a map-style DataLoader, so that worker errors, time-outs and persistent workers behave as usual. The
+first ticket of a pass carries the worker's own part of the plan; no other channel is needed for epochs, resumed
+positions or slabs that are free again. DataLoader deals tickets in turn: process p answers tickets p, p + W, ...
 """
 
 import itertools
@@ -19,9 +19,9 @@ from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import Tally
 from torch_dataloader_utils._runtime.parent import end_with_parent
 from torch_dataloader_utils.errors import InternalError, LoaderError
+from torch_dataloader_utils.stream.batch_runs import LEAST_PIECE_BYTES, Run
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.pace import BatchPace
-from torch_dataloader_utils.stream.run import LEAST_PIECE_BYTES, Run
 from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory, SlabShare
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
@@ -34,7 +34,7 @@ class Start:
     """Begin a pass as worker number `worker` of the plan.
 
     held: what the trainer has of the worker's slabs; None: batches are sent through the queue.
-    run_length: batches that travel as one, see `Run`; None: each is a batch of its own.
+    run_length: batches that are sent as one, see `Run`; None: each batch on its own.
     """
 
     worker: int
@@ -52,13 +52,15 @@ class Ticket(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Batches (or the messages that stand for them, or the pieces of one run) and how far the worker came with them.
+    """What a worker sends back: batches (or their messages, or the pieces of one run), and its place after them.
 
-    piece_rows: of a run, the rows of each batch of each piece. tallies: what the worker had counted in this pass after
-    each of `batches`, or after the run. ended: there are fewer than were asked for, and no more. error: what came in
-    place of the next one.
+    piece_rows: for a run, the rows of each batch of each piece.
+    tallies: the worker's counts of this pass after each of `batches`, or after the run.
+    ended: there are fewer batches than were asked for, and no more will come.
+    error: raised in place of the next batch.
     pace: how many batches the worker would send at once from now on.
-    A tuple, as all that travels with every batch: it pickles in a fraction of the time of a dataclass.
+
+    A tuple, as everything that is sent with each batch: it pickles much faster than a dataclass.
     """
 
     worker: int
@@ -72,9 +74,9 @@ class Answer(NamedTuple):
 
 
 class TicketWorker(Dataset[Answer]):
-    """The data set that a worker process holds: empty until its first ticket comes.
+    """The data set of a worker process: it has nothing to read until the first ticket comes.
 
-    To be set before workers start: directory, see share_temporary_directory; options, how far each decodes ahead.
+    Set before workers start: directory (see share_temporary_directory); options, how far each decodes ahead.
     """
 
     directory: str
@@ -131,8 +133,8 @@ class TicketWorker(Dataset[Answer]):
             close()
         if self._start is None:
             sweep_if_orphaned(self.directory)
-            # torch looks at the parent every five seconds, which under forkserver is a server that outlives the trainer
-            # as long as workers do.
+            # torch checks for its parent every five seconds, which under forkserver is a server that lives on after the
+            # trainer's death, as long as workers do.
             end_with_parent(self.directory)
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
@@ -154,7 +156,7 @@ class TicketWorker(Dataset[Answer]):
         self._pace = BatchPace()
 
     def _slab_writer(self, held: Held | None) -> SlabWriter | None:
-        """The slabs are those of earlier passes: new pages cost as much as filling them."""
+        """A writer into the slabs of earlier passes: new memory pages cost as much as filling them."""
         codec = self._pipeline.codec
         if codec is None or held is None:
             return None
@@ -163,15 +165,15 @@ class TicketWorker(Dataset[Answer]):
         return SlabWriter(codec, self._memory, held)
 
     def _copied(self, batch: Any, batches_left: int) -> Any:
-        """A batch as it travels. It is copied before the next one is made: a transform may use one buffer for all."""
+        """A batch as it is sent; copied before the next one is made, since a transform may reuse one buffer for all."""
         return batch if self._slabs is None else self._slabs.copy(batch, batches_left)
 
     def _referred(self, batch: Any) -> Any:
-        """A piece of a run as it travels."""
+        """A piece of a run as it is sent."""
         return batch if self._slabs is None else self._slabs.refer(batch)
 
     def _learn(self, batches: Sequence[Any], took_ns: int) -> None:
-        """How long an answer took says how many batches should travel at once."""
+        """Let the pace learn from how long this answer took."""
         if self._slabs is not None and self._start is not None and self._start.run_length is None and batches:
             in_slabs = all(isinstance(batch, SlabMessage) for batch in batches)
             self._pace.learn(len(batches), self._slabs.copied_bytes if in_slabs else 0, took_ns)
@@ -179,13 +181,13 @@ class TicketWorker(Dataset[Answer]):
 
 @dataclass(slots=True)
 class Demand:
-    """How many batches (or runs) the tickets of one pass ask for; may change while they are dealt."""
+    """How many batches (or runs) each ticket of one pass asks for; may change during the pass."""
 
     batches: int = 1
 
 
 class TicketSampler(Sampler[Ticket]):
-    """The tickets of the next pass; `start` says which, before the loader is iterated."""
+    """The tickets of the next pass, which `start` prepares before the loader is iterated."""
 
     def __init__(self) -> None:
         self._demand = Demand()
@@ -201,11 +203,10 @@ class TicketSampler(Sampler[Ticket]):
         run_length: int | None,
         readers: Sequence[SlabReader],
     ) -> Demand:
-        """Prepare a pass of `count` batches (None: until the pass is closed); gives what it asks for, to be changed.
+        """Prepare a pass of `count` batches (None: until the pass is closed); returns its Demand, which may be changed.
 
-        works: the inputs of all workers. workers: the one that each process plays; the first batch is process 0's.
-        run_length: batches that travel as one run, if they do.
-        readers: of the slabs of each process.
+        works: the inputs of all workers. workers: the worker that each process is; the first batch is process 0's.
+        run_length: batches that are sent as one run, or None. readers: of the slabs of each process.
         """
         self._starts = [
             Start(worker=worker, work=works[worker], held=reader.describe_held(), run_length=run_length)
@@ -221,7 +222,7 @@ class TicketSampler(Sampler[Ticket]):
         return self._demand is demand
 
     def forget(self, demand: Demand) -> None:
-        """That pass is over: its lanes and slabs need not be kept until the next one, if that has not begun."""
+        """Drops inputs and slabs of a pass that is over, unless the next pass was prepared."""
         if self.is_latest(demand):
             self._starts, self._readers = [], ()
 
@@ -239,7 +240,7 @@ class TicketSampler(Sampler[Ticket]):
                 yield Ticket(count, returned=readers[process].take_returned()) if number else Ticket(count, start)
 
     def _answers_of(self, process: int) -> int:
-        """How many batches (or runs) one process has; no later one has more, or more than one less."""
+        """How many batches (or runs) one process gives in all; a later process gives as many or one less."""
         if self._count is None:
             return sys.maxsize
         batches = len(range(process, self._count, len(self._starts)))

@@ -1,17 +1,17 @@
-"""The worker processes of torch's DataLoader, where what it offers is not enough.
+"""Starts, watches and ends the worker processes of torch's DataLoader, where torch's own way is not enough.
 
-Private parts of torch's loader are touched here and nowhere else; what its frames tell is for `callers`. The workers of
-its iterator end when that dies itself, which is when nobody refers to it any more: `leave` ends them with their pass.
-An iterator that a fork copied would give them work and end them, as if they were the child's: there it counts as ended.
-When they end, it waits five seconds for each that is busy, perhaps with a store that does not answer: here one for all.
-An interrupt in the middle of a fork is lost, or leaves a worker that nobody knows of: it is held until all have begun.
-And its way with a worker that dies has two faults:
+This is the only module that touches private parts of torch's loader (`callers` reads its frames). What torch does, and
+what this does instead:
 
-- its handler of SIGCHLD raises in whatever the trainer's thread does at that moment, a forward pass or a checkpoint. So
-  it knows of the workers only while an answer is waited for (then it must: a worker that dies in the middle of a
-  message would be waited for without end), and does not run while they are started.
-- to look at the event that ends the workers, and to set it, it takes a lock that they take too: it waits for ever if
-  the dead one held it.
+- Workers end when nothing refers to their iterator any more. `leave` ends them with their pass.
+- An iterator that a fork copied would use and end its parent's workers. In the child it counts as ended.
+- At the end it waits five seconds for each busy worker, which may wait for a store. Here it is one second for all.
+- When a worker dies, its SIGCHLD handler raises in whatever the trainer's thread does, such as a forward pass. Here it
+  knows of the workers only while an answer is waited for (it must then: a worker that dies in the middle of a message
+  would be waited for without end), and does not run while they are started.
+- An interrupt in the middle of a fork is lost, or leaves a worker that nobody knows of. Here it waits until all have begun.
+- To read and to set the event that ends workers, it takes a lock that workers take too, and waits for ever if a dead
+  worker held it. `_DoneEvent` replaces that event.
 """
 
 import multiprocessing
@@ -35,7 +35,7 @@ from torch_dataloader_utils._runtime.held_signals import held
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
-# For an idle worker to end; the result of a busy one is not wanted any more.
+# So long an idle worker may take to end; a busy one is killed then, since its result is not wanted.
 _END_SEC = 1.0
 
 _started: WeakSet[Any] = WeakSet()
@@ -89,7 +89,7 @@ def _signals_to_hold(loader: DataLoader[Any]) -> list[int]:
 
 
 def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, with all that is in it, as a loader's own thread for that pins it."""
+    """The batch with everything in it in page-locked memory, as DataLoader's own pinning does it."""
     return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
@@ -104,18 +104,18 @@ def watched(loading: Any) -> Iterator[None]:
 
 
 def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
-    """Workers that ended before the loading did; waits so long for the first one to end."""
+    """Workers that ended before the pass did; waits up to `wait_sec` for the first one."""
     return [] if loading._shutdown else _ended(loading._workers, wait_sec)
 
 
 def leave(loading: Any) -> None:
-    """After a pass, however it went: workers that are not persistent end, whoever else refers to the iterator."""
+    """After a pass, however it ended: end the workers unless they are persistent."""
     if not loading._persistent_workers:
         end(loading)
 
 
 def end(loading: Any) -> None:
-    """Ends all workers; at once, if one of them is dead. What torch had just named in /dev/shm then is removed."""
+    """End all workers; at once if one of them is dead, whose files in /dev/shm are then removed."""
     _forget(loading)
     loading._shutdown_workers()
     for worker in loading._workers:
@@ -126,7 +126,7 @@ def end(loading: Any) -> None:
 
 
 class _DoneEvent:
-    """Tells workers to end. Only the trainer's process sets it, so nobody else need be asked whether it is set."""
+    """The event that tells workers to end. Only this process sets it, so `is_set` needs no lock that workers share."""
 
     def __init__(self, loading: Any) -> None:
         self._loading = ref(loading)
@@ -139,7 +139,7 @@ class _DoneEvent:
         return self._is_set
 
     def set(self) -> None:
-        """Workers that do not end soon are killed; if one of them is dead, at once. That is no death to be told of."""
+        """Have workers end, and kill those that do not soon (at once if one is dead). Their ends are not reported."""
         self._is_set = True
         loading = self._loading()
         if loading is not None:
@@ -155,13 +155,13 @@ class _DoneEvent:
 
 
 def _ended(workers: Sequence[BaseProcess], wait_sec: float = 0) -> list[BaseProcess]:
-    # Not is_alive(), which takes a process that somebody else has waited for (os.wait, psutil) to live for ever.
+    # Not is_alive(): if other code has waited for the process (os.wait, psutil), it says alive for ever.
     ended = wait([worker.sentinel for worker in workers], timeout=wait_sec)
     return [worker for worker in workers if worker.sentinel in ended]
 
 
 def _living(workers: Sequence[BaseProcess], wait_sec: float) -> list[BaseProcess]:
-    """Those that have not ended after so long; waits no longer than it takes all of them to end."""
+    """Workers that have not ended after `wait_sec`; returns earlier once all have ended."""
     deadline, living = time.monotonic() + wait_sec, list(workers)
     while living and (ended := _ended(living, max(0.0, deadline - time.monotonic()))):
         living = [worker for worker in living if worker not in ended]

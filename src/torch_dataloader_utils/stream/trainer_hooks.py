@@ -1,4 +1,4 @@
-"""What trainers expect of a loader: a sampler that takes epochs, batches on the device, word of the last batch.
+"""What trainers expect of a loader: a sampler that takes epochs, batches on the device, news of the last batch.
 
 Accelerate keeps a list of the loaders that are being iterated (`GradientState`), and asks the innermost one two things:
 whether this batch is its last, so that `accelerator.accumulate` steps the optimizer, and how many rows of the last
@@ -35,7 +35,7 @@ class EpochSampler(Sampler[None]):
 
 
 def warn_of_lost_places(dataset: TableDataset) -> None:
-    """Warn, where a trainer saves the state of one rank for all of them, if it says where that rank stands alone."""
+    """Warn if the state has the place of one rank only, where a trainer saves the state of one rank for all of them."""
     if dataset.topology.num_ranks > 1 and dataset.progress.position.segment.cursors is not None:
         warn_user(
             f"This checkpoint says how far rank {dataset.rank} came, of {dataset.topology.num_ranks}: without row "

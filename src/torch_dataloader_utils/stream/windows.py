@@ -1,4 +1,4 @@
-"""The permuted windows of one lane: gathered in the decoding threads, ahead of the trainer."""
+"""The permuted windows of one lane, which decoding threads gather ahead of the trainer."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -13,18 +13,18 @@ from torch_dataloader_utils._core.units import PLAIN, Units
 from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.stream.afterwards import FollowUp
-    from torch_dataloader_utils.stream.together import GroupRows
+    from torch_dataloader_utils.stream.follow_up import FollowUp
+    from torch_dataloader_utils.stream.row_span import RowSpan
 
-# Windows gathered beside the one that the trainer has; part of the documented memory of a rank.
+# Windows gathered ahead of the trainer's current one; part of the documented memory of a rank.
 _WINDOWS_AHEAD = 2
 
 
 class LaneWindows:
-    """Gives the window units of a lane, to be taken in order.
+    """Gives the rows of a lane's window units, which must be taken in order.
 
-    Windows whose row groups are under way already are gathered ahead, so that no work a row falls to the trainer's
-    thread.
+    The next windows are gathered ahead once their row groups are being decoded, so that the trainer's thread does no
+    work for each row.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class LaneWindows:
         self._blocks = blocks
         self._shaper = shaper
         self._exact = exact
-        self._gathered: dict[int, FollowUp[GroupRows, Block]] = {}
+        self._gathered: dict[int, FollowUp[RowSpan, Block]] = {}
 
     def take(self, unit: int) -> Block:
-        """The rows that a unit has of its window, in the window's order."""
+        """The rows of a unit, which are part of its window, in the window's order."""
         if unit not in self._gathered:
             self._start(unit)
         self._blocks.learn_growth(self._blocks.uses_of(unit))
@@ -49,7 +49,7 @@ class LaneWindows:
         return rows
 
     def close(self) -> None:
-        """Let go of what is gathered ahead, which refers to this."""
+        """Drop what is gathered ahead; it refers to this."""
         self._gathered.clear()
 
     def _look_ahead(self, unit: int) -> None:

@@ -1,4 +1,4 @@
-"""One worker's batches: the same code in a thread of the trainer, in a worker process, and in a test."""
+"""The batches of one worker: the same code in the trainer's process, in a worker process, and in tests."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,22 +12,22 @@ from torch_dataloader_utils._core.program import Draws, RotatingLanes, SingleLan
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
+from torch_dataloader_utils.stream.batch_lots import Lot
+from torch_dataloader_utils.stream.batch_runs import Piece, Run, pieces_of
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneReader
 from torch_dataloader_utils.stream.lane_blocks import LaneBlocks
-from torch_dataloader_utils.stream.lot import Lot
-from torch_dataloader_utils.stream.run import Piece, Run, pieces_of
 
 Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How row groups become what the trainer receives; picklable, the same for every worker.
+    """How row groups become the batches that the trainer receives; picklable, the same for every worker.
 
-    codec: writes batches into shared slabs, where their format has one; without, they are pickled through a queue.
-    functions: the user's transform and collate function, applied to each batch in turn.
-    row_bytes: what a row takes in columns of fixed width.
+    codec: writes batches into shared slabs; None: they are pickled through a queue.
+    functions: the user's transform and collate function, applied to each batch one after the other.
+    row_bytes: bytes of a row in columns of fixed width.
     """
 
     reader: RowGroupReader
@@ -38,9 +38,9 @@ class Pipeline:
 
 
 class WorkerStream:
-    """The batches of one worker, in order; `cursor` says how far the last one reached (see LaneReader).
+    """The batches of one worker, in order. cursor: the place after the last batch (see LaneReader).
 
-    counters: what it did is added here. watch: entered, with where its batch ends, while the user's functions run.
+    counters: counts its work. watch: a context around each call of the user's functions, given where the batch ends.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WorkerStream:
                 yield self._finish(batch, source)
 
     def runs(self, length: int) -> Iterator[Run]:
-        """The same batches, `length` at a time as long as there are so many; without the user's functions.
+        """The same batches, `length` in a run (fewer in the last one); only without functions of the user.
 
         Raises:
             InternalError: only reading can tell how many batches there are, or there are functions.
@@ -127,7 +127,7 @@ class WorkerStream:
                 lane.close()
 
     def _batches(self) -> Iterator[tuple[Any, LaneReader | Drawn]]:
-        """Every batch, with what knows where it ends."""
+        """Every batch, with an object whose `where` tells the row group that it ends in."""
         schedule = self._schedule
         match schedule:
             case SingleLane():
@@ -157,7 +157,7 @@ class WorkerStream:
                 yield self._batch(((0, rows),))
 
     def _whole_batches(self, schedule: RotatingLanes) -> Iterator[tuple[Any, LaneReader]]:
-        """Every batch is a micro-batch of one lane; those of a block are split all at once, and wait for their turn."""
+        """Batches that are one micro-batch each; a block is split at once, and its batches wait for their turn."""
         at_hand: dict[int, Iterator[Any]] = {}
         for number in range(schedule.num_batches):
             ((lane, rows),) = schedule.draws(number)
@@ -219,12 +219,12 @@ class WorkerStream:
 
 
 def _hint(error: Exception, batch: Any) -> str:
-    """For functions that are made for torch's own loader, such as `default_collate`: they ask for sample 0."""
+    """Advice for functions made for torch's own loader, such as `default_collate`, which ask for sample 0."""
     if isinstance(error, KeyError) and error.args == (0,):
         return f" It is given one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """What to call a user's function in messages."""
+    """The name of a user's function, for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))

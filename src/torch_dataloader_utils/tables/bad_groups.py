@@ -1,7 +1,7 @@
 """on_error="skip": every row group is decoded once before the plan, and bad ones are left out of the inventory.
 
-A plan promises its steps before anything is read. So what cannot be read has to be known by then: skipped later, a
-row group would leave its rank short of the others. docs/design/0010-faults.md has the argument.
+A plan promises its steps before anything is read, so it must be known by then what cannot be read: a row group that is
+skipped later would leave its rank with fewer rows than the others. See docs/design/0010-faults.md.
 """
 
 from dataclasses import replace

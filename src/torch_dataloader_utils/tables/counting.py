@@ -1,4 +1,4 @@
-"""Counting the rows that only reading can count: those a row filter keeps."""
+"""Counts the rows that a row filter keeps, where only reading can tell."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ def count_live_rows(
 ) -> Inventory:
     """The inventory with every row group counted; reads the filter's columns of the groups that need it, once.
 
-    share: of those groups, which this process counts.
+    share: which of those groups this process counts.
     on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
 
     Raises:
@@ -54,7 +54,7 @@ def count_alone(
     access: StoreAccess,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """The same by this process alone, with a reader of its own, under the filter that the inventory was scanned with.
+    """`count_live_rows` by this process alone; filters: those that the inventory was scanned with.
 
     Raises:
         DataError, StoreError: see Reader.read.
@@ -70,9 +70,9 @@ def count_alone(
 
 
 def under_filter(inventory: Inventory, filters: Any) -> Inventory:
-    """An inventory given by the user, for use with `filters`: its counts must be those of the same filter.
+    """The inventory for use with `filters`; with row counts only if it was scanned with the same filter.
 
-    An inventory scanned without a filter is usable with any; its rows are then to be counted.
+    An inventory that was scanned without a filter suits every filter; its rows then have to be counted again.
 
     Raises:
         ConfigError: the inventory was scanned with another filter.

@@ -1,4 +1,4 @@
-"""Where a table is and what of it to read, and how ranks come to read the same of it."""
+"""An Iceberg table and what to read of it, from a caller's options; and how all ranks agree on one snapshot."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from torch_dataloader_utils.errors import ConfigTypeError, of_type
 # Stands for no snapshot among ids, as in tables of format version 1.
 _NO_SNAPSHOT = -1
 
-# Which keyword arguments say what to read of a table, and which choose its snapshot.
+# Keyword arguments that choose the snapshot, and all that say what to read of a table.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
 SCAN_OPTIONS = (
     *_SNAPSHOT_OPTIONS,
@@ -39,9 +39,9 @@ SCAN_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource:
-    """Where a table is, and what of it to read.
+    """Where a table is, and what to read of it.
 
-    knows_access: whether the user said how files are reached, so that the catalog need not.
+    knows_access: whether the user said how files are reached, so that the catalog is not asked for it.
     """
 
     place: TablePlace
@@ -91,7 +91,7 @@ class TableSource:
         return open_table(self.place)
 
     def access(self) -> StoreAccess:
-        """How the table's files are reached; asks the catalog, if there is one and the user did not say."""
+        """How the table's files are reached; asks the catalog, unless there is none or the user said it."""
         asks = self.place.catalog_config is not None and not self.knows_access
         return self.open().files.access if asks else self.place.access
 
@@ -119,11 +119,11 @@ def _catalog_secret(catalog_config: Any) -> Secret | None:
 
 
 def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergScanOptions]:
-    """The table, and the scan of the same snapshot under the same schema on all ranks of a process group.
+    """The table, and the options of a scan of the same snapshot and schema on all ranks of a process group.
 
-    Rank 0 looks first and tells the others which of both it found; those who look later find these too.
+    Rank 0 opens the table first and tells the other ranks which snapshot and schema it found.
 
-    share: its index is this rank, and its count the ranks that call this.
+    share: of which all ranks call this.
 
     Raises:
         NoDataError, ConfigError, DataError, StoreError: a rank could not open the table, or found no such snapshot; all
@@ -139,7 +139,7 @@ def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergSca
 
 
 def _look(source: TableSource) -> tuple[OpenTable, tuple[int, int]]:
-    """The table, and the ids of the snapshot and the schema that the scan means now."""
+    """The table, and the ids of the snapshot and the schema that the scan would read now."""
     opened = source.open()
     target = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name)
     snapshot_id = _NO_SNAPSHOT if target.snapshot is None else target.snapshot.snapshot_id

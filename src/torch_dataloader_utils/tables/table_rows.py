@@ -1,40 +1,22 @@
-"""Reading and shaping one data set, wired: what iterable and map-style data sets share.
+"""From an inventory and options to the reader and shaper of its rows; for iterable and map-style data sets."""
 
-discover  →  read  →  shape      paths or an inventory in; an inventory with row counts, a reader and a shaper out
-"""
-
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.buckets import Lengths
-from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import StoreAccess
-from torch_dataloader_utils.discover.file_scan import ScanRequest
-from torch_dataloader_utils.discover.formats import file_format_of
-from torch_dataloader_utils.discover.paths import PathLike
-from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.alike import check_alike
-from torch_dataloader_utils.stream.ranks import (
-    add_over_ranks,
-    all_or_none,
-    counting_part,
-    from_rank_zero,
-    resolve_ranks,
-)
 from torch_dataloader_utils.tables.bad_groups import leave_out_bad_groups
-from torch_dataloader_utils.tables.counting import count_live_rows, under_filter
+from torch_dataloader_utils.tables.counting import count_live_rows
+from torch_dataloader_utils.tables.rank_share import shows_bars
 from torch_dataloader_utils.tables.row_lengths import check_rows_fit, read_token_counts
 from torch_dataloader_utils.tables.table_options import TableOptions
 from torch_dataloader_utils.token_packing.documents import token_type
@@ -42,15 +24,12 @@ from torch_dataloader_utils.token_packing.inventory import count_packed, stored_
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.token_packing.reader import PackingReader
 
-Files = Sequence[DataFileInfo | PathLike] | PathLike
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableRows:
-    """How the rows of one data set are found, read and shaped; all of it picklable.
+    """The inventory of one data set, and what reads and shapes its row groups; all of it picklable.
 
-    inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples. reader,
-        shaper: for its row groups.
+    inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples.
     """
 
     inventory: Inventory
@@ -58,79 +37,10 @@ class TableRows:
     shaper: Shaper
 
 
-def find_inventory(
-    files: Files,
-    format: str,  # noqa: A002  # the field's name for it
-    options: TableOptions,
-    *,
-    partitioning: Any,
-    access: StoreAccess,
-    inventory: Inventory | None,
-) -> Inventory:
-    """The inventory that was given, if it fits the filter, or that of the files.
-
-    Raises:
-        ConfigTypeError: what was given is none. ConfigError: it was scanned with another filter.
-        ConfigError, DataError, StoreError: as `scan_files`. DataError: see Share.check_alike.
-    """
-    if inventory is None:
-        paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
-        request = ScanRequest(
-            file_format=file_format_of(format),
-            columns=None if options.columns is None else tuple(options.columns),
-            row_filter=options.filters,
-            count_rows=options.count_rows is not False,
-            on_error=options.on_error,
-        )
-        scan = partial(scan_paths, paths, access, request, partitioning=partitioning)
-        with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
-            scan = partial(scan, on_progress=on_progress)
-            inventory = from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, _scanning(options))
-    return under_filter(check_inventory(inventory), options.filters)
-
-
-def _scan_alike(scan: Callable[[], Inventory], share: Share) -> Inventory:
-    inventory = share.together(scan)
-    share.check_alike(inventory)
-    return inventory
-
-
-def shows_bars(options: TableOptions) -> bool:
-    """Whether this rank says how far it is before the first batch: the first one does, if progress is asked for."""
-    if not options.show_progress:
-        return False
-    if options.num_ranks == "auto" or options.mesh is not None:
-        return resolve_ranks(options.num_ranks, options.rank, options.mesh)[1] == 0
-    return options.rank == 0
-
-
-def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
-    """What this process counts: its part of all with a process group of that size, else everything."""
-    index, count = counting_part(num_ranks, rank)
-    threads = options.threads
-    if count == 1:
-        return Share(threads=threads)
-    return Share(
-        index=index,
-        count=count,
-        exchange=add_over_ranks,
-        together=all_or_none,
-        check_alike=check_alike,
-        threads=threads,
-    )
-
-
-def _scanning(options: TableOptions) -> Share:
-    """The ranks that are to hear of an error of this one's scan: those that would go on to read together."""
-    if not options.reads_before_plan or (options.num_ranks == 1 and options.mesh is None):
-        return Share()
-    return counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
-
-
 def wire_rows(inventory: Inventory, options: TableOptions, access: StoreAccess, share: Share) -> TableRows:
     """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
 
-    share: of the counting.
+    share: how processes divide the counting.
 
     Raises:
         ConfigError: columns or options that do not fit the schema.
@@ -177,7 +87,7 @@ def wire_lengths(
 def _wire_samples(
     inventory: Inventory, options: TableOptions, packing: TokenPacking, access: StoreAccess, share: Share
 ) -> TableRows:
-    """The same for `pack`: the inventory counts samples, and the reader packs what another reader reads."""
+    """`wire_rows` with `pack`: the inventory counts samples, and the reader packs documents into them."""
     stored = stored_inventory(inventory, packing)
     token_type(decode_schema(stored.schema), packing)
     reader = PackingReader(reader=make_reader(read_spec(stored, options, access, (packing.column,))), packing=packing)
@@ -194,7 +104,7 @@ def _wire_samples(
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:
-    """The order to read `columns` of the rows that the options' filter keeps."""
+    """What a reader is to read: `columns` of the rows that the options' filter keeps."""
     return ReadSpec(
         schema=inventory.schema,
         columns=columns,
@@ -203,7 +113,3 @@ def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, 
         access=access,
         page_checksums=options.page_checksums,
     )
-
-
-def _path(file: DataFileInfo | PathLike) -> PathLike:
-    return file.path if isinstance(file, DataFileInfo) else file

@@ -1,6 +1,6 @@
-"""The stages of one data set, wired: from an inventory and options to what `TableDataset` runs, and its loader.
+"""Wires the stages of one data set: from an inventory and options to what `TableDataset` runs, and its loader.
 
-inventory, options  →  plan  →  read  →  shape  →  stream      `datasets.py` and `iceberg.py` find the inventory
+`datasets.py` and `iceberg.py` find the inventory.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,15 @@ from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.tables.rank_share import counting_share
 from torch_dataloader_utils.tables.table_options import TableOptions
-from torch_dataloader_utils.tables.table_rows import counting_share, wire_lengths, wire_rows
+from torch_dataloader_utils.tables.table_rows import wire_lengths, wire_rows
 
-# Row groups of remote files that one process fetches at once, each with one request or more.
+# Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
 
-# Row groups of local files up to which Python takes as long as decoding: 500 rows of 10 numbers are 20 KB.
+# For local row groups up to this size (500 rows of 10 numbers are 20 KB) Python takes as long as decoding, so one job
+# decodes several.
 _SMALL_BYTES = 64 << 10
 
 
@@ -64,9 +66,9 @@ def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> St
 
 
 def make_loader(dataset: TableDataset, options: Mapping[str, Any]) -> TableDataLoader:
-    """The loader of a data set, for a public function to give its caller, who is warned of what the plan has.
+    """The loader of a data set; warns of what the caller should know of the plan.
 
-    options: those of torch's DataLoader and callbacks, checked.
+    options: checked options of torch's DataLoader, and callbacks.
 
     Raises:
         ConfigError: a function of the user cannot be sent to worker processes.
@@ -76,7 +78,7 @@ def make_loader(dataset: TableDataset, options: Mapping[str, Any]) -> TableDataL
 
 
 def _row_bytes(inventory: Inventory, options: TableOptions) -> int:
-    """What a delivered row takes in columns of fixed width."""
+    """Bytes of a delivered row in its columns of fixed width."""
     schema = decode_schema(inventory.schema)
     names = options.columns if options.pack is None else options.pack.fields
     return sum(_value_bits(schema.field(name).type) for name in (schema.names if names is None else names)) // 8
@@ -89,7 +91,7 @@ def _value_bits(data_type: Any) -> int:
 
 
 def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
-    """Threads for local files are as many as processors; for remote ones, which mostly wait, more."""
+    """As many threads as processors for local files; more for remote files, for which threads mostly wait."""
     threads, worker_threads, small_bytes = options.threads, 1, _SMALL_BYTES
     if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
         worker_threads = options.decode_threads or _REMOTE_THREADS

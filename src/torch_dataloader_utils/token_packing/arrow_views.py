@@ -1,4 +1,4 @@
-"""numpy arrays as Arrow arrays over the same memory, parts of them joined by Arrow, and memory of its pool."""
+"""Joins parts of numpy arrays fast, by Arrow's functions on views of the same memory."""
 
 from collections.abc import Sequence
 from math import prod
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 # A view of bytes is 16 bytes: their number, then either all of them (up to 12), or the first 4, a buffer and an offset.
 # Source: Arrow columnar format, "Variable-size Binary View Layout".
 _INLINE_BYTES = 12
-# Offsets are int32: of a longer source every buffer begins so many bytes (a power of 2) after the one before.
+# Offsets are int32: a longer source becomes several buffers, each beginning this many bytes (a power of 2) later.
 _BUFFER_BYTES = 1 << 30
 # Items of 8 bytes that fill no view.
 _MERGED_ITEMS = (1 << 28) - 1

@@ -1,4 +1,4 @@
-"""The documents of one row group: a list column as one array of tokens and where documents begin in it."""
+"""The documents of one row group: a list column as one array of tokens, and where documents begin."""
 
 from dataclasses import dataclass
 from typing import Any

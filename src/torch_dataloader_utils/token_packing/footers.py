@@ -1,4 +1,4 @@
-"""Sample counts from Parquet footers: no data is read."""
+"""Counts samples by Parquet footers, without reading data."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from torch_dataloader_utils.token_packing.options import TokenPacking
 
 
 def footer_counts(file_format: int, packing: TokenPacking) -> bool:
-    """Whether a whole row group of this format can be counted from its footer."""
+    """Whether row groups of this format can be counted by the footer."""
     return file_format == FileFormat.PARQUET and packing.fill == "greedy" and packing.counts == "footers"
 
 

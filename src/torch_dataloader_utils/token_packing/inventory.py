@@ -1,4 +1,4 @@
-"""Inventories of samples: the same files and row groups, with samples in the place of rows."""
+"""Inventories of samples: the same files and row groups, with samples counted instead of rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,10 +24,10 @@ _BYTES_BESIDE_TOKEN = 5  # positions and loss mask
 
 
 def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inventory:
-    """The inventory of documents behind one of samples; any other one as it is.
+    """The inventory of documents that an inventory of samples was made of; any other one as it is.
 
     Raises:
-        ConfigError: it counts samples, and no packing is asked for.
+        ConfigError: the inventory counts samples, and `packing` is None.
     """
     metadata = decode_schema(inventory.schema).metadata or {}
     if _PACKING not in metadata:
@@ -47,10 +47,10 @@ def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inve
 
 
 def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> Inventory:
-    """The inventory of samples; one that already counts them is given back as it is.
+    """The inventory of samples; one that already counts them is returned as it is.
 
     Raises:
-        ConfigError: it counts samples of another packing, or the column does not hold tokens.
+        ConfigError: the inventory counts samples of another packing, or the column does not hold tokens.
         DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
     """
     packing = reader.packing
@@ -107,7 +107,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
     files = np.unique(groups.file[by_footer])[share.index :: share.count]
     for indices, counts in in_threads(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
         counted[indices] = counts
-    # A file whose footer cannot tell leaves UNKNOWN; its own process reads it.
+    # UNKNOWN for row groups that the footer cannot count; the process whose share they are reads them.
     unread = np.flatnonzero(~by_footer)[share.index :: share.count]
     unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
     counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
@@ -117,7 +117,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
 def _from_footer(
     inventory: Inventory, reader: PackingReader, file: int, by_footer: npt.NDArray[np.bool_]
 ) -> tuple[Int64s, list[int]]:
-    """The groups of a file that its footer counts, and their samples; UNKNOWN where it does not tell."""
+    """The row groups of a file that may be counted by its footer, and their samples (UNKNOWN if it does not tell)."""
     first, stop = np.searchsorted(inventory.groups.file, [file, file + 1])
     indices = first + np.flatnonzero(by_footer[first:stop])
     items = reader.reader.list_items(inventory.task(int(indices[0])), reader.packing.column)

@@ -1,4 +1,4 @@
-"""Where every token of a row group goes: lengths of documents to pieces of samples. Pure arithmetic.
+"""Computes where every token of a row group goes: from lengths of documents to pieces of samples.
 
 lengths 5 3 4, L=4         samples 0[0:4] | 0[4:5] 1[0:3] | 2[0:4]
 segments of the inputs             0..3   |   0    1..3   | 0..3
@@ -21,7 +21,7 @@ class Segments:
     """The inputs of all samples, cut into runs of one document or of padding; together they cover [0, samples * L).
 
     start: input positions, numbered through all samples, at which a run begins; ascending int64.
-    unpredicted: input positions, of those that hold tokens, whose next token is not theirs to predict; int64.
+    unpredicted: input positions with tokens whose next token is of another document or sample; int64.
     filled: input positions of each sample that hold tokens, the first ones; int64 [samples].
     """
 
@@ -31,10 +31,12 @@ class Segments:
 
 
 def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64s:
-    """Tokens that each document takes up: with its EOD, 0 for one that is empty or dropped. int64 [documents].
+    """Tokens that each document takes, with its EOD; 0 for one that is empty or dropped. int64 [documents].
+
+    where: the row group, for messages.
 
     Raises:
-        DataError: a document longer than a sample, and `over_long` says that is an error. where: names the row group.
+        DataError: a document is longer than a sample, with over_long="error".
     """
     tokens = lengths if packing.eod is None else lengths + (lengths > 0)
     if packing.over_long == "cut":
@@ -82,7 +84,7 @@ def find_segments(pieces: Pieces, packing: TokenPacking, num_samples: int) -> Se
     begin = ends - counts
     begin = begin - begin[first_piece][pieces.sample]
     end = begin + counts
-    # With the extra token a piece may lie in it alone; it is a label then and no input.
+    # A piece may be the extra token alone, which is a label and no input.
     is_input = begin < length
     origin, begin, end = pieces.sample[is_input] * length, begin[is_input], end[is_input]
     filled = np.zeros(num_samples, dtype=np.int64)

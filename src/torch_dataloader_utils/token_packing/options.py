@@ -1,4 +1,4 @@
-"""How documents become samples: `pack_tokens` and the value it gives."""
+"""`pack_tokens`, which says how documents become samples, and the value it gives."""
 
 import json
 from collections.abc import Iterable, Sequence

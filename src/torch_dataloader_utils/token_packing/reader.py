@@ -1,4 +1,4 @@
-"""A reader that wraps a reader: row groups of documents in, their packed samples out."""
+"""A reader that packs the documents which another reader reads into samples."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ from torch_dataloader_utils.token_packing.samples import pack_documents
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackingReader:
-    """A `RowGroupReader` of samples: the rows that a task's `live_rows` counts are the row group's samples.
+    """A `RowGroupReader` of samples; a task's `live_rows` counts the samples of its row group.
 
-    reader: delivers the packed column alone. Picklable and thread-safe as it is.
+    reader: reads the packed column only. Picklable and thread-safe if the reader is.
     """
 
     reader: Reader
     packing: TokenPacking
 
     def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[pa.RecordBatch]:  # noqa: ARG002
-        """All samples of one row group, in one batch; what `stop_row` leaves out would have to be decoded to be packed.
+        """All samples of one row group, in one batch. `stop_row` is not used: packing needs all documents.
 
         Raises:
-            RowCountError: other samples than planned.
+            RowCountError: another number of samples than planned.
             NullValueError: a null token.
             DataError, StoreError: see Reader.read.
         """
@@ -44,11 +44,11 @@ class PackingReader:
         """None: samples end with their row group."""
 
     def count_rows(self, task: RowGroupTask) -> int:
-        """Samples of one row group, by reading it; `task.live_rows` is not looked at."""
+        """Samples of one row group, counted by reading it."""
         return count_samples(self._documents(task)[1], self.packing)
 
     def _documents(self, task: RowGroupTask) -> tuple[Documents, Int64s]:
-        # Of rows the wrapped reader then checks the stored ones alone; live ones are checked as samples.
+        # The wrapped reader then checks only the number of stored rows; `live_rows` are samples, and checked here.
         batch = self.reader.read(replace(task, live_rows=UNKNOWN))
         documents = list_documents(batch.column(0), task.where)
         return documents, document_tokens(documents.lengths, self.packing, task.where)

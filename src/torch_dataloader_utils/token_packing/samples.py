@@ -1,4 +1,4 @@
-"""Documents and their layout to one RecordBatch of samples; tokens are copied once, or not at all.
+"""Makes one RecordBatch of samples from documents and their layout; tokens are copied at most once.
 
 slices of a sample      piece of doc 0 | EOD | piece of doc 1 | padding
 """
@@ -34,10 +34,10 @@ def pack_documents(
 ) -> pa.RecordBatch:
     """The samples of one row group, `packing.fields` as columns; those beyond the pieces' are all padding.
 
-    tokens: what each document takes up (see `document_tokens`).
+    tokens: of each document, see `document_tokens`.
     """
     length = packing.sequence_length
-    # Tokens alone need none.
+    # Not needed for tokens alone.
     segments = cache(lambda: find_segments(pieces, packing, num_samples))
     columns: dict[str, Callable[[], pa.Array]] = {
         "tokens": lambda: fixed_lists(_token_rows(documents, tokens, pieces, packing, num_samples)),
@@ -59,7 +59,7 @@ def _token_rows(documents: Documents, tokens: Int64s, pieces: Pieces, packing: T
     """Tokens of all samples, [num_samples, sample_tokens]."""
     if packing.fill == "best_fit":
         return _place_pieces(documents, tokens, pieces, packing, num_samples)
-    # Whole documents in file order: joining those, and then cutting, is faster than to join the pieces.
+    # To join whole documents in file order and then cut is faster than to join pieces.
     if packing.eod is None:
         return _cut_stream(documents.values, packing, num_samples)
     return _cut_stream(_stream_with_eod(documents, packing, num_samples), packing, num_samples)
@@ -69,7 +69,7 @@ def _stream_with_eod(documents: Documents, packing: TokenPacking, num_samples: i
     """All documents, each with its EOD, then padding as far as the samples go."""
     has_eod = documents.lengths > 0
     wanted = num_samples * packing.sequence_length + packing.extra_token
-    # What follows a document: nothing, an EOD, and after the last one the padding.
+    # How many tokens follow each document: an EOD or nothing, and after the last one the padding too.
     tails = np.zeros(len(has_eod) + 1, dtype=np.int64)
     np.cumsum(has_eod, out=tails[1:])
     if len(has_eod):

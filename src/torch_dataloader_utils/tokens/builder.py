@@ -191,7 +191,7 @@ class IndexedDatasetBuilder:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Takes back what the block adds, if it fails: tokens without lengths would move all that come after them."""
+        """If the block fails, removes what it added: tokens without lengths would shift all that come after them."""
         self._check_open()
         end, sequences, documents = self._bin.file.tell(), len(self._lengths), len(self._documents)
         modes = len(self._modes)
@@ -248,7 +248,7 @@ class IndexedDatasetBuilder:
         return converted
 
     def _check_fit(self, given: npt.NDArray[Any]) -> None:
-        # numpy would wrap around, or round, silently: a vocabulary that outgrew the type must not become other tokens.
+        # numpy would wrap around or round silently, and tokens too large for the type would become other tokens.
         (lowest, highest), low, high = integer_limits(self.dtype), int(given.min()), int(given.max())
         if low < lowest or high > highest:
             raise DataError(f"Tokens from {low} to {high} do not fit {self.dtype.name}. {wider_dtype(low, high)}")
@@ -273,7 +273,7 @@ def _whole_numbers(name: str, given: Any) -> npt.NDArray[np.int64]:
 
 
 def _check_modes(modes: Sequence[int]) -> bytes:
-    """As they are kept: a signed byte each."""
+    """The modes as the bytes that are written, a signed one each. Raises ConfigError for others."""
     for mode in modes:
         if not -128 <= check_integer("mode", mode) <= 127:
             raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")

@@ -1,7 +1,8 @@
 """Indices built once and kept: by one process per cache directory, for all of them.
 
 A directory on a node's own disk is filled once per node, one on a shared file system once per job. Who builds is
-decided by a lock file in the directory, not by ranks: no process group is needed, and a builder that dies hands over.
+decided by a lock file in the directory, not by ranks: no process group is needed, and if a builder dies, another takes
+over.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.01, 1.0
 
-# File systems without locks. Everybody builds there: the result is the same bytes, published by a rename.
+# Errors of file systems without locks. Every process builds there: all publish the same bytes by a rename.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 

@@ -36,7 +36,7 @@ class CorpusOptions:
     eod: int | None
     vocabulary_size: int | None
     skips_nulls: bool
-    # Worked out once: in a worker process the module of a script's function may have another name.
+    # Found once, here: in a worker process the module of a script's function may have another name.
     tokenizer_key: str | int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class CorpusOptions:
             raise ConfigError(f"eod={eod} does not fit {self.dtype}. {wider_dtype(eod)}")
 
     def describe(self) -> dict[str, Any]:
-        """The options as JSON values; those of a tokenizer that cannot be told from others differ in every run."""
+        """The options as JSON values; with a nameless tokenizer they differ in every run, so that nothing is reused."""
         return {
             "column": self.column,
             "dtype": self.dtype,
@@ -72,9 +72,9 @@ class CorpusOptions:
 class CorpusPart:
     """Neighbouring row groups of one data file, which one task writes as a small corpus of its own; picklable.
 
-    reader: delivers the column alone; it applies deletes and the row filter, and checks identities. version: what the
-    rows depend on besides their file: the fingerprint of a data set's inventory and its filter; "" for plain files.
-    size_bytes: about how many bytes it unpacks to.
+    reader: delivers only the column; it applies deletes and the row filter, and checks identities. version: what the
+    rows depend on besides their file, that is the fingerprint of the data set's inventory and its filter; "" for plain
+    files. size_bytes: about how many bytes it has unpacked.
     """
 
     reader: Reader
@@ -134,7 +134,7 @@ def divide_parts(parts: Sequence[CorpusPart], output_count: int) -> list[list[Co
     ends = np.cumsum([part.size_bytes for part in parts], dtype=np.float64)
     targets = ends[-1] * np.arange(1, output_count) / output_count
     borders = np.searchsorted(ends, targets, side="left") + 1
-    # Keep one part for every output on either side of a border.
+    # On both sides of a border there must be at least one part per output.
     lowest = np.arange(1, output_count)
     borders = np.maximum.accumulate(np.maximum(borders, lowest) - lowest) + lowest
     borders = np.minimum(borders, len(parts) - output_count + lowest)

@@ -69,14 +69,14 @@ def _list_sources(sources: Any) -> list[PathLike]:
         return [sources]
     if isinstance(sources, Collection | Iterator) and not isinstance(sources, bytes):
         return list(sources)
-    # Anything else is not listed to see what is in it: that would read a whole data set.
+    # Any other iterable is not turned into a list to see what is in it: that would read a whole data set.
     has_rows = isinstance(sources, DataLoader) and isinstance(sources.dataset, TableDataset)
     data_set = "the loader's data set, loader.dataset" if has_rows else "a StructuredDataset or IcebergDataset"
     raise ConfigTypeError(f"sources is {of_type(sources)}: pass a path, a list of paths, or {data_set}.")
 
 
 def _check_outside(source: PathLike, output_prefix: str) -> None:
-    """ConfigError for a corpus that the next call, which goes on or builds anew, would find among its sources.
+    """Raises ConfigError if the corpus would lie among its own sources: a second call would read it as data.
 
     source data      data/corpus: refused      data/_built/corpus, data2/corpus: no data file of the source
     """
@@ -145,7 +145,7 @@ def _scan(source: PathLike, column: str, file_format: SourceFormat | None, acces
     except NoDataError:
         raise
     except ConfigError as error:
-        # Say which of perhaps thousands of sources it is, and what the option for the format is called here.
+        # The message names the source, one of perhaps thousands, and the option for the format as it is called here.
         told = str(error).replace("pass format=", "pass file_format=")
         raise type(error)(f"{redact(os.fspath(source))}: {told}") from error
 
@@ -174,7 +174,7 @@ def _ending(path: str) -> str:
 
 
 def _unseen_groups(inventory: Inventory, seen: set[str]) -> list[int]:
-    """The row groups of files that are not in `seen` yet, where the others are put."""
+    """The row groups of files that are not in `seen`; adds these files to `seen`."""
     paths = [inventory.files.paths[file] for file in range(inventory.num_files)]
     is_new = np.array([path not in seen for path in paths], dtype=bool)
     for file in np.flatnonzero(~is_new).tolist():

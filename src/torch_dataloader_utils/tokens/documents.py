@@ -11,13 +11,13 @@ import pyarrow as pa
 from torch_dataloader_utils.errors import NullValueError, SchemaError, of_type
 from torch_dataloader_utils.tokens.plain_layout import is_integer_list, list_offsets, plain_type, to_plain
 
-# Texts of one batch to the token lists of each: one flat list, or array, of whole numbers a text.
+# Takes the texts of one batch; gives per text one flat list, or array, of whole numbers.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DocumentBatch:
-    """Document i is tokens[offsets[i]:offsets[i + 1]]; `null_count` rows were left out before."""
+    """Document i is tokens[offsets[i]:offsets[i + 1]]; `null_count` null rows are not among them."""
 
     tokens: npt.NDArray[Any]
     offsets: npt.NDArray[np.int64]
@@ -28,8 +28,8 @@ def split_documents(column: pa.Array, tokenizer: Tokenizer | None, *, skips_null
     """The documents of a list column of integers, or of a text column through `tokenizer`.
 
     Raises:
-        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer gave anything but one flat
-            list of integers a text.
+        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer did not give one flat list
+            of integers per text.
         NullValueError: a null token, or a null document without `skips_nulls`.
     """
     column = to_plain(column)

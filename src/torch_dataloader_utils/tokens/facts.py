@@ -1,4 +1,4 @@
-"""What is known of a corpus before it is opened."""
+"""Counts and identity of a corpus, known from a sequences file before the corpus is opened."""
 
 from dataclasses import dataclass
 

@@ -80,7 +80,7 @@ class IndexedDataset(Dataset[Any]):
         self.mmap = check_flag("mmap", mmap)
         self._access = StoreAccess.of(storage_options, credentials, remote)
         self._facts = facts
-        # What the files are known to be, so that no others are ever read.
+        # Size and identity of the files, if they are known, so that no others are ever read.
         self._known: Identities | None = None if facts is None else facts.identities
         self._trusts_index = check_flag("trust_index", trust_index)
         self._opened: OpenCorpus | None = None

@@ -1,4 +1,4 @@
-"""Indices of a data set as a frozen dataclass of arrays: built once, and kept in a cache where there is one."""
+"""The indices of a data set (a frozen dataclass of arrays), built once and kept in a cache if there is one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -16,9 +16,8 @@ T = TypeVar("T")
 class KeptIndex(Generic[T]):
     """Where the indices of one data set are kept.
 
-    kind: the dataclass of arrays that they are. cache: None to build them in every process.
-    name: what people read in the file's name. describe: gives everything they depend on; asked with a cache only, as
-        it may look files up.
+    kind: the dataclass of arrays. cache: None to build the indices in every process. name: for people, part of the
+    file's name. describe: gives everything the indices depend on; called only with a cache, as it may look files up.
     """
 
     kind: type[T]
@@ -41,7 +40,7 @@ class KeptIndex(Generic[T]):
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether another process would find them: a worker maps the file then, rather than get gigabytes by a pipe."""
+        """Whether another process would find them: a worker then maps the file, and gigabytes need not be pickled."""
         return self.cache is not None and self.cache.path_of(self.name, self.describe()).exists()
 
 

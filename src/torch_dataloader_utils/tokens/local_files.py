@@ -1,4 +1,4 @@
-"""Files of corpora that are written: on a local disk, invisible until they are whole."""
+"""Local files that are written: corpora and sequences files, invisible until they are whole."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch_dataloader_utils.errors import ConfigError, LoaderError, StoreError
 
 
 def local_path(name: str, path: str | Path) -> Path:
-    """Where a corpus or sequences file lies that is written, or read whole; `name` is what the user called it.
+    """The local path of a corpus or sequences file; `name` is the name of the argument, for messages.
 
     Raises:
         ConfigTypeError: no path. ConfigError: the URL of a store.
@@ -25,7 +25,7 @@ def local_path(name: str, path: str | Path) -> Path:
 
 
 def pending_file(name: str, path: str | Path) -> PendingFile:
-    """A file that is to appear there.
+    """The file that will appear at `path` once it is whole.
 
     Raises:
         As `local_path`, and as `PendingFile`; StoreError: it cannot be written.
@@ -37,7 +37,7 @@ def pending_file(name: str, path: str | Path) -> PendingFile:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Tells of a place that cannot be written.
+    """Turns an OSError of the block, which writes at `path`, into a StoreError that names the path.
 
     Raises:
         StoreError: the operating system refused.

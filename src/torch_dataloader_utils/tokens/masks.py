@@ -1,4 +1,4 @@
-"""What goes with the tokens of a sample: attention mask, loss mask, positions, document borders. Pure tensors.
+"""The tensors that go with the tokens of a sample: attention mask, positions, document borders. No I/O.
 
 Source: the left-to-right masks of Megatron-Core's GPT data set.
 """

@@ -1,4 +1,4 @@
-"""Several corpora as one: which there are in a directory, and appending them."""
+"""Finding the corpora of a directory, and merging corpora into one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
         raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
     if not path_prefixes:
         raise ConfigError("There is no corpus to merge: path_prefixes is empty. Pass one prefix or more.")
-    # Before any is opened.
+    # Checked before any corpus is opened.
     merged = [local_path("path_prefix", path_prefix).resolve() for path_prefix in path_prefixes]
     if local_path("output_prefix", output_prefix).resolve() in merged:
         raise ConfigError(

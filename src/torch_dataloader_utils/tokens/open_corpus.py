@@ -1,4 +1,4 @@
-"""The two files of a corpus, open in one process: what is read of them, and when."""
+"""The two files of a corpus, opened in one process and read as far as they are needed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from torch_dataloader_utils.tokens.ranges import ByteRange, ByteSource, StoredFi
 
 Tokens = npt.NDArray[Any]
 
-# Of .idx and .bin.
+# Size and identity of .idx and .bin.
 Identities = tuple[FileStat, FileStat]
 
 
@@ -92,7 +92,7 @@ class OpenCorpus:
             self._index = self._load_index()
 
     def _check_pair(self, access: StoreAccess) -> None:
-        """Raises FileChangedError unless the .idx is still there: who publishes a corpus takes the old one away first.
+        """Raises FileChangedError unless the .idx is still there: publishing a corpus first removes the old .idx.
 
         Of a remote one, all that is read is of the version that was looked up before the .bin.
         """

@@ -1,4 +1,4 @@
-"""Arrow types that spell the same values in another way, as the plain ones that documents are taken from."""
+"""Views and dictionaries of Arrow converted to the plain list and string types that documents are taken from."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,21 +8,21 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arrow.nested_fields import is_list
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(data_type: pa.DataType) -> pa.DataType:
     """The list or string type for views of lists, views of strings and text in a dictionary; others as they are.
 
     list_view<int32>   list<int32>          string_view                  large_string
     list<int32>        list<int32>          dictionary<string, int32>    string
     """
-    if pa.types.is_list_view(kind):
-        return pa.list_(kind.value_field)
-    if pa.types.is_large_list_view(kind):
-        return pa.large_list(kind.value_field)
-    if pa.types.is_string_view(kind):
+    if pa.types.is_list_view(data_type):
+        return pa.list_(data_type.value_field)
+    if pa.types.is_large_list_view(data_type):
+        return pa.large_list(data_type.value_field)
+    if pa.types.is_string_view(data_type):
         return pa.large_string()
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    return kind
+    if pa.types.is_dictionary(data_type):
+        return plain_type(data_type.value_type)
+    return data_type
 
 
 def is_integer_list(plain: pa.DataType) -> bool:
@@ -33,15 +33,15 @@ def is_integer_list(plain: pa.DataType) -> bool:
 def to_plain(column: pa.Array) -> pa.Array:
     """The same values and nulls in their `plain_type`; nothing is copied where it already is.
 
-    Views of lists stay what they are: `flatten` and `list_offsets` take them, and a cast of pyarrow 26.0.1 makes the
-    offsets one too few, so that where the last list ends is what lies in memory there.
+    Views of lists stay as they are, because `flatten` and `list_offsets` take them. A cast in pyarrow 26.0.1 would give
+    one offset too few: the end of the last list would be whatever lies in memory there.
     """
     plain = plain_type(column.type)
     return column if plain == column.type or _is_list_view(column.type) else column.cast(plain)
 
 
-def _is_list_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+def _is_list_view(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(data_type) or pa.types.is_large_list_view(data_type))
 
 
 def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Who goes first when several ranks need the same files."""
+"""One rank builds the files that several ranks need, while the others wait."""
 
 import contextlib
 import os

@@ -1,6 +1,6 @@
 """Batch samplers for one rank: which samples it trains on next, from the number of samples the job has consumed.
 
-Source: the samplers of Megatron-LM's data loaders; orders are the same, so a job goes on where another left off.
+Source: the samplers of Megatron-LM's data loaders; the orders are the same, so a job continues where another stopped.
 Where those give ranks unequal numbers of batches or empty ones, these give the index None instead, which a
 `GPTDataset` turns into a sample without loss: all ranks take the same number of full batches.
 """

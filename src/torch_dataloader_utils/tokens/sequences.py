@@ -1,7 +1,7 @@
 """Facts of many corpora in one JSON file: a job with thousands of them opens one file at the start, not thousands.
 
 The file maps each prefix to [sequence count, document entries], the layout that Megatron-Core reads. What else we
-know (token count, identity of the files) sits beside it under one key of our own, so that one file serves both.
+know (token count, identity of the files) stands under one more key of our own, so that both can read the file.
 """
 
 import json
@@ -65,8 +65,8 @@ def write_sequences(
 ) -> None:
     """Write the sequences file of these corpora, sorted by prefix, atomically.
 
-    The prefixes are kept as they are given: a job looks them up letter by letter. The other arguments say how remote
-    corpora are read, see `IndexedDataset`.
+    The prefixes are kept exactly as given, since a job looks them up by the same text. The other arguments say how
+    remote corpora are read, see `IndexedDataset`.
 
     Raises:
         ConfigTypeError: no list of paths. ConfigError: `path` is the URL of a store.

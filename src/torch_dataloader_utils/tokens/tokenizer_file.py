@@ -1,4 +1,4 @@
-"""A `tokenizers` JSON file as a tokenizer that crosses process borders as its path."""
+"""A tokenizer from a JSON file of the `tokenizers` package; pickled as its path."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ class TokenizerFile:
 
     Raises:
         MissingDependencyError: the `tokenizers` package is not installed.
-        ConfigError: the file is none of its.
+        ConfigError: that package cannot read the file.
     """
 
     def __init__(self, path: str, *, adds_special_tokens: bool = False) -> None:
@@ -53,7 +53,7 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"{redact(path)} is no tokenizer.json of the tokenizers package: {error}. Pass one on this machine."
         ) from error
-    # The file may hold those of whoever saved it: documents would be cut, or filled up to the longest one.
+    # The file may hold settings of whoever saved it, by which documents would be cut or padded to the longest one.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,4 +1,4 @@
-"""What a tokenizer is known by, so that another run can tell whether it is the same one."""
+"""A name for a tokenizer, by which another run can tell whether it has the same one."""
 
 import operator
 import sys

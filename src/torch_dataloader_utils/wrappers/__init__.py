@@ -1,4 +1,4 @@
-"""Sharding and sorting for data sets that are not ours.
+"""Sharding and sorting for other libraries' data sets.
 
 In: any iterable, torch or Hugging Face data set. Out: a data set that gives the part of one rank, or another order.
 

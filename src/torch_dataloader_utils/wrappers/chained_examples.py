@@ -1,4 +1,4 @@
-"""The files of one shard of a Hugging Face stream, with a state that its DataLoader workers can load, and no other."""
+"""The files of one shard of a Hugging Face stream, with a state that only the same shard's workers can load."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -13,12 +13,12 @@ from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, describe_l
 
 
 class ChainedExamples(_BaseExamplesIterable):  # type: ignore[misc]
-    """The examples of several sources, one source after the other: what one shard is dealt in whole files.
+    """The examples of several sources (the whole files of one shard), one source after the other.
 
-    `datasets` has the like (`VerticallyConcatenatedMultiSourcesExamplesIterable`), but keeps a list of the states of
-    all its sources, and DataLoader workers, which hold some of the sources, have shorter lists. Before it deals to the
-    workers `datasets` loads a worker's state into the whole, which must therefore hold it: so this state is the number
-    of one source and its state. It holds for this shard only, as the others have other files.
+    `datasets` has a similar class (`VerticallyConcatenatedMultiSourcesExamplesIterable`), whose state is a list of the
+    states of all its sources. But `datasets` loads a worker's state into the whole before it deals to the workers, and
+    a worker, which has some of the sources, has a shorter list. So the state here is the number of one source and its
+    state. It is valid for this shard only, as other shards have other files.
     """
 
     def __init__(self, ex_iterables: list[Any], layout: ShardLayout) -> None:
@@ -78,7 +78,7 @@ class ChainedExamples(_BaseExamplesIterable):  # type: ignore[misc]
             state.update(source=number + 1, source_state=None)
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> "ChainedExamples":
-        """Files in another order. All shards have equally many, so those that they share keep the same places."""
+        """Files in another order. All shards have equally many files, so files that they share keep their places."""
         if len(self.ex_iterables) == 1:
             return self._of([self.ex_iterables[0].shuffle_data_sources(generator)])
         files = self._files()
@@ -86,7 +86,7 @@ class ChainedExamples(_BaseExamplesIterable):  # type: ignore[misc]
         return self._of(files)
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "ChainedExamples":
-        """Some of the files; those of a single source stay one, so that a shuffle goes on mixing them."""
+        """Some of the files; those of one source stay one source, so that a shuffle still mixes them."""
         if len(self.ex_iterables) == 1:
             return self._of([self.ex_iterables[0].shard_data_sources(num_shards, index, contiguous=contiguous)])
         files = self._files()
@@ -109,9 +109,9 @@ class ChainedExamples(_BaseExamplesIterable):  # type: ignore[misc]
 
 
 class OpenState(dict[str, Any]):
-    """A state that takes the keys of any other, so that one of other options comes as far as the check.
+    """A state that accepts any keys, so that a state of other options reaches our check.
 
-    `datasets` merges a loaded state into ours key by key, and would stop at the first that ours does not have.
+    `datasets` merges a loaded state into ours key by key, and would fail at the first key that ours does not have.
     """
 
     def __missing__(self, key: str) -> None:

@@ -82,7 +82,7 @@ def _with_examples(dataset: Any, examples: Any) -> Any:
 def _is_file_shardable(examples: Any) -> bool:
     if type(examples).__name__ not in _FILE_SHARDABLE:
         return False
-    # Numbers of rows would begin anew in every shard, and every shard would drop a last batch of its own.
+    # Row numbers would start again in every shard, and every shard would drop its own last batch.
     if getattr(examples, "with_indices", False) or getattr(examples, "drop_last_batch", False):
         return False
     return all(map(_is_file_shardable, sources_of(examples)))
@@ -120,7 +120,7 @@ def _all_but_last_file(examples: Any) -> list[Any]:
 
 
 class ShardExamples(WrappedExamples):
-    """The examples of one shard of another examples iterable, untouched: no decoding, no formatting.
+    """The examples of one shard of another examples iterable, neither decoded nor formatted.
 
     Under DataLoader workers `datasets` first deals the files to the workers, and each worker cuts its own part; all
     ranks must have the same number of workers, and batch mode pads or drops once for each worker.
@@ -164,7 +164,7 @@ class ShardExamples(WrappedExamples):
             hold=lambda: self._held_state(reader.position),
         )
         if state["held"] is not None and reader.is_inside_held_run:
-            # Loading makes a new state below us; ours must go on showing the live one.
+            # Loading makes a new state in the source; ours must refer to that one.
             reader.position, held = state["held"]
             state["examples_iterable"] = self.ex_iterable.load_state_dict(held)
         for example in reader.read(iter(self.ex_iterable)):
@@ -221,5 +221,5 @@ class ShardExamples(WrappedExamples):
         return ShardExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous), self.layout)
 
     def reshard_data_sources(self) -> "ShardExamples":
-        """The same cut over finer files."""
+        """The same cut of the source, whose files are divided more finely."""
         return ShardExamples(self.ex_iterable.reshard_data_sources(), self.layout)

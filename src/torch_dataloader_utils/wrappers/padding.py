@@ -1,4 +1,4 @@
-"""Rows of different length as one tensor."""
+"""`pad_stack_1d`: rows of different lengths as one padded tensor."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The examples of a Hugging Face stream whose own state does not hold all of it."""
+"""The examples of a Hugging Face stream with a complete state, where the stream's own state is incomplete."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -22,10 +22,10 @@ def holds_rows_back(examples: Any) -> bool:
 
 
 class ReplayedExamples(WrappedExamples):
-    """The examples of a source, with a state that is their number: a resume steps over those that were given.
+    """The examples of a source, with their count as the state: a resume reads and skips those that were given.
 
-    The order is a function of seed and epoch, so the steps lead to the same place, for the price of reading again what
-    lies before it. Transforms that come after the cut do not run for it.
+    The order is a function of seed and epoch, so that leads to the same place, at the cost of reading again. Transforms
+    after the cut do not run for skipped examples.
     """
 
     @property
@@ -44,7 +44,7 @@ class ReplayedExamples(WrappedExamples):
         yield from self._left_of(lambda: self.ex_iterable.iter_arrow())
 
     def _left_of(self, read: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """What was not given yet, rows or tables; the state follows."""
+        """The rows or tables that were not given yet; keeps the state up to date."""
         state = self._state_dict or self._init_state_dict()
         if state["type"] != type(self).__name__:
             raise CheckpointMismatchError(
@@ -65,5 +65,5 @@ class ReplayedExamples(WrappedExamples):
         return ReplayedExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous))
 
     def reshard_data_sources(self) -> "ReplayedExamples":
-        """The same over finer files."""
+        """The same over the source, whose files are divided more finely."""
         return ReplayedExamples(self.ex_iterable.reshard_data_sources())

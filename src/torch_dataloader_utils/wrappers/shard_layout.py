@@ -1,4 +1,4 @@
-"""Which positions of a stream belong to one shard: arithmetic only, no data and no state.
+"""Computes which positions of a stream belong to one shard; no data, no state.
 
 Source of the orders: `IterableDatasetShard` and `BatchSamplerShard` of accelerate 1.15. Both modes of
 `split_batches` are one layout: a *group* of num_shards runs, and a *run* of neighbouring items for each shard.

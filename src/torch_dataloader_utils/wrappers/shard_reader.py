@@ -1,4 +1,4 @@
-"""One pass over a stream that gives the items of one shard and can say at any moment where it stands."""
+"""One pass over a stream that gives the items of one shard and keeps its position for states."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,12 +27,12 @@ class ShardReader(Generic[ItemT]):
     `Tail.PAD`, else nothing.
 
     Attributes:
-        layout: which positions are ours.
+        layout: which positions the shard has.
         worker: (id, number) of the worker that reads.
         position: items taken from the stream so far.
         yielded: items given so far; counted before they are given, so a suspended reader counts the last one.
-        has_ended: whether the stream gave fewer items than were asked for; what is still given then is padding.
-        held: what `hold` gave at the start of the run that is being given (`Tail.DROP` on a strided layout only).
+        has_ended: whether the stream gave fewer items than were asked for; after that only padding is given.
+        held: the result of `hold` at the start of the current run (`Tail.DROP` on a strided layout only).
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class ShardReader(Generic[ItemT]):
         head: list[ItemT] | None = None,
         hold: Callable[[], Any] = _nothing,
     ) -> None:
-        """Prepares a reader that goes on where an earlier one stood.
+        """Prepares a reader that continues from the place of an earlier one.
 
         Args:
-            layout: which positions are ours.
+            layout: which positions the shard has.
             worker: (id, number) of the worker.
             position: position of the first item that the stream will give.
             yielded: items that were given before.

@@ -1,17 +1,17 @@
-"""State and batched reads of the data set below: what every wrapper passes on."""
+"""Helpers of all wrappers: the state and batched reads of the wrapped data set."""
 
 from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Can say where it stands and go on from there; the protocol of torchdata and torch.distributed.checkpoint."""
+    """Has a state: the protocol of torchdata and torch.distributed.checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """The present state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Continue from a state."""
 
 
 def nested_state(name: str, dataset: Any) -> dict[str, Any]:

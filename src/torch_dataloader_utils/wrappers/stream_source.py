@@ -1,4 +1,4 @@
-"""Passes over a foreign stream: opened at an epoch, put back where an earlier pass stood, asked for its state."""
+"""Passes over a user's stream: opens them at an epoch or a state, and takes their state."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +15,8 @@ ItemT = TypeVar("ItemT")
 class StreamSource(Generic[ItemT]):
     """An iterable, or a function that makes one.
 
-    The state is that of the iterator if it has one, else that of the iterable: the order torchdata restores them
-    in. A source with neither has the state None and is walked again to get back to a place.
+    The state is that of the iterator if it has one, else that of the iterable, as in torchdata. A source with neither
+    has the state None, and is iterated from the start to get back to a place.
     """
 
     def __init__(self, source: Iterable[ItemT] | Callable[[], Iterable[ItemT]]) -> None:

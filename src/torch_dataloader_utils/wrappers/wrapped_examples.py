@@ -1,4 +1,4 @@
-"""What every Hugging Face examples iterable around another one takes over from it as it is."""
+"""The base of examples iterables (Hugging Face) around another one: columns and files are those of the source."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def sources_of(examples: Any) -> list[Any]:
 
 
 class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
-    """The columns and the files of another examples iterable; what is given of its examples, subclasses say."""
+    """Has the columns and files of another examples iterable; subclasses decide which examples are given."""
 
     def __init__(self, ex_iterable: Any) -> None:
         """Wraps a source."""
@@ -21,12 +21,12 @@ class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
 
     @property
     def is_typed(self) -> bool:
-        """As the source."""
+        """That of the source."""
         return bool(self.ex_iterable.is_typed)
 
     @property
     def features(self) -> Any:
-        """As the source."""
+        """Those of the source."""
         return self.ex_iterable.features
 
     @property

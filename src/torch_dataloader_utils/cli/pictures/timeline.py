@@ -72,7 +72,7 @@ class Timeline:
 
     @property
     def shown_ranks_note(self) -> str:
-        """The end of a line with a figure over all workers: ", first 32 ranks", or nothing where all are shown."""
+        """Text behind a figure of all workers: ", first 32 ranks", or nothing if all ranks are shown."""
         return f", first {self.shown_ranks:,} ranks" if self.shown_ranks < self.num_ranks else ""
 
     @property

@@ -17,10 +17,10 @@ _SYNC_BYTES = 16
 def read_records(
     data: Buffer, wanted: Sequence[int], wanted_inside: Mapping[int, Sequence[int]] | None = None
 ) -> "tuple[Schema, Iterator[list[Any]]]":
-    """The file's own schema, and of each record the values of the fields `wanted` (ids), None where it has no such.
+    """The file's schema, and for each record the list of the values of the fields `wanted` (ids), None if missing.
 
-    wanted_inside: likewise for structs among them, by the struct's field id; they come as lists too. All other structs
-        come as pyiceberg's records, with their fields as the file has them. What is not wanted is skipped, not decoded.
+    wanted_inside: the fields wanted of structs among them, by the struct's field id; these structs come as lists too,
+        all others as pyiceberg's records with all fields. Fields that are not wanted are skipped, not decoded.
     """
     from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
     from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader

@@ -1,4 +1,4 @@
-"""From a table's name, or the place of its metadata, to its metadata and the credentials of its files."""
+"""Opens a table, by its name in a catalog or by the path of its metadata: metadata, and credentials of its files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenTable:
-    """A table at one moment. name: for messages. files: how its files are read; holds the credentials."""
+    """The state of a table at one moment. name: for messages. files: reads its files; holds the credentials."""
 
     name: str
     metadata: "TableMetadata"
@@ -57,9 +57,9 @@ class OpenTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogCredentials:
-    """Asks the catalog for a table's credentials again; in whichever process they have expired.
+    """Asks the catalog for a table's credentials again, in the process where they have expired.
 
-    own: names of options that the user gave, and the catalog does not change.
+    own: names of options that the user gave, which the catalog does not replace.
     """
 
     place: TablePlace
@@ -74,7 +74,7 @@ class CatalogCredentials:
         try:
             loaded = _load_table(self.place)
         except LoaderError as error:
-            # As an error of its own, since what reads a file takes "not there" for the file.
+            # Not as NoDataError, which readers would take for a missing file.
             raise StoreError(
                 f"the credentials of {self.place.table} have expired, and its catalog gives no new ones: {error}"
             ) from error
@@ -107,11 +107,11 @@ def _catalog_options(loaded: Any, place: TablePlace) -> dict[str, Any]:
 
 
 def _access(vended: Mapping[str, Any], place: TablePlace) -> StoreAccess:
-    """The user's access with what the catalog gives beneath it, to be had from there again once it expires."""
+    """The user's access with the catalog's options added; once those expire, the catalog is asked again."""
     own = place.access.options.reveal()
     access = replace(place.access, options=Secret({**vended, **own}))
     properties = place.catalog_config.reveal() if place.catalog_config is not None else {}
-    # A worker can be given no more than plain values of a catalog's configuration.
+    # Only plain values of a catalog's configuration can be sent to workers.
     is_plain = all(value is None or isinstance(value, (str, int, float)) for value in properties.values())
     if access.credentials is not None or not vended or not is_plain:
         return access

@@ -1,4 +1,4 @@
-"""Row groups of the data files of a scan, from their footers or, where that is enough, from the manifest alone."""
+"""Scans a table's data files: row groups from their footers or, where that is enough, from the manifest alone."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +38,10 @@ _LIST_FROM_FILES = 8
 class DataScanRequest:
     """What is the same for all data files.
 
-    fields: those of the table's schema, with ids. projected: names of the columns to weigh, None for all.
-    row_filter: None, or one over `filter_columns` of `fields`. on_error: "skip" gives a BadFile for a file whose
-        metadata does not decode. judge: what the manifest proves under the row filter.
+    fields: those of the table's schema, with ids. projected: names of the columns that are read, None for all.
+    row_filter: None, or a filter over `filter_columns` of `fields`.
+    on_error: "skip" gives a BadFile for a file whose metadata does not decode.
+    judge: judges files by the manifest, for the row filter.
     """
 
     fields: pa.Schema
@@ -88,7 +89,7 @@ def scan_data_files(
     listed = _listed(data, files)
 
     def scan(file: DataFile) -> FileScan | BadFile:
-        # Before anything is planned on them: manifests and footers of others may say anything.
+        # Checked here, since manifests and footers may be wrong.
         found = partial(_scan, file, listed.get(file.path), request, files)
         return unless_bad(lambda: checked(file.path, found()), request.on_error)
 
@@ -97,10 +98,10 @@ def scan_data_files(
 
 
 def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
-    """Identities from listings of remote directories that hold many of the files: one request a thousand of them.
+    """Identities of files in remote directories that hold many of them, by listings: one request for a thousand files.
 
-    Left out, to be looked up one by one, are files of directories that cannot be listed: reading a table takes no right
-    to list, some stores have no listings (S3 Tables, most web servers), and a name may be a pattern ("t[1]").
+    Files of directories that cannot be listed are left out and looked up one by one: a reader may have no right to
+    list, some stores have no listings (S3 Tables, most web servers), and a name may be a pattern ("t[1]").
     """
     counts = Counter(file.path.rpartition("/")[0] for file in data if not files.store(file.path).is_local)
     directories = [directory for directory, count in counts.items() if count >= _LIST_FROM_FILES]
@@ -165,11 +166,10 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
 def _judged_columns(
     file: DataFile, request: DataScanRequest, schema: pa.Schema, ids: Mapping[int, str]
 ) -> tuple[tuple[pa.Field, Any], ...] | None:
-    """The filter's columns whose values the partition says, if statistics say all others; None if they do not.
+    """The filter's columns that are known by the partition, if all others can be judged by statistics; else None.
 
-    Arrow judges by name, so that a column, and every field inside it, must have the same name and type in the file as
-    in the table. The same id too: a field inside a struct may since have been dropped and added again, or have the name
-    that another one had.
+    Arrow judges by name, so a column and every field inside it must have the same name and type in the file as in the
+    table; and the same id, since a field of that name may have been dropped and another one added.
     """
     known = []
     for name in request.filter_columns:

@@ -1,4 +1,4 @@
-"""What deletes by position leave of a table's row groups."""
+"""Applies deletes by position to the row counts of an inventory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ def check_positions(data: Sequence[DataFile], scans: Sequence[FileScan], positio
 
 
 def without_deleted_rows(inventory: Inventory) -> Inventory:
-    """The inventory with live rows counted from the deletes themselves; UNKNOWN where equality deletes apply."""
+    """The inventory with deleted rows subtracted from live rows; UNKNOWN where equality deletes apply."""
     groups, extras = inventory.groups, inventory.files.extras
     counts = np.full(len(groups), UNKNOWN, dtype=np.int64)
     starts = np.searchsorted(groups.file, np.arange(inventory.num_files + 1))
@@ -37,7 +37,7 @@ def without_deleted_rows(inventory: Inventory) -> Inventory:
         if len(extra.positions):
             first, rows = groups.first_row[span], groups.physical_rows[span]
             deleted = np.searchsorted(extra.positions, first + rows) - np.searchsorted(extra.positions, first)
-            # A group with nothing left needs no count by anyone.
+            # A group whose rows are all deleted is known, whatever else applies.
             known = (live[span] != UNKNOWN) | (deleted == rows)
             counts[span] = np.where(known, rows - deleted, UNKNOWN)
     return with_live_rows(replace(inventory, groups=replace(groups, live_rows=live)), counts)

@@ -26,7 +26,7 @@ _FRAME_BYTES = 12  # length, magic and CRC
 
 
 def read_vector(store: Store, path: str, offset: int, size: int, *, allow_bare: bool) -> Int64s:
-    """The deleted positions, ascending, each once; only these bytes (and the file's first four) are read.
+    """The deleted positions, ascending, each once; reads only the vector and the file's first four bytes.
 
     Raises:
         CorruptFileError: outside the file, a wrong checksum, or no such vector.

@@ -20,8 +20,11 @@ _EVERYWHERE: Scope = (-1, ())
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EqualityIndex:
-    """by_scope: (sequence number, file) by partition, ascending. chosen: answers given, so that equal ones are one
-    object and pickle once."""
+    """The equality delete files of a snapshot.
+
+    by_scope: (sequence number, file) by partition, ascending.
+    chosen: results of `of`, kept so that data files with the same deletes share one object, which is pickled once.
+    """
 
     by_scope: dict[Scope, list[tuple[int, EqualityDeleteFile]]] = field(default_factory=dict)
     chosen: dict[tuple[Scope, int], tuple[EqualityDeleteFile, ...]] = field(default_factory=dict)
@@ -80,6 +83,6 @@ def _delete_file(entry: ManifestEntry, files: Files) -> EqualityDeleteFile:
 
 
 def _scope(entry: ManifestEntry) -> Scope:
-    # As texts, NaN equals NaN and -0.0 is not 0.0, which are partitions of their own.
+    # As text, NaN equals NaN, and -0.0 and 0.0 differ, as partitions do.
     values = (repr(value) if isinstance(value, float) else value for _, value in entry.partition)
     return (entry.spec_id, tuple(values))

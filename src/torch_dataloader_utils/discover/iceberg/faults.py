@@ -1,4 +1,4 @@
-"""What pyiceberg raises on metadata, and files that metadata name and nobody has: one error of ours for each."""
+"""Turns errors of pyiceberg about metadata, and missing files that metadata name, into errors of ours."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
 
-# What pyiceberg 0.12 says, in plain errors, of valid metadata of format version 3; damage reads otherwise.
+# Texts of pyiceberg 0.12's errors for valid metadata of format version 3; damaged metadata give others.
 _UNKNOWN_FEATURES = (
     (re.compile(r"Cannot deserialize bytes, type (.+?) not supported: "), "a default value of type {}"),
     (re.compile(r"Could not parse (geo(?:metry|graphy)\([^()]+\)) into "), "type {}"),
@@ -18,10 +18,10 @@ _UNKNOWN_FEATURES = (
 
 @contextmanager
 def parsing(path: str, what: str) -> Iterator[None]:
-    """Runs the parsing of `what` (table metadata, a manifest); keep the body to that.
+    """Turns any error of parsing `what` (table metadata, a manifest) into one of ours; parse nothing else inside.
 
-    pyiceberg, pydantic and four compression codecs raise errors of their own, most of them plain Exceptions. Their
-    texts quote the file, which may hold what must not be shown, so that only the kind of error is named.
+    pyiceberg, pydantic and four compression codecs raise their own errors, many of them plain Exceptions. Their texts
+    quote the file, which may hold secrets, so the message names only the class of the error.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
 
 
 def unknown_feature(error: BaseException) -> str | None:
-    """A format version, type, default or transform that pyiceberg has not learnt yet; None for any other error."""
+    """The format version, type, default or transform that pyiceberg does not support; None for any other error."""
     from pydantic import ValidationError
 
     found = error if isinstance(error, ValidationError) else error.__cause__
@@ -69,7 +69,7 @@ def _named_feature(text: str) -> str | None:
 
 @contextmanager
 def named_by_metadata(table: str) -> Iterator[None]:
-    """Runs the reading of files that the metadata of `table` name; one that is not there is no slip of the caller's."""
+    """Turns NoDataError for a file that the metadata of `table` name into one that says so and what to do."""
     try:
         yield
     except NoDataError as error:

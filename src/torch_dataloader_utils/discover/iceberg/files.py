@@ -1,4 +1,4 @@
-"""Files of one table: opened where the path rules say, with the catalog's credentials, many at once."""
+"""Reads the files of one table, with its path rules and credentials, many at once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ _WHOLE = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Files:
-    """Reads whole files and opens stores; one store a scheme and bucket.
+    """Reads whole files and opens stores, one for each scheme and bucket.
 
-    rules: from paths in metadata to paths to open. roots: where those may lie.
+    rules: turn paths in metadata into paths to open. roots: where those may lie.
     """
 
     rules: PathRules

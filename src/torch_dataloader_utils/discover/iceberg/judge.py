@@ -1,4 +1,4 @@
-"""What a manifest proves of a file under the row filter, so that its footer need not be read for that."""
+"""Judges data files by the bounds in their manifest, so that footers need not be read for the row filter."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class ManifestJudge:
-    """Judges files of one row group that the pruner has kept: their bounds in the manifest are those of the footer.
+    """Judges files of one row group that the pruner kept; for these, manifest and footer have the same bounds.
 
-    negation: true wherever the filter is false, and maybe elsewhere. used: the fields that the filter names.
+    negation: true at least for every row for which the filter is false. used: the fields that the filter names.
     """
 
     def __init__(
         self, metadata: "TableMetadata", schema: "Schema", negation: "BooleanExpression", used: Sequence[pa.Field]
     ) -> None:
         self._used = tuple(field_id(field) for field in used)
-        # As for footers: bounds of text may be shortened, and no statistics count NaN.
+        # Otherwise nothing is proven, as with footers: bounds of text may be shortened, and statistics leave out NaN.
         self._can_prove = all(has_exact_statistics(field.type) for field in used)
         self._negation = FilePruner(metadata, schema, negation)
 
     def verdict(self, entry: ManifestEntry) -> Verdict | None:
-        """IN or MAYBE; None where the manifest lacks bounds, which the footer may have."""
+        """IN or MAYBE; None if the manifest lacks bounds, since the footer may have them."""
         lower, upper, nulls = entry.lower_bounds or {}, entry.upper_bounds or {}, entry.null_value_counts or {}
         if not all(number in lower and number in upper for number in self._used):
             return None

@@ -24,8 +24,11 @@ from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SnapshotFiles:
-    """data: every data file of the manifests that were read, sorted by path, each once. is_read: bool, which of them
-    the filters leave. deletes: delete files of any kind. is_complete: whether no data manifest was left out."""
+    """The files of a snapshot.
+
+    data: every data file of the manifests that were read, sorted by path. is_read: bool, whether filters keep it.
+    deletes: delete files of any kind. is_complete: whether all data manifests were read.
+    """
 
     data: tuple[DataFile, ...]
     is_read: Any
@@ -34,7 +37,7 @@ class SnapshotFiles:
 
 
 def list_snapshot(table: OpenTable, target: ScanTarget, pruner: FilePruner) -> SnapshotFiles:
-    """The files of the target: its snapshot's live ones or, for an increment, those its appends added (no deletes).
+    """The live files of the target's snapshot; for an increment, the files that its appends added, without deletes.
 
     Raises:
         CorruptFileError: manifests that do not decode, or a data file that is listed twice.

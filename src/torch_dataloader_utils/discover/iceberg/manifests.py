@@ -1,8 +1,7 @@
-"""Manifest lists and manifests: which files a snapshot has, with all fields up to format version 3.
+"""Reads manifest lists and manifests: the files of a snapshot, up to format version 3.
 
-pyiceberg 0.12 reads manifests by the schema of version 2, which has no deletion vectors; here fields are asked for by
-their ids, and exactly those that are used (Iceberg spec, "Manifests"). Sizes in manifests may be wrong and are not
-looked at.
+pyiceberg 0.12 reads manifests by the schema of version 2, which has no deletion vectors; so this reads fields by their
+ids, and only those that are used (Iceberg spec, "Manifests"). Sizes in manifests may be wrong and are not used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ _SUMMARY_NAMES = {509: "contains_null", 518: "contains_nan", 510: "lower_bound",
 
 
 class _ListRecord(NamedTuple):
-    """A record of a manifest list as it is stored; each field beside its id in the spec, None where it is not there."""
+    """A stored record of a manifest list; each field with its id in the spec, None if it is missing."""
 
     manifest_path: Annotated[str, 500]
     partition_spec_id: Annotated[int, 502]
@@ -39,7 +38,7 @@ class _ListRecord(NamedTuple):
 
 
 class _EntryRecord(NamedTuple):
-    """A record of a manifest; likewise. data_file: the values of a `_FileRecord`."""
+    """A stored record of a manifest. data_file: the values of a `_FileRecord`."""
 
     status: Annotated[int, 0]
     snapshot_id: Annotated[int | None, 1]
@@ -48,7 +47,7 @@ class _EntryRecord(NamedTuple):
 
 
 class _FileRecord(NamedTuple):
-    """The file of a record; likewise. Those with a default are statistics of columns, which are not always read."""
+    """The file of a record. Fields with a default are statistics of columns, which are not always read."""
 
     content: Annotated[int | None, 134]
     file_path: Annotated[str, 100]

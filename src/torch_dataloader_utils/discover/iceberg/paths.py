@@ -50,8 +50,7 @@ class PathRules:
 
 
 def _begins_with(path: str, prefix: str) -> bool:
-    """Whether the first parts of the path are the prefix: /w/t is none of /w/t-2/a.parquet, to where /w/t may have
-    moved."""
+    """Whether the path begins with the whole parts of the prefix: /w/t-2/a.parquet does not begin with /w/t."""
     return path.startswith(prefix) and (prefix[-1:] in "/:" or path[len(prefix) : len(prefix) + 1] in ("", "/", ":"))
 
 
@@ -61,7 +60,7 @@ def is_local(scheme: str) -> bool:
 
 
 def client_scheme(scheme: str) -> str:
-    """One name for all that Hadoop's clients call one store: s3 for s3a."""
+    """One name for the schemes that Hadoop's clients use for the same store: s3 for s3a."""
     return _ALIASES.get(scheme, scheme)
 
 
@@ -94,8 +93,8 @@ def _key(path: str) -> str:
 class PathIndex:
     """Finds data files by the paths that deletes give them; both sides are resolved paths.
 
-    A path that no file has exactly counts as the file that differs in scheme, authority and needless slashes and dots
-    only, so that a delete is not lost to spelling. In an object store d//x and d/x are two objects.
+    If no file has exactly that path, a file counts whose path differs only in scheme, authority, or extra slashes and
+    dots, so that no delete is lost. An exact match comes first, since in an object store d//x and d/x are two objects.
     """
 
     exact: dict[str, int] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class PathIndex:
         """The file's number, None if there is no such file.
 
         Raises:
-            CorruptFileError: several files are spelled so nearly alike.
+            CorruptFileError: several files differ from the path only in that way.
         """
         number = self.exact.get(_canonical(path))
         if number is not None:

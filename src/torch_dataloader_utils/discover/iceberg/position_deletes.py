@@ -1,7 +1,7 @@
-"""Position deletes and deletion vectors, read and sorted out by data file.
+"""Reads position deletes and deletion vectors: the deleted rows of each data file.
 
-Paths inside delete files are compared as `paths.PathIndex` says. Deletes that name no data file of the snapshot
-("dangling", normal after compaction) are counted and otherwise ignored.
+Paths inside delete files are compared as in `paths.PathIndex`. Deletes that name no data file of the snapshot
+("dangling", normal after compaction) are counted and ignored.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
-"""Which manifests and data files a pyiceberg expression rules out, by partition values and column bounds.
+"""Rules out manifests and data files by a pyiceberg expression, with partition values and column bounds.
 
-pyiceberg does the transforms and comparisons. A file is left out only on a clear "no": where its statistics do not
-evaluate (bounds written before a type was widened, for one), it stays.
+pyiceberg does the transforms and comparisons. If statistics cannot be evaluated (such as bounds written before a type
+was widened), the file stays.
 """
 
 import struct
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import NestedField
 
-# What evaluating foreign statistics can raise.
+# Errors that evaluating statistics of other writers can raise.
 _UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, LookupError, NotImplementedError)
 
 
@@ -99,8 +99,8 @@ class FilePruner:
 def _all_optional(fields: "Sequence[NestedField]") -> "list[NestedField]":
     """The fields, those inside structs too, without the promise that they are never null.
 
-    pyiceberg takes a "required" field's being null for impossible. But files from before it was required have nulls,
-    and so has a required field inside a struct that is null.
+    pyiceberg assumes that a required field is never null. But older files may have nulls in it, and so has a required
+    field inside a struct that is null.
     """
     from pyiceberg.types import StructType
 

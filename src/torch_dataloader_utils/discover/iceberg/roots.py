@@ -1,4 +1,4 @@
-"""Where files may lie: a table's metadata and saved inventories can name any path that credentials reach."""
+"""Where files may lie. Metadata of tables and saved inventories may name any path, so paths outside are refused."""
 
 import os
 import posixpath
@@ -16,7 +16,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, Unsuppor
 
 _WEB_SCHEMES = ("http", "https")
 
-# A directory that no path has: of web paths that clients and servers may read as several.
+# The directory of web paths that clients and servers may resolve differently; it lies in no root.
 _UNCLEAR = ".."
 
 # How often a web path may be percent-encoded; each server on the way may decode it once.
@@ -65,8 +65,8 @@ class Roots:
         """Raises UnsupportedFeatureError if a file of the inventory, or of its deletes, lies outside all roots."""
         deletes = {file.path for extra in inventory.files.extras if extra for file in extra.equality_deletes}
         for path in chain(inventory.files.paths, deletes):
-            if "::" in path:
-                raise self._outside(path, "the inventory")  # what storage a chain of clients ends at is theirs to say
+            if "::" in path:  # a chain of clients: only they know which storage it ends at
+                raise self._outside(path, "the inventory")
             self.check(path, "the inventory")
 
     def check(self, path: str, named_by: str = "the table's metadata") -> None:

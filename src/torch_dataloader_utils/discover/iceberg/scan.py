@@ -1,4 +1,4 @@
-"""From a table to an inventory: the Iceberg part of discovery, step by step."""
+"""`scan_table`: from an opened Iceberg table to an inventory."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -49,9 +49,11 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 class IcebergScanOptions:
     """What to read of a table.
 
-    columns: names, None for all. filters: a pyarrow expression, for pruning here and exact filtering when read.
-    scan_filter: a pyiceberg expression, for pruning alone. allow_bare_vectors: accept deletion vectors without their
-    Puffin container. allow_empty: an empty inventory instead of an error where there is nothing to read.
+    columns: names, None for all.
+    filters: a pyarrow expression, for pruning here and exact filtering when rows are read.
+    scan_filter: a pyiceberg expression, for pruning only.
+    allow_bare_vectors: accept deletion vectors without their Puffin container.
+    allow_empty: an empty inventory instead of an error if there is nothing to read.
     on_error: "skip" leaves out data files whose metadata does not decode.
     """
 
@@ -72,8 +74,8 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
 
     on_progress: called in the caller's thread after each data file with (files done, files to scan).
 
-    Live rows account for position deletes and deletion vectors; they are UNKNOWN where equality deletes apply, or a
-    filter that statistics do not decide, until someone counts.
+    Live rows are without rows deleted by position. They are UNKNOWN, until they are counted, where equality deletes
+    apply or statistics do not decide the filter.
 
     Raises:
         NoDataError: nothing to read (unless allow_empty). ConfigError: a snapshot, column or filter that does not fit.
@@ -125,9 +127,9 @@ def _scan_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scanned:
-    """The data files that are to be read and can be.
+    """The data files that are read, without bad ones.
 
-    numbers: their places among the snapshot's. scans: one a file. notes: what is said of the bad ones.
+    numbers: their numbers in the snapshot. scans: one for each file. notes: about the bad ones.
     """
 
     numbers: list[int]
@@ -145,7 +147,7 @@ def _scan_files(
     numbers = np.flatnonzero(listed.is_read).tolist()
     data = [listed.data[number] for number in numbers]
     for file in data:
-        format_of(file.entry)  # what cannot be read is refused here, before anything is
+        format_of(file.entry)  # raises for a format that is not supported, before anything is read
     found = list(zip(numbers, data, scan_data_files(data, request, table.files, on_progress), strict=True))
     bad = [(file, scan) for _, file, scan in found if isinstance(scan, BadFile)]
     good = [(number, file, scan) for number, file, scan in found if isinstance(scan, FileScan)]
@@ -208,7 +210,7 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
 def _extras(
     fields: TableFields, data: Sequence[DataFile], positions: Sequence[Int64s], equality: EqualityIndex
 ) -> tuple[IcebergFile, ...]:
-    """What the reader needs of each data file besides its place, in the order of `data`."""
+    """What a reader must know of each data file beside its path, in the order of `data`."""
     return tuple(
         IcebergFile(
             table=fields,
@@ -232,7 +234,7 @@ def _file_table(data: Sequence[DataFile], scans: Sequence[FileScan], extras: tup
 
 
 def _groups(scans: Sequence[FileScan], unjudged: Verdict) -> GroupTable:
-    """All row groups; `unjudged` is the verdict of those whose statistics were not looked at."""
+    """All row groups; unjudged: the verdict of those that were not judged."""
     counts = [len(scan.groups) for scan in scans]
     verdicts = [
         np.full(len(scan.groups), unjudged, dtype=np.int64) if scan.verdict is None else scan.verdict for scan in scans

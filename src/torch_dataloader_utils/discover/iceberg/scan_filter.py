@@ -1,4 +1,4 @@
-"""The pyiceberg expression by which whole data files are left out."""
+"""Makes the pyiceberg expression by which data files are left out."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pruning_expression(filters: pc.Expression | None, scan_filter: Any, schema: pa.Schema) -> "BooleanExpression":
-    """What a data file must be able to match: both filters, as one.
+    """Both filters as one pyiceberg expression; data files that cannot match it are left out.
 
     filters: over columns of `schema`. scan_filter: a pyiceberg expression, its text, or None.
 

@@ -1,4 +1,4 @@
-"""Which snapshot a scan reads, and under which schema."""
+"""Chooses the snapshot that a scan reads, and its schema."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedState:
-    """What another rank found for a choice: ids of the snapshot (None: the table had none) and of its schema."""
+    """What rank 0 found: the id of the snapshot (None: the table had none) and of its schema."""
 
     snapshot_id: int | None
     schema_id: int
@@ -28,8 +28,8 @@ class SnapshotChoice:
     """What the user asked for; at most one of snapshot_id, as_of_timestamp, branch and tag.
 
     as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
-    from_snapshot_id: only what was appended after that snapshot. agreed: what another rank found for this choice; the
-    table may have moved on since.
+    from_snapshot_id: only what was appended after that snapshot.
+    agreed: what rank 0 found for this choice, since the table may have changed after that.
 
     Raises:
         ConfigError: more than one. ConfigTypeError: an id that is no whole number, a time that is neither that nor a
@@ -142,7 +142,7 @@ def _at_time(metadata: "TableMetadata", time: int | datetime, name: str) -> "Sna
             f"{name} had no snapshot at {time}, as far as its metadata say: {known}. Choose a later time, a datetime "
             "or milliseconds since 1970."
         )
-    # Of those in one millisecond the last one counts.
+    # The last one, if there are several in one millisecond.
     return _by_id(metadata, reached[-1], name)
 
 

@@ -30,7 +30,7 @@ _AZURE = {
 
 _AZURE_SIGNATURE = "adls.sas-token."
 
-# What earlier releases of pyiceberg, and boto3 to this day, call them.
+# Names of earlier releases of pyiceberg and of boto3, and those that pyiceberg uses now.
 _OLD_NAMES = {
     "region_name": "client.region",
     "aws_access_key_id": "client.access-key-id",

@@ -1,4 +1,4 @@
-"""A table looked up in its catalog, in bounded time; what catalogs raise becomes an error that says what to do."""
+"""Looks a table up in its catalog, in bounded time, and turns errors of catalogs into errors of ours."""
 
 import queue
 import sys
@@ -51,7 +51,7 @@ class _NoAnswerError(Exception):
 
 
 def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
-    """What `ask` gives or raises; it is left to itself, in a thread that keeps no process alive, after so long."""
+    """The result of `ask`, or its error; after `seconds`, raises _NoAnswerError and leaves the daemon thread alone."""
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -94,7 +94,7 @@ def _find(catalog: Any, name: str) -> Any:
     try:
         return catalog.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError):
-        # "catalog.db.table" is how SQL engines write it; "catalog" may also be part of a namespace, hence second.
+        # SQL engines write "catalog.db.table". Tried second, since "catalog" may be a part of the namespace.
         _, dot, rest = name.partition(".")
         if not dot or "." not in rest:
             raise

@@ -1,13 +1,12 @@
-"""A pyarrow filter as a pyiceberg expression that prunes: true for at least every row that the filter keeps.
+"""Translates a pyarrow filter to a pyiceberg expression for pruning: true at least for every row that the filter keeps.
 
-The reader applies the filter itself, row by row, so what cannot be translated is simply true here. Where the two
-libraries differ, the translation gives way:
+Readers apply the filter itself, so parts that cannot be translated become true. Differences of the two libraries:
 
-* null: a pyarrow comparison with null keeps nothing, negated or not; Iceberg's `not` may keep it, which is more.
-* NaN: `~(x > 5)` keeps NaN, Iceberg's `x <= 5` does not, and bounds leave NaN out. So a negated comparison of floats
-  is not translated.
-* literals are used only where the column's own type holds them exactly: `x > 0.1` on a float32 column is compared as
-  float64 by pyarrow.
+* null: a pyarrow comparison with null keeps nothing, negated or not; Iceberg's `not` may keep such rows, which is safe.
+* NaN: `~(x > 5)` keeps NaN, Iceberg's `x <= 5` does not, and bounds leave NaN out. So negated comparisons of floats are
+  not translated.
+* literals are used only if the column's type holds them exactly: pyarrow compares `x > 0.1` on a float32 column as
+  float64.
 """
 
 import math
@@ -140,32 +139,31 @@ def _flag(call: Call, name: str) -> bool:
     return bool(call.options[name].as_py()) if name in call.options else True
 
 
-def _exact_value(scalar: Any, column_type: pa.DataType) -> Any:
-    """The literal as pyiceberg takes it for a column of that type; None if the type does not hold it exactly, or it is
-    not finite."""
+def _exact_value(scalar: Any, data_type: pa.DataType) -> Any:
+    """The literal as pyiceberg takes it for this type; None if the type cannot hold it or it is not finite."""
     types = pa.types
-    if not scalar.is_valid or not _is_comparable(column_type):
+    if not scalar.is_valid or not _is_comparable(data_type):
         return None
     try:
-        exact = scalar.cast(column_type)
+        exact = scalar.cast(data_type)
         if exact.cast(scalar.type) != scalar:
             return None
     except pa.ArrowException:
         return None
-    if types.is_temporal(column_type):
+    if types.is_temporal(data_type):
         # Days or microseconds, which pyiceberg takes for every type of time.
-        return exact.cast(pa.int32() if types.is_date32(column_type) else pa.int64()).as_py()
+        return exact.cast(pa.int32() if types.is_date32(data_type) else pa.int64()).as_py()
     value = exact.as_py()
     # pyiceberg takes an infinite value for one beyond a float's range, which no row equals; NaN equals nothing at all.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _is_comparable(column_type: pa.DataType) -> bool:
+def _is_comparable(data_type: pa.DataType) -> bool:
     types = pa.types
-    if types.is_timestamp(column_type):
-        return bool(column_type.unit == "us")
+    if types.is_timestamp(data_type):
+        return bool(data_type.unit == "us")
     return any(
-        is_kind(column_type)
+        is_kind(data_type)
         for is_kind in (
             types.is_boolean,
             types.is_int32,

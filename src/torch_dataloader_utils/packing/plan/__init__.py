@@ -6,6 +6,6 @@ a `CostModel`. Out: a `Schedule`: packs of sequences, each on a span of ranks of
 Promises: every sequence once, no pack above its capacity, the same answer on every rank, in every process and on
 every machine (integers only, no random numbers, ties by position). The standard library and numpy only.
 
-Not for: moving data (`torch_dataloader_utils.packing` does that) and packing documents into fixed samples
-(`torch_dataloader_utils.shape`).
+Not for: moving data (`torch_dataloader_utils.packing` does that), and packing documents into samples of one length
+(`torch_dataloader_utils.tokens` before training, `torch_dataloader_utils.token_packing` while reading).
 """

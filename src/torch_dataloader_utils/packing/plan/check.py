@@ -4,12 +4,12 @@ import numpy as np
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.plan.hybrid import span_sizes
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
 
 
 def check_schedule(
-    schedule: Schedule, lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy, is_hybrid: bool
+    schedule: Schedule, lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, is_hybrid: bool
 ) -> None:
     """Every sequence once, no pack above its capacity, no rank without work; except where the policy allows it.
 
@@ -48,15 +48,15 @@ def check_schedule(
         )
 
 
-def occupied_tokens(schedule: Schedule, lengths: Ints) -> Ints:
+def occupied_tokens(schedule: Schedule, lengths: Int64s) -> Int64s:
     """Tokens of each of `schedule.samples`, padded for the ranks of its pack, int64."""
     alignments = np.array([alignment_of(span) for span in schedule.span.tolist()])
     multiples = np.repeat(alignments, np.diff(schedule.offsets))
-    occupied: Ints = -(-lengths[schedule.samples] // multiples) * multiples
+    occupied: Int64s = -(-lengths[schedule.samples] // multiples) * multiples
     return occupied
 
 
-def _check_each_once(schedule: Schedule, lengths: Ints, *, longest: int, policy: SchedulePolicy) -> None:
+def _check_each_once(schedule: Schedule, lengths: Int64s, *, longest: int, policy: SchedulePolicy) -> None:
     unknown = (schedule.samples < 0) | (schedule.samples >= len(lengths))
     if unknown.any():
         raise ConfigError(

@@ -11,12 +11,12 @@ from torch_dataloader_utils.packing.plan.fit import fitting_positions
 from torch_dataloader_utils.packing.plan.longest_first import Sequences, place_longest_first
 from torch_dataloader_utils.packing.plan.measure import slowest_per_microbatch
 from torch_dataloader_utils.packing.plan.next_fit import Packs, split_last_packs
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy
 
 
 def compute_balanced_schedule(
-    lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel
+    lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel
 ) -> Schedule:
     """Few microbatches, and in each of them ranks that finish at about the same time.
 
@@ -56,7 +56,7 @@ def compute_balanced_schedule(
 
 
 def _longest_first_packs(
-    lengths: Ints, kept: Ints, *, shape: PackingShape, policy: SchedulePolicy, costs: Ints
+    lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy, costs: Int64s
 ) -> Packs:
     """Longest-first packs in few microbatches; empty packs where sequences are few and the policy allows it."""
     lanes = np.zeros(len(lengths), dtype=np.int64)
@@ -72,7 +72,7 @@ def _longest_first_packs(
     return split_last_packs(placement.packs, multiple=shape.dp_size * group, policy=policy)
 
 
-def _first_fit_packs(lengths: Ints, kept: Ints, *, shape: PackingShape, policy: SchedulePolicy) -> Packs | None:
+def _first_fit_packs(lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Packs | None:
     """First-fit packs, as many as the ranks need; None where the sequences do not make as many."""
     packs = first_fit(lengths, kept, capacity=shape.pack_tokens)
     multiple = shape.dp_size * shape.microbatch_multiple

@@ -1,9 +1,9 @@
 """First-fit in the original order: the baseline that balanced schedules never fall behind."""
 
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 
 
-def first_fit(lengths: Ints, positions: Ints, *, capacity: int) -> list[list[int]]:
+def first_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> list[list[int]]:
     """Packs of `positions` in order, each in the first pack that has room; one too long is alone.
 
     A tournament tree over the packs, every node with the most room below it, finds that pack in log n.

@@ -1,15 +1,15 @@
-"""Lengths checked at the boundary: what is no length, and what fits no pack."""
+"""Checks of the lengths that a user gives: that they are lengths, and that each fits into a pack."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.plan.shape import SchedulePolicy
 
 
-def checked_lengths(lengths: Sequence[int] | Ints) -> Ints:
+def checked_lengths(lengths: Sequence[int] | Int64s) -> Int64s:
     """Lengths as int64, shape [n].
 
     Raises:
@@ -32,7 +32,7 @@ def checked_lengths(lengths: Sequence[int] | Ints) -> Ints:
     return checked
 
 
-def fitting_positions(lengths: Ints, *, capacity: int, policy: SchedulePolicy) -> Ints:
+def fitting_positions(lengths: Int64s, *, capacity: int, policy: SchedulePolicy) -> Int64s:
     """Positions that are scheduled, ascending: all of them, or with over_long="drop" those within `capacity`.
 
     Raises:

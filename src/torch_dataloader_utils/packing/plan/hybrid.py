@@ -9,7 +9,7 @@ from torch_dataloader_utils.packing.plan.arrange import arrange_packs
 from torch_dataloader_utils.packing.plan.cost import CostModel
 from torch_dataloader_utils.packing.plan.fit import fitting_positions
 from torch_dataloader_utils.packing.plan.longest_first import Placement, Sequences, place_longest_first
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
 
 
@@ -29,7 +29,7 @@ def span_sizes(num_ranks: int) -> list[int]:
 
 
 def hybrid_schedule(
-    lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel, widen_above: float = 1.0
+    lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel, widen_above: float = 1.0
 ) -> Schedule:
     """Every sequence on as few ranks as hold it, or on more where it alone would keep them all waiting.
 
@@ -71,8 +71,8 @@ def hybrid_schedule(
 
 
 def _smallest_lanes(
-    tokens: list[Ints], costs: Ints, kept: Ints, *, spans: list[int], shape: PackingShape, widen_above: float
-) -> Ints:
+    tokens: list[Int64s], costs: Int64s, kept: Int64s, *, spans: list[int], shape: PackingShape, widen_above: float
+) -> Int64s:
     """Per position, the index of the smallest span that holds the sequence and costs a rank no more than allowed."""
     lanes = np.full(len(costs), len(spans) - 1, dtype=np.int64)
     for lane in reversed(range(len(spans))):
@@ -87,12 +87,12 @@ def _smallest_lanes(
 
 
 def _place(
-    lengths: Ints,
-    kept: Ints,
+    lengths: Int64s,
+    kept: Int64s,
     *,
-    costs: Ints,
-    lanes: Ints,
-    tokens: list[Ints],
+    costs: Int64s,
+    lanes: Int64s,
+    tokens: list[Int64s],
     spans: list[int],
     shape: PackingShape,
 ) -> Placement:
@@ -111,7 +111,7 @@ def _place(
         num_microbatches = placement.num_microbatches
 
 
-def _widen(lanes: Ints, kept: Ints, *, costs: Ints, spans: list[int], slots: int) -> Ints:
+def _widen(lanes: Int64s, kept: Int64s, *, costs: Int64s, spans: list[int], slots: int) -> Int64s:
     """Lanes whose spans fill `slots`: the costliest sequences (per rank) take the next span while there is room."""
     wide = lanes.copy()
     free = slots - int(np.asarray(spans)[lanes[kept]].sum())

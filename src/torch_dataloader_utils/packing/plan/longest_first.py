@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from torch_dataloader_utils.packing.plan.schedule import Ints
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.plan.shape import PackingShape
 
 
@@ -27,7 +27,9 @@ class Sequences:
     tokens: list[list[int]]
 
     @classmethod
-    def of(cls, positions: Ints, *, lengths: Ints, costs: Ints, lanes: Ints, tokens: Sequence[Ints]) -> "Sequences":
+    def of(
+        cls, positions: Int64s, *, lengths: Int64s, costs: Int64s, lanes: Int64s, tokens: Sequence[Int64s]
+    ) -> "Sequences":
         """The sequences at `positions`: widest span first, then longest, ties by position.
 
         All arrays are indexed by position in the global batch.

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.packing.plan.cost import CostModel
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class ScheduleQuality:
 
 
 def measure_schedule(
-    schedule: Schedule, lengths: Ints, *, cost: CostModel, tokens_per_rank: int, max_span: int | None = None
+    schedule: Schedule, lengths: Int64s, *, cost: CostModel, tokens_per_rank: int, max_span: int | None = None
 ) -> ScheduleQuality:
     """The quality of `schedule` for a global batch of `lengths`; dropped sequences count nowhere.
 
@@ -61,7 +61,7 @@ def measure_schedule(
     )
 
 
-def slowest_per_microbatch(schedule: Schedule, lengths: Ints, *, cost: CostModel) -> npt.NDArray[np.float64]:
+def slowest_per_microbatch(schedule: Schedule, lengths: Int64s, *, cost: CostModel) -> npt.NDArray[np.float64]:
     """Compute of the slowest rank of each microbatch, float64 [num_microbatches]; ranks of a pack share it evenly."""
     loads = schedule.sum_of_packs(cost.of(lengths)) / schedule.span
     slowest = np.zeros(schedule.num_microbatches)
@@ -69,7 +69,7 @@ def slowest_per_microbatch(schedule: Schedule, lengths: Ints, *, cost: CostModel
     return slowest
 
 
-def lower_bound(lengths: Ints, *, cost: CostModel, num_ranks: int, max_span: int) -> float:
+def lower_bound(lengths: Int64s, *, cost: CostModel, num_ranks: int, max_span: int) -> float:
     """Compute in which no schedule of these sequences is done: the even share of a rank, or the longest sequence.
 
     Args:

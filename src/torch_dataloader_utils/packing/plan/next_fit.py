@@ -4,13 +4,13 @@ import numpy as np
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.plan.fit import fitting_positions
-from torch_dataloader_utils.packing.plan.schedule import Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy
 
 Packs = list[list[int]]
 
 
-def next_fit_schedule(lengths: Ints, *, shape: PackingShape, policy: SchedulePolicy) -> Schedule:
+def next_fit_schedule(lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Schedule:
     """Sequences in order, a new pack whenever the next one does not fit; every pack on `cp_size` ranks.
 
     The rule of Megatron Core's DpBalancedScheduler. It balances the number of packs, not their compute.
@@ -31,7 +31,7 @@ def next_fit_schedule(lengths: Ints, *, shape: PackingShape, policy: SchedulePol
     return Schedule.of_packs(packs, [shape.cp_size] * len(packs), num_ranks=shape.num_ranks)
 
 
-def next_fit(lengths: Ints, positions: Ints, *, capacity: int) -> Packs:
+def next_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> Packs:
     """Runs of `positions`, each as long as its sum of lengths stays within `capacity`; one too long is alone."""
     ends = np.cumsum(lengths[positions])
     listed = positions.tolist()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.errors import ConfigError
 
-Ints = npt.NDArray[np.int64]
+Int64s = npt.NDArray[np.int64]
 Groups = list[list[list[int]]]
 
 
@@ -37,11 +37,11 @@ class Schedule:
 
     num_ranks: int
     num_microbatches: int
-    samples: Ints
-    offsets: Ints
-    microbatch: Ints
-    first_rank: Ints
-    span: Ints
+    samples: Int64s
+    offsets: Int64s
+    microbatch: Int64s
+    first_rank: Int64s
+    span: Int64s
 
     @classmethod
     def of_packs(cls, packs: Sequence[Sequence[int]], spans: Sequence[int], *, num_ranks: int) -> "Schedule":
@@ -99,26 +99,26 @@ class Schedule:
         return groups
 
     def digest(self) -> int:
-        """56 bits that ranks agree on when they have made the same schedule; never negative."""
+        """A digest of 56 bits (never negative): equal on ranks that have made the same schedule."""
         shape = np.array([self.num_ranks, self.num_microbatches, len(self.samples), len(self.span)])
         arrays = (shape, self.samples, self.offsets, self.microbatch, self.first_rank, self.span)
         return int.from_bytes(hashlib.blake2b(b"".join(map(np.ndarray.tobytes, arrays)), digest_size=7).digest())
 
-    def packs_of_rank(self, rank: int) -> Ints:
+    def packs_of_rank(self, rank: int) -> Int64s:
         """The pack that `rank` computes in each microbatch, int64 [num_microbatches]."""
         return np.flatnonzero((self.first_rank <= rank) & (rank < self.first_rank + self.span))
 
-    def samples_of_pack(self, pack: int) -> Ints:
+    def samples_of_pack(self, pack: int) -> Int64s:
         """Positions of the samples of one pack, in the order in which they are packed."""
-        members: Ints = self.samples[self.offsets[pack] : self.offsets[pack + 1]]
+        members: Int64s = self.samples[self.offsets[pack] : self.offsets[pack + 1]]
         return members
 
-    def samples_of_rank(self, rank: int) -> Ints:
+    def samples_of_rank(self, rank: int) -> Int64s:
         """Positions of all samples that `rank` takes part in, ascending."""
         return np.sort(np.concatenate([self.samples_of_pack(pack) for pack in self.packs_of_rank(rank).tolist()]))
 
-    def sum_of_packs(self, values: Ints) -> Ints:
+    def sum_of_packs(self, values: Int64s) -> Int64s:
         """Per pack, the sum of `values` (one per position of the global batch), int64 [packs]."""
         sums = np.concatenate([[0], np.cumsum(values[self.samples])])
-        per_pack: Ints = np.diff(sums[self.offsets])
+        per_pack: Int64s = np.diff(sums[self.offsets])
         return per_pack

@@ -1,4 +1,4 @@
-"""One epoch's plan with lanes: micro-batches have numbers for the whole job, and a resumed epoch goes on counting."""
+"""The plan of one epoch with lanes: the job's micro-batches are numbered, and a resumed epoch goes on counting."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,9 +1,9 @@
-"""One epoch's plan: inventory, options, epoch and the topologies it has seen, to every worker's program.
+"""The plan of one epoch with known row counts: from chunks and the position in the epoch to each worker's program.
 
     chunk  →  order  →  slice  →  level  →  assign  →  level  →  windows          a fresh epoch
     what remained of it  →  cut into equal runs                                   after each change of topology
 
-Nothing is read and nothing is remembered: two processes that hold the same arguments hold the same plan.
+Pure: two processes with the same arguments have the same plan.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from torch_dataloader_utils.plan.strategy_deal import StrategyDeal
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExactPlan:
-    """The plan of one epoch, from a position on, whose row counts are known.
+    """The plan of one epoch from a position on, with known row counts.
 
     chunks: all chunks in this epoch's order, from `order_chunks`.
     """
@@ -49,7 +49,7 @@ class ExactPlan:
         deal = self._fresh_deal(self.position.first_topology)
         is_shared = isinstance(deal, StrategyDeal) and deal.shared
         for segment, following in self.position.changes():
-            # Else the ranks' remainders, one after the other, are as many equal parts.
+            # With the same ranks, each rank's rest is one of the equal parts that the sequence is cut into.
             if is_shared and (segment.has_drifted or following.num_ranks != segment.topology.num_ranks):
                 raise ConfigError(
                     f"Split strategy {self.options.strategy} has no rank arguments: every rank reads everything, and "
@@ -76,7 +76,7 @@ class ExactPlan:
 
     @property
     def _buckets(self) -> EqualBuckets | None:
-        """Buckets of as many rows as a batch had when the epoch began and its windows were cut."""
+        """Buckets of one batch each, by the batch size under which the epoch began and its windows were cut."""
         return EqualBuckets(bucket_rows=self.position.first_topology.batch_size) if self.options.bucket_by else None
 
     @cached_property
@@ -144,7 +144,7 @@ class ExactPlan:
         return tuple(programs)
 
     def _repeat(self) -> Units:
-        """One row to take a step with: the first of what this topology deals."""
+        """The row that a rank without rows repeats: the first one that this topology deals."""
         return self._deal.first_unit.split_at(1)[0]
 
 

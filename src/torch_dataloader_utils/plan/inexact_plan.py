@@ -1,4 +1,4 @@
-"""One epoch's plan where row counts are not known: the steps of an exact plan that need no counts."""
+"""The plan of one epoch without row counts: chunks dealt whole, batches until each lane ends."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.program import UntilExhausted, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.inexact import InexactDeal, after_cursor, remaining_after
+from torch_dataloader_utils.plan.inexact_deal import InexactDeal, after_cursor, remaining_after
 from torch_dataloader_utils.plan.strategy_check import StrategyCall
 
 
@@ -23,7 +23,7 @@ class InexactPlan:
     position: Position
     strategy: StrategyCall | None = None
 
-    # What an exact plan counts: not known here, and nothing is levelled, dropped or repeated.
+    # Steps and rows are not known, and nothing is levelled, dropped or repeated.
     rank_steps = None
     rank_rows = None
     dropped_rows = 0

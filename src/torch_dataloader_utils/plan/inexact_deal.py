@@ -1,7 +1,7 @@
-"""The share-out when row counts are not known: whole row groups, no levelling, cursors instead of steps.
+"""Deals without row counts: whole row groups, no levelling, cursors instead of steps.
 
-Ranks may then differ in steps, and a state says how far each worker came: a cursor is (units finished, rows delivered
-of the next unit). With the cursors of all ranks the rest can be dealt again to any topology.
+Ranks may then differ in steps, and a state has a cursor of each worker: (units finished, rows delivered of the next
+unit). With the cursors of all ranks the rest can be dealt again to any topology.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from torch_dataloader_utils.plan.window import group_windows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InexactDeal:
-    """Units dealt whole: slice to ranks, LPT to workers (or as a strategy gave them), windows of whole row groups.
+    """Deals whole units in windows of whole row groups: sliced to ranks, by LPT to workers, or as a strategy says.
 
     units: chunks in the epoch's order, or the window units that remain of an epoch.
     given: a strategy's units for every rank and worker, instead of slicing and LPT.
@@ -59,7 +59,7 @@ class InexactDeal:
 
 
 def after_cursor(lane: Units, cursor: Cursor) -> Units:
-    """What remains of a worker's lane: its next unit without the rows already delivered, then the others."""
+    """The rest of a worker's lane: its next unit without the rows already delivered, then the later units."""
     finished, rows = cursor
     rest = lane.take(slice(finished, None))
     if rows == 0 or len(rest) == 0:
@@ -70,9 +70,9 @@ def after_cursor(lane: Units, cursor: Cursor) -> Units:
 
 
 def remaining_after(deal: InexactDeal, cursors: Sequence[Sequence[Cursor] | None]) -> Units:
-    """What no rank has delivered: `cursors[rank][worker]` for every rank and worker of the deal's topology.
+    """The rows that no rank has delivered.
 
-    None for a rank: it has delivered all that it had.
+    cursors: `cursors[rank][worker]` for the deal's topology; None for a rank that has delivered all its rows.
     """
     parts: list[Units] = []
     for rank, of_rank in enumerate(cursors):

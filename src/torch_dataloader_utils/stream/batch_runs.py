@@ -1,7 +1,7 @@
-"""Consecutive batches of a worker that travel as one: as few pieces as there are blocks they lie in.
+"""Runs: consecutive batches that a worker process sends together, as few pieces of memory.
 
-A block's rows are handed over where they lie. Where a batch has rows of two blocks, or a block is small, they are put
-together:
+A piece is rows of one block, sent where they lie. Only where a batch spans two blocks, or a block is small, rows are
+first put together:
 
     batches of 1,000 rows; block 1 has 5,600, block 2, which is small, 1,900, block 3 has 7,500
     pieces: 5 batches of block 1, 3 put together of the rest of it, block 2 and half a batch of block 3, 7 of block 3
@@ -14,9 +14,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch_dataloader_utils._core.block import Shaper
-from torch_dataloader_utils.stream.lane import RowSpan
+from torch_dataloader_utils.stream.row_span import RowSpan
 
-# To hand over another piece costs as much as copying so much; smaller blocks are put together.
+# Sending one more piece costs as much as copying this many bytes, so smaller blocks are put together.
 LEAST_PIECE_BYTES = 256 << 10
 
 
@@ -29,13 +29,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Consecutive batches."""
+    """Consecutive batches that are sent together."""
 
     pieces: tuple[Piece, ...]
 
 
 def pieces_of(spans: Sequence[RowSpan], rows: tuple[int, ...], shaper: Shaper) -> Iterator[Piece]:
-    """The rows of these spans as batches of `rows[0]`, `rows[1]`, ... rows; the numbers add up."""
+    """The pieces of batches of `rows[0]`, `rows[1]`, ... rows, which are the rows of these spans."""
     borders = list(accumulate(rows, initial=0))
     begin, done = 0, 0  # the row that the span begins with; the first batch that is in no piece yet
     waiting: list[RowSpan] = []  # rows that are in no piece yet
@@ -65,4 +65,4 @@ def _rows_of(span: RowSpan, start: int, stop: int) -> list[RowSpan]:
 
 
 def _together(spans: Sequence[RowSpan], shaper: Shaper) -> Any:
-    return shaper.concat([block.slice(start, stop) for block, start, stop in spans]).to_batch()
+    return shaper.concat([span.rows() for span in spans]).to_batch()

@@ -1,4 +1,4 @@
-"""One epoch's plan where batches are limited by tokens: it says all that an ExactPlan does, and deals whole batches."""
+"""The plan of one epoch under a token budget: it has the interface of ExactPlan, and deals whole batches."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,7 +64,7 @@ class TokenPlan:
         return sum(map(self.padding_rows, range(self._topology.num_ranks)))
 
     def padding_rows(self, rank: int) -> int:
-        """Of `repeated_rows`, those of one rank."""
+        """How many of `repeated_rows` one rank repeats."""
         return int(self._deal.repeats(rank))
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:

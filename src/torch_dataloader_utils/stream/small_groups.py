@@ -1,65 +1,33 @@
-"""Small row groups, decoded several by one job, as one block.
+"""Small row groups: one job decodes several of them, to one block.
 
-The trainer's thread would wake up for each, and take the interpreter's lock from the thread that decodes; and of what a
-row group takes alone, two thirds are not decoding it.
+One by one, the trainer's thread would wake up for each and take the interpreter's lock from the decoding thread; and
+two thirds of the time that a small row group takes alone are not decoding.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from torch_dataloader_utils._core.block import Block, JoinedGroups
 from torch_dataloader_utils._runtime.turns import Turns
+from torch_dataloader_utils.stream.row_span import RowSpan
 
 Wanted = tuple[int, int | None]
-"""A row group, and up to which of its rows it is needed (None: all)."""
+"""A row group and its `stop_row`: how many of its first rows are needed (None: all)."""
 
 MOST_TOGETHER = 64
-"""Row groups of one job: 64 of 20 KB take 4 to 8 ms, in which the trainer waits for the first of them at worst."""
+"""Row groups of one job. 64 of 20 KB take 4 to 8 ms; at worst the trainer waits so long for the first of them."""
 
 MOST_BYTES_TOGETHER = 2 << 20
-"""Encoded bytes of them, so that no larger ones take longer."""
+"""Stored bytes of one job, so that larger row groups do not take longer."""
 
-
-class GroupRows(NamedTuple):
-    """Rows of one row group: rows [start, stop) of a block, which may have those of others too."""
-
-    block: Block
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, block: Block) -> Self:
-        """The rows of a row group that is a block of its own."""
-        return cls(block, 0, block.num_rows)
-
-    def cut(self, start: int, stop: int) -> Self:
-        """Rows [start, stop) of these; rows past the end are left out."""
-        return self._replace(start=min(self.start + start, self.stop), stop=min(self.start + stop, self.stop))
-
-    def rows(self) -> Block:
-        """The rows, as a block of their own."""
-        return self.block.slice(self.start, self.stop)
-
-
-def in_few_blocks(parts: Iterable[GroupRows]) -> list[Block]:
-    """The rows of all parts, in their order; those that follow each other in one block are one block again."""
-    runs: list[GroupRows] = []
-    for part in parts:
-        if runs and runs[-1].block is part.block and runs[-1].stop == part.start:
-            runs[-1] = runs[-1]._replace(stop=part.stop)
-        else:
-            runs.append(part)
-    return [run.rows() for run in runs]
-
-
-JobRows = JoinedGroups | list[GroupRows | BaseException]
-"""What a job gives: the rows of all row groups as one block, or of each its rows or its error."""
+JobRows = JoinedGroups | list[RowSpan | BaseException]
+"""What a job gives: all row groups as one block; or, for each row group, its rows or its error."""
 
 
 class JointDecode:
-    """Row groups of one job, and what will come of it."""
+    """The row groups of one job, and its pending result."""
 
     __slots__ = ("_job", "groups")
 
@@ -68,11 +36,11 @@ class JointDecode:
         self._job = job
 
     def done(self) -> bool:
-        """Whether the job has come to an end."""
+        """Whether the job has ended."""
         return self._job.done()
 
     def result(self) -> Block | None:
-        """The block that has just these row groups, in their order; None if they were not decoded as one.
+        """The block of all row groups, in order; None if they were not decoded to one block.
 
         Raises:
             CancelledError: the decoder was closed before.
@@ -86,7 +54,7 @@ class JointDecode:
 
 
 class RowsOfOne:
-    """The rows of one row group of a job, with what is asked of a Future; one for each would be half of the work."""
+    """The pending rows of one row group of a job. No Future: making one takes half as long as decoding."""
 
     __slots__ = ("_index", "_job")
 
@@ -102,7 +70,7 @@ class RowsOfOne:
         """Whether the job was cancelled, so that the rows never come."""
         return self._job.cancelled()
 
-    def result(self) -> GroupRows:
+    def result(self) -> RowSpan:
         """The rows, or their error."""
         outcome = self._outcome()
         if isinstance(outcome, BaseException):
@@ -113,15 +81,15 @@ class RowsOfOne:
         return outcome
 
     def exception(self) -> BaseException | None:
-        """What went wrong with the rows; None if nothing did."""
+        """The error in place of the rows, or None."""
         outcome = self._outcome()
         return outcome if isinstance(outcome, BaseException) else None
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call a function once they are there."""
+        """Call a function once the job has ended."""
         self._job.add_done_callback(function)
 
-    def _outcome(self) -> GroupRows | BaseException:
+    def _outcome(self) -> RowSpan | BaseException:
         failure = self._job.exception()
         if failure is not None:
             return failure
@@ -129,14 +97,14 @@ class RowsOfOne:
         if not isinstance(rows, JoinedGroups):
             return rows[self._index]
         start = sum(rows.rows[: self._index])
-        return GroupRows(rows.block, start, start + rows.rows[self._index])
+        return RowSpan(rows.block, start, start + rows.rows[self._index])
 
 
 class SmallGroups:
     """Starts jobs over several row groups, in a pool that others use too.
 
-    decode: the block of one row group. decode_joined: several as one. Jobs that one call does run side by side. The
-    others are mostly Python and run one at a time as long as they are quick, see `Turns`.
+    decode: decodes one row group. decode_joined: decodes several to one block. Jobs that are one call of pyarrow run in
+    parallel; the others are mostly Python, and run one at a time as long as they are quick (see `Turns`).
     """
 
     def __init__(
@@ -153,12 +121,12 @@ class SmallGroups:
         self._takes_one_call = False
 
     def start(self, wanted: Sequence[Wanted]) -> JointDecode:
-        """Start decoding these in one thread; errors come where the rows are taken."""
+        """Start one job for these; errors are raised where the rows are taken."""
         return JointDecode([group for group, _ in wanted], self._pool.submit(self._run, wanted))
 
     def _run(self, wanted: Sequence[Wanted]) -> JobRows:
         job = partial(self._rows, wanted)
-        # Most often the next one is like the last one.
+        # The next job is most often like the last one.
         return job() if self._takes_one_call else self._turns.take(job, len(wanted))
 
     def _rows(self, wanted: Sequence[Wanted]) -> JobRows:
@@ -166,20 +134,20 @@ class SmallGroups:
         if joined is not None:
             return joined
         alone = list(map(self._outcome, wanted))
-        # If it is not the fault of one of them, the next ones will not join either.
+        # If each of them decodes alone, these row groups do not join, and so the next ones will not either.
         self._do_join = self._do_join and any(isinstance(outcome, BaseException) for outcome in alone)
         return alone
 
     def _joined(self, wanted: Sequence[Wanted]) -> JoinedGroups | None:
         try:
             joined = self._decode_joined(wanted)
-        except BaseException:  # noqa: BLE001 - decoding them alone tells which one it is of, and raises it there
+        except BaseException:  # noqa: BLE001 - decoding them one by one finds the one that fails, and raises its error there
             return None
         self._takes_one_call = joined.by_one_call
         return joined
 
-    def _outcome(self, wanted: Wanted) -> GroupRows | BaseException:
+    def _outcome(self, wanted: Wanted) -> RowSpan | BaseException:
         try:
-            return GroupRows.of(self._decode(wanted))
+            return RowSpan.of(self._decode(wanted))
         except BaseException as error:  # noqa: BLE001 - raised where the rows are taken, as executors do
             return error

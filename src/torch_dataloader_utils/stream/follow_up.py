@@ -1,4 +1,4 @@
-"""Work over the results of other work, done by the thread that finishes last: nothing in a pool waits for the pool."""
+"""Jobs that need the results of other jobs. The thread that finishes the last of those runs them: no thread waits."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,39 +11,39 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Awaited(Protocol[T_co]):
-    """Something that is under way."""
+    """A result that may not be there yet."""
 
     def done(self) -> bool:
-        """Whether it has come to an end."""
+        """Whether the result, or an error, is there."""
         ...
 
     def result(self) -> T_co:
-        """What came of it, or its error; waits for it."""
+        """Wait for the result and return it, or raise its error."""
         ...
 
 
 class Pending(Awaited[T_co], Protocol[T_co]):
-    """The same, with what else of a Future is asked where work follows on it."""
+    """The part of a Future's interface that `FollowUp` needs."""
 
     def cancelled(self) -> bool:
-        """Whether it never comes."""
+        """Whether the job was cancelled, so that no result comes."""
         ...
 
     def exception(self) -> BaseException | None:
-        """Its error, if there is one; waits for it."""
+        """Wait for the end; the error, or None."""
         ...
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call a function at its end, or now if it has come to one."""
+        """Call a function at the end, or now if that was already."""
         ...
 
 
 class FollowUp(Generic[T, R]):
-    """A job over the results of `needed`, to be done once all of them are there; or the error of one that failed.
+    """The result of a job that takes the results of `needed`; if one of those failed, its error.
 
-    The thread that finishes the last of them does the job at once: what it has just made is in its core's cache, and
-    nothing that was submitted to the pool meanwhile comes before. If all were done from the beginning, the pool does
-    it, or the first who wants the result.
+    The thread that finishes the last of `needed` runs the job at once: its core's cache has the data, and the job does
+    not queue behind what was submitted to the pool meanwhile. If all were done before, the pool runs the job, or the
+    first caller of `result`.
     """
 
     def __init__(self, pool: Executor, job: Callable[[list[T]], R], needed: Sequence[Pending[T]]) -> None:
@@ -59,14 +59,14 @@ class FollowUp(Generic[T, R]):
         return self._result.done()
 
     def result(self) -> R:
-        """What the job gave, or its error; does it here if it can begin and nobody has begun."""
+        """The job's result, or raise its error; runs the job here if it can begin and no thread has begun it."""
         if self._begin.is_free:
             self._begin.run()
         return self._result.result()
 
 
 class _Begin(Generic[T, R]):
-    """What the needed work and the pool refer to, which may outlive the result by far: empty once the job has begun."""
+    """Begins the job, once. Pool and needed results may refer to this for long, so it is empty once the job began."""
 
     def __init__(self, job: Callable[[list[T]], R], needed: Sequence[Pending[T]], result: "Future[R]") -> None:
         self._work: tuple[Callable[[list[T]], R], Sequence[Pending[T]], Future[R]] | None = (job, needed, result)
@@ -76,22 +76,22 @@ class _Begin(Generic[T, R]):
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether all needed results are there."""
         return self._count == 0
 
     def one_is_done(self, _: Any) -> None:
-        """What is waited for calls this at its end."""
+        """The callback of each needed result."""
         if self.count_down():
             self.run()
 
     def count_down(self) -> bool:
-        """One is done; says whether it was the last."""
+        """One more is done; returns whether it was the last."""
         with self._lock:
             self._count -= 1
             return self._count == 0
 
     def run(self) -> None:
-        """Do the job, if nobody has begun it."""
+        """Run the job, unless it was begun."""
         with self._lock:
             work, self._work = self._work, None
         if work is None:
