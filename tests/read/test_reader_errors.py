@@ -360,7 +360,6 @@ def test_times_that_nanoseconds_do_not_hold_are_no_other_times(
     assert make_reader(make_spec(schema, columns=("row",))).read(tasks[0]).to_pydict() == {"row": [1]}
 
 
-@pytest.mark.skipif(pa.__version__ < "25", reason="pyarrow 24 gives other times without a word")
 @pytest.mark.parametrize("year", [1, 9999])
 def test_times_in_orc_that_nanoseconds_do_not_hold_are_no_damage(tmp_path: Path, year: int) -> None:
     table = pa.table({"t": pa.array([datetime(year, 12, 31)], MICROSECONDS), "row": [1]})

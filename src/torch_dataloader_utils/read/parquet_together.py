@@ -31,7 +31,7 @@ _MOST_SPAN_BYTES = 64 << 10
 
 
 IS_SUPPORTED = int(pa.__version__.partition(".")[0]) >= 26
-"""pyarrow 24 stops at the sum of what footers count, so that rows beyond one of them would shift those after it."""
+"""pyarrow 24 stopped at the sum of what footers count, so that rows beyond one of them would shift those after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ what this does instead:
 - When a worker dies, its SIGCHLD handler raises in whatever the trainer's thread does, such as a forward pass. Here it
   knows of the workers only while an answer is waited for (it must then: a worker that dies in the middle of a message
   would be waited for without end), and does not run while they are started.
-- An interrupt in the middle of a fork is lost, or leaves a worker that nobody knows of. Here it waits until all have begun.
+- An interrupt in the middle of a fork is lost, or leaves a worker behind. Here it waits until all are started.
 - To read and to set the event that ends workers, it takes a lock that workers take too, and waits for ever if a dead
   worker held it. `_DoneEvent` replaces that event.
 """
