@@ -109,12 +109,14 @@ def test_worker_processes_end_with_the_pass_that_a_program_leaves_open(tmp_path,
 
 
 @pytest.mark.parametrize("moment", ["before", "after_in_parent"])
-def test_ctrl_c_while_workers_are_forked_is_neither_lost_nor_leaves_one_of_them(tmp_path, table, moment):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_workers_are_forked_is_neither_lost_nor_leaves_one_of_them(tmp_path, table, name, moment):
     lines = run(
         tmp_path,
         table,
         'loader = load(num_workers=2, multiprocessing_context="fork", callbacks=[])',
-        "once = iter([signal.SIGINT])",
+        f"signal.signal(signal.{name}, signal.default_int_handler)",
+        f"once = iter([signal.{name}])",
         f"os.register_at_fork({moment}=lambda: [signal.raise_signal(number) for number in once])",
         "try:",
         "    print(len(list(loader)))",

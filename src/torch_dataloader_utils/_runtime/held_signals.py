@@ -34,12 +34,16 @@ def held(*numbers: int) -> Iterator[Callable[[], None]]:
             signal.signal(number, came.setdefault)
         yield deliver
     finally:
-        _let_go()
+        try:
+            _let_go()
+        finally:  # a handler that is back already may have raised before the others were
+            _let_go()
 
 
 def _let_go() -> None:
-    while _handlers:
-        signal.signal(*_handlers.popitem())
+    for number, handler in list(_handlers.items()):
+        signal.signal(number, handler)
+        _handlers.pop(number, None)
 
 
 if hasattr(os, "register_at_fork"):

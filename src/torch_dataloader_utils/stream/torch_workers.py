@@ -9,7 +9,8 @@ what this does instead:
 - When a worker dies, its SIGCHLD handler raises in whatever the trainer's thread does, such as a forward pass. Here it
   knows of the workers only while an answer is waited for (it must then: a worker that dies in the middle of a message
   would be waited for without end), and does not run while they are started.
-- An interrupt in the middle of a fork is lost, or leaves a worker behind. Here it waits until all are started.
+- What a signal's handler raises in the middle of a fork (Ctrl-C, an exception at SIGTERM) is lost, or leaves a worker
+  behind. Here handlers wait until all are started.
 - To read and to set the event that ends workers, it takes a lock that workers take too, and waits for ever if a dead
   worker held it. `_DoneEvent` replaces that event.
 """
@@ -18,7 +19,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -60,32 +61,34 @@ def persistent(loader: DataLoader[Any]) -> Any:
 
 def start(loader: DataLoader[Any]) -> Any:
     """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
-    with held(*_signals_to_hold(loader)) as deliver:
-        loading: Any = iter(loader)
-        if not isinstance(loading._workers_done_event, _DoneEvent):
-            loading._workers_done_event = _DoneEvent(loading)
-        _forget(loading)
-        _started.add(loading)
+    loading: Any = None
     try:
+        with held(*_signals_to_hold(loader)) as deliver:
+            loading = iter(loader)
+            if not isinstance(loading._workers_done_event, _DoneEvent):
+                loading._workers_done_event = _DoneEvent(loading)
+            _forget(loading)
+            _started.add(loading)
         deliver()
     except BaseException:
-        end(loading)  # which the traceback would keep
+        if loading is not None:
+            end(loading)  # which the traceback would keep
         raise
     return loading
 
 
-def _signals_to_hold(loader: DataLoader[Any]) -> list[int]:
+def _signals_to_hold(loader: DataLoader[Any]) -> Iterable[int]:
     """The signals whose handlers should not run while this loader starts workers.
 
     The death of a worker: torch's handler would raise, knowing of the workers before all is set up; `dead` tells of it.
-    Ctrl-C while processes are forked: Python drops what is raised in hooks of forks. Spawning takes seconds, and has no
-    such moment.
+    All of them while processes are forked: Python drops what is raised in hooks of forks. Spawning takes seconds, and
+    has no such moment.
     """
     if loader._iterator is not None or not hasattr(signal, "SIGCHLD"):
         return []
     _set_SIGCHLD_handler()  # else torch would set it inside, in the place of ours
     context: Any = loader.multiprocessing_context or multiprocessing
-    return [signal.SIGCHLD, signal.SIGINT] if context.get_start_method() == "fork" else [signal.SIGCHLD]
+    return signal.valid_signals() if context.get_start_method() == "fork" else [signal.SIGCHLD]
 
 
 def pinned(batch: Any) -> Any:
