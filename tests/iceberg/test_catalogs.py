@@ -124,6 +124,26 @@ def test_a_catalog_that_was_asked_is_closed(tmp_path: Path, monkeypatch: pytest.
     assert ClosedCatalog.closed == 1
 
 
+class UnclosedCatalog(SqlCatalog):
+    """A plug-in that fails when it is closed."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("the server has gone away")
+
+
+@pytest.mark.parametrize("table", ["db.events", "db.none"])
+def test_what_a_catalog_answered_counts_where_it_cannot_be_closed(tmp_path: Path, table: str) -> None:
+    config = sqlite(tmp_path)
+    with closing(load_catalog("default", **config)) as catalog:
+        catalog.create_namespace("db")
+        catalog.create_table("db.events", EVENTS).append(events())
+    plugin = {**config, "py-catalog-impl": f"{__name__}.UnclosedCatalog"}
+    del plugin["type"]
+    with nullcontext() if table == "db.events" else pytest.raises(NoDataError):
+        assert scan_iceberg(table, plugin).num_rows == 200
+
+
 def test_a_catalog_that_accepts_and_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}"}
