@@ -26,7 +26,7 @@ from torch_dataloader_utils.packing import (
 )
 from torch_dataloader_utils.packing.plan.first_fit import first_fit
 from torch_dataloader_utils.packing.plan.next_fit import split_last_packs
-from torch_dataloader_utils.packing.plan.schedule import Groups, Ints, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Groups, Int64s, Schedule
 
 TOKENS_PER_RANK, CP_SIZE, DP_SIZE = 8192, 4, 16
 LONGEST = TOKENS_PER_RANK * CP_SIZE
@@ -52,11 +52,11 @@ SCHEDULERS: dict[str, Callable[[], BasePackingScheduler]] = {
 }
 
 
-def lognormal(count: int, random: np.random.Generator) -> Ints:
+def lognormal(count: int, random: np.random.Generator) -> Int64s:
     return np.exp(random.normal(6.5, 1.2, count)).astype(np.int64).clip(1, LONGEST)
 
 
-def bimodal(count: int, random: np.random.Generator) -> Ints:
+def bimodal(count: int, random: np.random.Generator) -> Int64s:
     short, long = random.integers(128, 1024, count), random.integers(8192, LONGEST, count)
     return np.where(random.random(count) < 0.9, short, long)
 
