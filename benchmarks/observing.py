@@ -65,9 +65,9 @@ def main() -> None:
         print(f"{name:<34} {min(runs):7.2f} µs a batch  {min(runs) - base:+6.2f}")
     counters = WorkerCounters()
     counters.rows = counters.decoded_bytes = counters.decode_ns = 1 << 33
-    sizes = {name: len(pickle.dumps(Answer(worker=1, tally=tally))) for name, tally in _tallies(counters).items()}
+    sizes = {name: len(pickle.dumps(Answer(worker=1, tallies=(tally,)))) for name, tally in _tallies(counters).items()}
     for name, tally in _tallies(counters).items():
-        answer = Answer(worker=1, tally=tally)
+        answer = Answer(worker=1, tallies=(tally,))
         begin = time.perf_counter()
         for _ in range(100_000):
             pickle.loads(pickle.dumps(answer))
