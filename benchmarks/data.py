@@ -80,7 +80,7 @@ def small_files(count: int = 2000, rows: int = 500) -> Path:
             table = pa.table({f"c{i}": rng.random(rows, dtype=np.float32) for i in range(10)})
             pq.write_table(table, folder / f"part-{file:05}.parquet")
 
-    return _made_once(f"small-{count}", write)
+    return _made_once(f"small-{count}x{rows}", write)
 
 
 def large_groups(megabytes: int = 256, groups: int = 6) -> Path:
