@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils._core.block import SlabPlace
+from torch_dataloader_utils._core.slab_codec import SlabPlace
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.one_piece import ALIGNMENT_BYTES
 from torch_dataloader_utils.shape.ragged import Ragged

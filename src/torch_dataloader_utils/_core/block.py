@@ -1,9 +1,10 @@
-"""The protocols of readers, shapers, blocks and slab codecs, through which the stream uses stages it does not import.
+"""How row groups become blocks of rows: a reader gives record batches, a shaper makes a block of them.
 
-`read_block` and `read_joined` read row groups with a reader and shape them with a shaper.
+The protocols of all three, through which the stream uses stages that it does not import; `read_block` and
+`read_joined` carry them out.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
@@ -169,50 +170,3 @@ def read_joined(
     rows, joined = [columns[0].num_rows for columns in parts], shaper.joined(parts)
     del parts
     return JoinedGroups(shaper.block([joined]), rows, by_one_call=False)
-
-
-class SlabPlace(NamedTuple):
-    """A slab by its number, and a byte in it."""
-
-    slab: int
-    start: int
-
-
-class SlabSpan(NamedTuple):
-    """Bytes [start, stop) of a slab."""
-
-    slab: int
-    start: int
-    stop: int
-
-
-class SlabCodec(Protocol):
-    """Writes batches into flat byte buffers, or says where they lie, and reads them back.
-
-    Buffers are one-dimensional uint8 torch tensors. A batch is (layout, descriptor) and the buffers it lies in.
-    """
-
-    def write(self, batch: Any, allocate: Callable[[int], Any], layout: Any) -> tuple[Any, Any] | None:
-        """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches of another kind.
-
-        `layout` is that of an earlier batch, or None; the same object is returned if it still fits.
-        """
-        ...
-
-    def refer(
-        self, batch: Any, find: Callable[[Any], SlabPlace | None], allocate: Callable[[int], Any]
-    ) -> tuple[Any, Any, Sequence[SlabSpan]] | None:
-        """(layout, descriptor, spans): tensors that `find` finds stay in their slabs, all others are copied.
-
-        spans: the buffers, in order; the memory of `allocate(num_bytes)` comes after them, if anything is copied.
-        None for batches of another kind.
-        """
-        ...
-
-    def view(self, layout: Any, descriptor: Any, buffers: Sequence[Any]) -> Any:
-        """The batch, as views of its buffers."""
-        ...
-
-    def cut(self, layout: Any, descriptor: Any, buffers: Sequence[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """The batch cut into batches of `rows[0]`, `rows[1]`, ... rows (in all); for batches that the shaper made."""
-        ...

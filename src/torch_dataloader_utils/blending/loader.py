@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils.blending.endless import endless_batches
 from torch_dataloader_utils.blending.options import BlendOptions, Stop, Unit
 from torch_dataloader_utils.blending.progress import BlendPosition, BlendProgress

@@ -1,7 +1,7 @@
 """Writes batches to few large buffers (slabs), to be sent to another process or a device.
 
-Implements `_core.block.SlabCodec`. The stream decides which memory a buffer is (shared, pinned, on a device) and when
-it is free again.
+Implements `_core.slab_codec.SlabCodec`. The stream decides which memory a buffer is (shared, pinned, on a device) and
+when it is free again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._core.block import SlabSpan
+from torch_dataloader_utils._core.slab_codec import SlabSpan
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.form import is_container
 from torch_dataloader_utils.shape.slab_layout import Find, SlabLayout

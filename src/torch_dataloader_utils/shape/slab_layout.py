@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._core.block import SlabPlace, SlabSpan
+from torch_dataloader_utils._core.slab_codec import SlabPlace, SlabSpan
 from torch_dataloader_utils.shape.form import Form
 from torch_dataloader_utils.shape.one_piece import extent_bytes, is_plain, pitch_bytes, typed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_dataloader_utils._core.block import SlabCodec
+from torch_dataloader_utils._core.slab_codec import SlabCodec
 
 _HOLD_NO_TENSORS = frozenset([str, bytes, int, float, bool, type(None)])
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._core.block import SlabCodec
 from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
+from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics

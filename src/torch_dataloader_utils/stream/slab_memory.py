@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_dataloader_utils._core.block import SlabPlace
+from torch_dataloader_utils._core.slab_codec import SlabPlace
 from torch_dataloader_utils._runtime.lending import Bytes
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
