@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from torch_dataloader_utils.shape.memory import Gatherer
+from torch_dataloader_utils.shape.gather import Gatherer
 from torch_dataloader_utils.shape.shapers import make_shaper
 
 

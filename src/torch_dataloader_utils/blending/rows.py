@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.shape.memory import join_lists
+from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 

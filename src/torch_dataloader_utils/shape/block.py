@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from torch_dataloader_utils.shape.columns import Column, concat_columns, gather_columns
-from torch_dataloader_utils.shape.memory import Gatherer
+from torch_dataloader_utils.shape.gather import Gatherer
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 

@@ -19,16 +19,15 @@ from torch import Tensor
 
 from torch_dataloader_utils._arrow.fixed_lists import array_for_take
 from torch_dataloader_utils._arrow.take import no_take
-from torch_dataloader_utils.shape.memory import (
+from torch_dataloader_utils.shape.gather import (
     COLUMNS_AT_ONCE,
     Gatherer,
+    gather_cpu_lists,
     is_flat,
     join,
     join_lists,
-    new_lots,
-    new_tensor,
-    take_lists,
 )
+from torch_dataloader_utils.shape.memory import new_lots, new_tensor
 from torch_dataloader_utils.shape.python_objects import python_objects
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.views import split_batches
@@ -152,7 +151,7 @@ class Lists:
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
         """The rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
-        return cls(*take_lists(joined.values, joined.offsets, gatherer.order))
+        return cls(*gather_cpu_lists(joined.values, joined.offsets, gatherer.order))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.shape.memory import fill
+from torch_dataloader_utils.shape.by_numpy import fill
 
 
 def filled(like: torch.Tensor, shape: Sequence[int], value: float, *, name: str) -> torch.Tensor:

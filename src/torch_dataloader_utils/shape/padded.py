@@ -1,7 +1,7 @@
 """Rows of different lengths, filled up to one length.
 
-By numpy where they are bytes of the host, for the reason that `memory` tells; else by operations of torch, which
-compilers and derivatives follow and which run where the values are, with one copy to the host at most: of the length.
+By numpy where that may be (see `by_numpy`). Else by operations of torch, which compilers and derivatives follow and
+which run on the device of the values; then at most one number is copied to the host, the length of the longest row.
 """
 
 from typing import Any
@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._core.units import ranges
+from torch_dataloader_utils.shape.by_numpy import copy_rows, suits_numpy
 from torch_dataloader_utils.shape.filled import filled
-from torch_dataloader_utils.shape.memory import copy_rows, is_bits
 from torch_dataloader_utils.shape.pickling import signed, unsigned
 
 
 def longest_row(offsets: Tensor) -> int:
     """How many values the longest row has; 0 where there are no rows."""
-    if is_bits(offsets):
+    if suits_numpy(offsets):
         return int(np.diff(offsets.numpy()).max(initial=0))
     return int(offsets.diff().max()) if len(offsets) > 1 else 0
 
 
 def value_mask(offsets: Tensor, width: int, side: str) -> Tensor:
     """Bool [rows, width], True where a row that is padded to `width` has a value."""
-    if is_bits(offsets):
+    if suits_numpy(offsets):
         lengths = np.diff(offsets.numpy())[:, None]
         return torch.from_numpy(_has_value(np.arange(width), lengths, width, side))
     mask: Tensor = _has_value(torch.arange(width, device=offsets.device), offsets.diff()[:, None], width, side)
@@ -35,8 +35,8 @@ def value_mask(offsets: Tensor, width: int, side: str) -> Tensor:
 def pad(values: Tensor, offsets: Tensor, padding_value: float, width: int, side: str) -> Tensor:
     """Shape [rows, width, ...]: see `Ragged.to_padded`."""
     padded = filled(values, (len(offsets) - 1, width, *values.shape[1:]), padding_value, name="padding_value")
-    if is_bits(values) and is_bits(offsets):
-        _copy_bits(values, offsets, padded, side)
+    if suits_numpy(values) and suits_numpy(offsets):
+        _copy_by_numpy(values, offsets, padded, side)
         return padded
     if len(values) == 0:
         return padded
@@ -50,7 +50,7 @@ def pad(values: Tensor, offsets: Tensor, padding_value: float, width: int, side:
     return unsigned(torch.where(mask, rows, signed(padded)), values.dtype)
 
 
-def _copy_bits(values: Tensor, offsets: Tensor, padded: Tensor, side: str) -> None:
+def _copy_by_numpy(values: Tensor, offsets: Tensor, padded: Tensor, side: str) -> None:
     starts, width = offsets.numpy(), padded.shape[1]
     lengths = np.diff(starts)
     kept = np.minimum(lengths, width)

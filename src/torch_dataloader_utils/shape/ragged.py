@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.memory import gather_lists
+from torch_dataloader_utils.shape.gather import gather_lists
 from torch_dataloader_utils.shape.padded import longest_row, pad
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 
