@@ -30,7 +30,8 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, 
 from torch_dataloader_utils.stream.receiver import Receiver
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.tickets import Answer
-from torch_dataloader_utils.stream.worker_death import Notes, answers_of
+from torch_dataloader_utils.stream.worker_death import answers_of
+from torch_dataloader_utils.stream.worker_notes import Notes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose

@@ -11,7 +11,7 @@ from torch import multiprocessing
 
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
-from torch_dataloader_utils.stream.worker_death import Notes
+from torch_dataloader_utils.stream.worker_notes import Notes
 
 
 def work(queue, answers, epoch, notes):

@@ -17,11 +17,13 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.receiver import Delivered, Receiver
-from torch_dataloader_utils.stream.sendable import check_functions, check_socket_names
+from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.slabs import SlabReader
+from torch_dataloader_utils.stream.socket_directory import check_socket_names, share_temporary_directory
 from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler, TicketWorker
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.stream.worker_death import Notes, answers_of, share_temporary_directory
+from torch_dataloader_utils.stream.worker_death import answers_of
+from torch_dataloader_utils.stream.worker_notes import Notes
 
 # Bytes of a run. Sending one costs some 300 us whatever its size, and both sides wake up for it: runs of 16 MiB are
 # 1.2 times as fast as runs of 4 MiB.

@@ -6,10 +6,6 @@ trainer waits for ever.
 
 import io
 import multiprocessing
-import os
-import socket
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -60,21 +56,6 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: Any) -> No
                 f"({error}). Define it at the top level of a module (no lambda, no inner function), or read with "
                 "num_workers=0."
             ) from error
-
-
-def check_socket_names() -> None:
-    """Raises ConfigError if the names of multiprocessing's sockets, which shared memory is sent through, are too long.
-
-    The worker would drop every batch, see above.
-    """
-    directory = tempfile.gettempdir()
-    longest = len(os.fsencode(f"{directory}/pymp-12345678/listener-12345678"))
-    room = 103 if sys.platform == "darwin" else 107
-    if hasattr(socket, "AF_UNIX") and longest > room:
-        raise ConfigError(
-            f"Worker processes need sockets in {directory}, and their names would have {longest} bytes; the system "
-            f"allows {room}. Set TMPDIR to a directory with a shorter name, or read with num_workers=0."
-        )
 
 
 def _start_method(context: Any) -> str:

@@ -25,8 +25,9 @@ from torch_dataloader_utils.stream.pace import BatchPace
 from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory, SlabShare
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabReader, SlabWriter
+from torch_dataloader_utils.stream.socket_directory import sweep_if_orphaned
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
-from torch_dataloader_utils.stream.worker_death import Notes, NotingReader, sweep_if_orphaned
+from torch_dataloader_utils.stream.worker_notes import Notes, NotingReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
