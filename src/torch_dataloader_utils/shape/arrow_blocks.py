@@ -12,12 +12,12 @@ from torch_dataloader_utils._arrow.take import take_rows
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.shape.arrow_pickling import register_arrow_pickling
 from torch_dataloader_utils.shape.python_objects import python_objects
-from torch_dataloader_utils.shape.sent_rows import send_own_rows
 from torch_dataloader_utils.shape.text import check_text
 
 # Here, because every process that makes record batches for a trainer imports this module.
-send_own_rows()
+register_arrow_pickling()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

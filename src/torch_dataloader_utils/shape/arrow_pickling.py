@@ -1,8 +1,8 @@
-"""Record batches, arrays and types on their way to another process, without pyarrow's two surprises.
+"""Arrow data on its way through multiprocessing's pickle, without pyarrow's two surprises.
 
-pyarrow pickles all that lies behind a view (a batch of 1,024 rows would carry its row group of 65,536), and of types
-that hold others not all: names, nullability and metadata of the values of fixed-size lists are lost, and whether the
-keys of a map are sorted.
+Pickling a slice writes all rows behind it (a batch of 1,024 rows would carry its row group of 65,536). And parts of
+types are lost: name, nullability and metadata of the items of fixed-size lists, and whether the keys of a map are
+sorted.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 
-def send_own_rows() -> None:
-    """Lets multiprocessing send Arrow's rows by themselves and types whole, wherever they are in what is sent.
+def register_arrow_pickling() -> None:
+    """From now on multiprocessing pickles record batches, tables and arrays with their own rows and whole types.
 
-    Chunked arrays are pickled as the arrays that they consist of.
+    Also where they are members of something else. Chunked arrays need nothing: they are pickled as their arrays.
     """
-    ForkingPickler.register(pa.RecordBatch, _reduce)
+    ForkingPickler.register(pa.RecordBatch, _reduce_batch)
     ForkingPickler.register(pa.Table, lambda table: (pa.Table.from_batches, (table.to_batches(), table.schema)))
     for kind in _subclasses(pa.Array):
         ForkingPickler.register(kind, _reduce_array)
@@ -31,19 +31,22 @@ def _subclasses(kind: Any) -> Iterator[Any]:
         yield from _subclasses(each)
 
 
-def _reduce(batch: pa.RecordBatch) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _reduce_batch(batch: pa.RecordBatch) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     sent = _as_stream(batch)
-    return batch.__reduce__() if sent is None else (_received, (sent,))
+    return batch.__reduce__() if sent is None else (_batch_from, (sent,))
 
 
 def _reduce_array(array: pa.Array) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     sent = _as_stream(pa.record_batch([array], [""]))
-    return array.__reduce__() if sent is None else (_received_array, (sent,))
+    return array.__reduce__() if sent is None else (_array_from, (sent,))
 
 
 def _as_stream(batch: pa.RecordBatch) -> pa.Buffer | None:
-    """None where a stream gives another type: extension types that nobody registered, categories of extension types
-    (pyarrow 26.0.1), more than 64 levels of lists and structs."""
+    """The rows of the batch, and no others, as an IPC stream; None for types that do not come out of it as they were.
+
+    Those are extension types that nobody registered, categories of extension types (pyarrow 26.0.1), and more than 64
+    levels of lists and structs.
+    """
     sink = pa.BufferOutputStream()
     try:
         with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -54,9 +57,9 @@ def _as_stream(batch: pa.RecordBatch) -> pa.Buffer | None:
         return None
 
 
-def _received(sent: pa.Buffer) -> pa.RecordBatch:
+def _batch_from(sent: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_stream(sent).read_next_batch()
 
 
-def _received_array(sent: pa.Buffer) -> pa.Array:
-    return _received(sent).column(0)
+def _array_from(sent: pa.Buffer) -> pa.Array:
+    return _batch_from(sent).column(0)
