@@ -176,7 +176,7 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
 
 
 def _may_be_of(segment: Segment, rank: int) -> bool:
-    """Whether a rank can have saved this: a state that holds its own rank's cursors alone has one number of steps."""
+    """Whether it can be this rank's: a state with one number of steps and cursors has the cursors of its own rank."""
     return segment.cursors is None or not isinstance(segment.steps, int) or rank in dict(segment.cursors)
 
 

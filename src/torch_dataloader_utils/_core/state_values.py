@@ -81,5 +81,5 @@ def is_count(value: Any, least: int = 0) -> bool:
 
 
 def is_list(value: Any, length: int | None = None) -> bool:
-    """Whether it is a list, or what was one before JSON, of this length if one is given."""
+    """Whether it is a list, or a tuple, which JSON makes a list; of this length if one is given."""
     return isinstance(value, list | tuple) and length in (None, len(value))

@@ -8,15 +8,15 @@ from threading import current_thread, main_thread
 from typing import Any
 
 _handlers: dict[int, Any] = {}
-"""What handles each signal otherwise, while it is held."""
+"""The handlers of the signals that are held."""
 
 
 @contextmanager
 def held(*numbers: int) -> Iterator[Callable[[], None]]:
-    """Holds these signals back inside; yields what hands one of each that came to its handler, to be called afterwards.
+    """Inside, the handlers of these signals do not run; for afterwards, yields a function that runs those which came.
 
-    Python runs handlers in the main thread only, so that nothing is held in others. Nothing is held in processes that
-    are forked inside either.
+    A handler runs once, however often its signal came. In threads other than the main one, where Python runs no
+    handlers, and in processes that are forked inside, nothing is held.
     """
     if current_thread() is not main_thread():
         yield lambda: None

@@ -33,7 +33,6 @@ def threads_for(count: int, name: str) -> Iterator[Executor]:
         yield pool
         is_done = True
     finally:
-        # All done, no thread works on when the caller goes on.
         pool.shutdown(wait=is_done, cancel_futures=True)
 
 

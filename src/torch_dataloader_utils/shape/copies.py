@@ -50,7 +50,7 @@ class ColumnCopies:
         assert_never(column)
 
     def _copied_to_room(self, column: Rows) -> Rows:
-        """Beside the others of its dtype."""
+        """The column in the next free place beside the others of its dtype; itself if all together are small."""
         if self._num_bytes < self._least_bytes:
             return column
         if not self._rooms:

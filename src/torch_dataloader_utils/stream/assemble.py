@@ -11,8 +11,8 @@ from torch_dataloader_utils.stream.batch_lots import Lot
 from torch_dataloader_utils.stream.lane import LaneReader
 from torch_dataloader_utils.stream.row_span import RowSpan
 
-# Batches of several lanes that are gathered at once, so many or bytes of them: about a window of rows, and as much
-# memory. 64 lanes of 51 columns are sliced in 6 ms, whatever the rows.
+# Where lanes mix, most batches that are gathered at once, and most bytes of them: about as much as a window. One at a
+# time is slow, because slicing 64 lanes of 51 columns takes 6 ms, whatever the rows.
 _MOST_BATCHES = 64
 _MOST_BYTES = 16 << 20
 
@@ -64,7 +64,9 @@ class Assembler:
         return spans
 
     def lots(self, length: int) -> Iterator[tuple[Block, list[Drawn]]]:
-        """The rows of `length` batches at a time; where lanes mix, of up to twice as many from time to time.
+        """The rows of several batches as one block, and what each batch is.
+
+        `length` batches at a time; where lanes mix, up to twice as many each time, a multiple of `length`.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.

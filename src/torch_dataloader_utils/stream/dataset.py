@@ -116,8 +116,8 @@ class TableDataset(IterableDataset[Any]):
                 "set_epoch() to the next epoch first."
             )
         # torchdata takes one state after the last batch and another after the end of the pass, and they must differ.
-        is_inside = is_asked_by_torchdata(sys._getframe(1))
-        return self.progress.state_inside() if is_inside else self.progress.state_dict()
+        is_for_torchdata = is_asked_by_torchdata(sys._getframe(1))
+        return self.progress.state_for_torchdata() if is_for_torchdata else self.progress.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stood, on this data set's own topology.

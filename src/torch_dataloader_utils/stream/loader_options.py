@@ -16,8 +16,7 @@ from torch_dataloader_utils._arguments.reals import check_not_negative
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
-# The rest follows from batches being made where they are read. pin_memory_device says nothing: torch looks past it, and
-# pins for the accelerator that there is.
+# Those taken out follow from batches being made where they are read; and torch itself ignores pin_memory_device.
 LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     "self",
     "dataset",

@@ -216,8 +216,8 @@ class Progress:
             raise _out_of_turn()
         return self._encoded(self.position)
 
-    def state_inside(self) -> dict[str, Any]:
-        """The same for torchdata, which tells a pass after its last batch from a pass that has ended.
+    def state_for_torchdata(self) -> dict[str, Any]:
+        """The state as torchdata needs it, which must tell a pass after its last batch from one that has ended.
 
         After the last batch the state stays in its epoch until one more batch was asked for; a pass that continues from
         there is empty.

@@ -1,4 +1,4 @@
-"""What one is told who asks a loader for a batch by its number, as a DataLoader around it does."""
+"""The error for whoever asks a loader for a batch by its number, as a DataLoader around it does."""
 
 from typing import NoReturn
 
