@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import DataError
-from torch_dataloader_utils.stream.ranks import add_over_ranks
+from torch_dataloader_utils.stream.rank_work import add_over_ranks
 
 
 def check_alike(inventory: Inventory) -> None:

@@ -2,7 +2,8 @@
 
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.stream.alike import check_alike
-from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none, counting_part, resolve_ranks
+from torch_dataloader_utils.stream.rank_work import add_over_ranks, all_or_none, counting_part
+from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.tables.table_options import TableOptions
 
 
