@@ -13,9 +13,9 @@ from torch_dataloader_utils import (
     pack_tokens,
 )
 from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._core.fingerprints import options_text
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.settings import options_text
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError
 

@@ -7,10 +7,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.fingerprints import options_text, planning_fingerprint
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
-from torch_dataloader_utils._core.settings import options_text, planning_fingerprint
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_plan import InexactPlan

@@ -9,6 +9,7 @@ from torch_dataloader_utils._arguments.column_names import check_column_name
 from torch_dataloader_utils._arguments.integers import check_integer
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.even import even_span
+from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import (
     DEFAULT_INTERLEAVE,
@@ -19,7 +20,6 @@ from torch_dataloader_utils._core.options import (
 )
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.settings import data_settings, planning_fingerprint
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import TokenBudget

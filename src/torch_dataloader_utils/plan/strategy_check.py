@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._core.fingerprints import short_digest
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.settings import short_digest
 from torch_dataloader_utils._core.splits import DataFileInfo, Split, SplitStrategy
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError

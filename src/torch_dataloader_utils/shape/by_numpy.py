@@ -27,14 +27,6 @@ def suits_numpy(numbers: Tensor) -> bool:
     return not numbers.is_complex() and not numbers.is_neg() and tangent is None and _gives_memory(numbers)
 
 
-def _gives_memory(numbers: Tensor) -> bool:
-    """Whether the results of operations have memory; within `torch.func.grad` they are wrappers that have none."""
-    try:
-        return numbers.detach().data_ptr() != 0 or numbers.numel() == 0
-    except RuntimeError:
-        return False
-
-
 def fill(tensor: Tensor, number: Tensor) -> None:
     """Write one number, a tensor [1] of the same dtype, everywhere."""
     if suits_numpy(tensor):
@@ -46,6 +38,14 @@ def fill(tensor: Tensor, number: Tensor) -> None:
 def copy_rows(source: Tensor, rows: Int64s | slice, target: Tensor, places: Int64s) -> None:
     """Row places[i] of the target becomes row i of source[rows], for all i; both of one dtype, and `suits_numpy`."""
     _bits(target).numpy()[places] = _bits(source).numpy()[rows]
+
+
+def _gives_memory(numbers: Tensor) -> bool:
+    """Whether the results of operations have memory; within `torch.func.grad` they are wrappers that have none."""
+    try:
+        return numbers.detach().data_ptr() != 0 or numbers.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def _bits(numbers: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch.utils.dlpack import from_dlpack
 from torch_dataloader_utils.errors import NullValueError
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, element_of, numpy_dtype, raw_type
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
-from torch_dataloader_utils.shape.decode import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
 from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.nulls import Fill, Mask, Natural, Refuse
+from torch_dataloader_utils.shape.raw_numbers import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
 from torch_dataloader_utils.shape.specs import ColumnSpec, StackSpec
 from torch_dataloader_utils.shape.text import check_text
 

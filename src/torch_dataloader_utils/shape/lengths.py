@@ -15,7 +15,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recycled import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.arrow_types import decoded_type
-from torch_dataloader_utils.shape.decode import plain
+from torch_dataloader_utils.shape.raw_numbers import plain
 
 
 def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows of different lengths, filled up to one length.
+"""How `Ragged.to_padded`, and `PadRagged` by it, fill rows of different lengths up to one.
 
 By numpy where that may be (see `by_numpy`). Else by operations of torch, which compilers and derivatives follow and
 which run on the device of the values; then at most one number is copied to the host, the length of the longest row.

@@ -31,6 +31,13 @@ from torch_dataloader_utils.stream.small_groups import (
     Wanted,
 )
 
+# Row groups held for each thread: those of one job, and of the job that the trainer has. Of small ones many more fit
+# into the budget, and would only make the first batch wait.
+_GROUPS_A_THREAD = 2 * MOST_TOGETHER
+
+# Rows of one job. Stored bytes alone do not limit it: a column of one value takes a few bytes, however many its rows.
+_MOST_SMALL_ROWS = 1 << 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
@@ -50,33 +57,6 @@ class DecodeOptions:
     worker_threads: int = 1
     small_bytes: int = 0
     least_groups: int | None = None
-
-
-# Row groups held for each thread: those of one job, and of the job that the trainer has. Of small ones many more fit
-# into the budget, and would only make the first batch wait.
-_GROUPS_A_THREAD = 2 * MOST_TOGETHER
-
-# Rows of one job. Stored bytes alone do not limit it: a column of one value takes a few bytes, however many its rows.
-_MOST_SMALL_ROWS = 1 << 16
-
-
-class _Growth:
-    """Decoded bytes divided by stored bytes, of the row groups decoded so far."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._stored_bytes = self._decoded_bytes = 0
-
-    def learn(self, stored_bytes: int, decoded_bytes: int) -> None:
-        """Take row groups that were decoded into account."""
-        with self._lock:
-            self._stored_bytes += stored_bytes
-            self._decoded_bytes += decoded_bytes
-
-    @property
-    def ratio(self) -> float:
-        """At least 1; infinity before anything was decoded."""
-        return max(1.0, self._decoded_bytes / self._stored_bytes) if self._stored_bytes else math.inf
 
 
 class Decoder:
@@ -199,3 +179,22 @@ class Decoder:
         self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         del self._small  # a reference cycle: it would keep the plan until the garbage collector runs
+
+
+class _Growth:
+    """Decoded bytes divided by stored bytes, of the row groups decoded so far."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stored_bytes = self._decoded_bytes = 0
+
+    def learn(self, stored_bytes: int, decoded_bytes: int) -> None:
+        """Take row groups that were decoded into account."""
+        with self._lock:
+            self._stored_bytes += stored_bytes
+            self._decoded_bytes += decoded_bytes
+
+    @property
+    def ratio(self) -> float:
+        """At least 1; infinity before anything was decoded."""
+        return max(1.0, self._decoded_bytes / self._stored_bytes) if self._stored_bytes else math.inf
