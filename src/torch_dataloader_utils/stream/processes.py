@@ -20,7 +20,8 @@ from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.slabs import SlabReader
 from torch_dataloader_utils.stream.socket_directory import check_socket_names, share_temporary_directory
-from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler, TicketWorker
+from torch_dataloader_utils.stream.ticket_worker import TicketWorker
+from torch_dataloader_utils.stream.tickets import Answer, Demand, TicketSampler
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.stream.worker_death import answers_of
 from torch_dataloader_utils.stream.worker_notes import Notes
