@@ -146,6 +146,7 @@ class WorkerStream:
                 yield from map(self._batch, map(schedule.draws, range(schedule.num_batches or 0)))
 
     def _regular_batches(self, lane: LaneReader, rows: int, count: int) -> Iterator[tuple[Any, LaneReader]]:
+        """`count` batches of `rows` rows of one lane: views of a block wherever they lie whole in it."""
         done = 0
         while done < count:
             before = done
@@ -174,6 +175,7 @@ class WorkerStream:
             yield batch, reader
 
     def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
+        """Batches of a lane whose rows are not counted, the last one shorter if it must be."""
         while spans := list(lane.take(rows)):
             lot = Lot()
             lot.add(spans)
@@ -181,6 +183,7 @@ class WorkerStream:
             yield lot.block(self._pipeline.shaper).to_batch(), lane
 
     def _mixed_batches(self) -> Iterator[tuple[Any, Drawn]]:
+        """Batches with rows of several lanes: many are put together at once, and cut apart again."""
         for block, batches in self._assembler.lots(1):
             stop = 0
             whole = block.split(batches[0].rows)
