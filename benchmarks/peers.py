@@ -11,7 +11,6 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import peer_conversions
@@ -119,17 +118,6 @@ def seconds_of(cases: dict[str, Pass], scales: dict[str, float], runs: int, befo
     return {name: [run * scales.get(name, 1.0) for run in times[name]] for name in cases}
 
 
-def versions() -> dict[str, str]:
-    """Of the peers that measure.py does not name."""
-    found = {}
-    for name in ("ray", "litdata", "mosaicml-streaming"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> None:
     gib = float(sys.argv[1]) if len(sys.argv) > 1 else 0.25
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
@@ -141,7 +129,7 @@ def main() -> None:
         if peer not in peers:
             print(f"{peer.name}: {peer.package} is not installed, skipped")
     rows = pyarrow_threads(folder)
-    facts = {"unit": "rows", "amount": rows, "gib": gib, "peers": versions(), "page_cache": "warm"}
+    facts = {"unit": "rows", "amount": rows, "gib": gib, "page_cache": "warm"}
     bare = table_limits(folder)
     before = next(iter(bare.values()))
     cases, scales = cases_of(peers, folder, part, quick=True)
@@ -151,7 +139,7 @@ def main() -> None:
     conversions = peer_conversions.seconds_of(part)
     times = seconds_of(bare | cases, scales, runs, before)
     report("peers_slow", times, limit=fastest(times, bare), conversion_seconds=conversions, **facts)
-    print(f"peers: {facts['peers']}; (n %) read that part of the rows")
+    print("(n %) read that part of the rows")
     for name, took in conversions.items():
         print(f"conversion of that part for {name}: {took:.1f} s, once, not in the figures above")
 

@@ -3,7 +3,6 @@
 python benchmarks/planning.py [row groups]
 """
 
-import json
 import pickle
 import resource
 import statistics
@@ -12,7 +11,7 @@ import tracemalloc
 from dataclasses import fields
 
 import numpy as np
-from measure import RESULTS, machine, seconds
+from measure import print_machine, save, seconds
 
 from torch_dataloader_utils import Inventory, plan_epoch
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable
@@ -68,8 +67,7 @@ def main() -> None:
     works = plan_one_rank(inventory, 9)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    result = {
-        "name": "planning",
+    figures = {
         "row_groups": groups,
         "seconds_of_one_epoch": [round(time, 3) for time in times],
         "median_seconds": statistics.median(times),
@@ -78,11 +76,11 @@ def main() -> None:
         "planning_peak_mb": peak / 1e6,
         "one_worker_input_pickle_kb": len(pickle.dumps(works[0], protocol=5)) / 1e3,
         "process_peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-        "machine": machine(),
     }
-    print(json.dumps(result, indent=1))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "planning.json").write_text(json.dumps(result, indent=1) + "\n")
+    print_machine()
+    for name, figure in figures.items():
+        print(f"{name:<28} {figure}")
+    save("planning", **figures)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ The plan alone is asked, nothing is read: 64 files of 4 row groups of 4,096 rows
     distinct chunks    chunks that contribute to a batch of 256 rows, on average; a full permutation: nearly 160 of 256
 """
 
-import json
-
 import numpy as np
-from measure import RESULTS
+from measure import print_machine, save
 
 from torch_dataloader_utils import Inventory, plan_epoch
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable
@@ -88,6 +86,7 @@ def main() -> None:
             rows.append({"shuffle": f"{window:,} rows of {interleave} chunks", **quality(order), "held_mb": held_mb})
     full = np.random.default_rng(0).permutation(TOTAL)
     rows.append({"shuffle": "full permutation", **quality(full), "held_mb": TOTAL * 241 / 1e6})
+    print_machine()
     print("| shuffle | rank correlation | distance within a chunk | chunks in a batch of 256 | MB held |")
     print("|---|---:|---:|---:|---:|")
     for row in rows:
@@ -95,8 +94,7 @@ def main() -> None:
             f"| {row['shuffle']} | {row['rank_correlation']:.3f} | {row['chunk_distance']:.1f} "
             f"| {row['distinct_chunks_per_batch']:.1f} | {row.get('held_mb', ROWS * 241 / 1e6):.0f} |"
         )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "shuffle_quality.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save("shuffle_quality", rows=rows)
 
 
 if __name__ == "__main__":
