@@ -94,6 +94,19 @@ def table_limits(folder: Path) -> Cases:
     return pyarrow | if_installed({"limit: polars, file by file": partial(polars_frames, folder)})
 
 
+def polars_lists(folder: Path) -> int:
+    """One column of lists through polars, file by file, to tensors of values and offsets; its values."""
+    import polars as pl
+
+    count = 0
+    for path in sorted(folder.glob("*.parquet")):
+        for part in pl.read_parquet(path).to_series().get_chunks():
+            column = part.to_arrow()
+            torch.from_dlpack(column.offsets)
+            count += len(torch.from_dlpack(column.values))
+    return count
+
+
 def if_installed(polars: Cases) -> Cases:
     """These cases where polars can be imported; otherwise none, and a line that says so."""
     if available("polars"):

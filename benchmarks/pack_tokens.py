@@ -7,9 +7,9 @@ Footers, and the samples of every row group, which are counted once for a data s
 
 import sys
 
-from bare import groups_of, in_threads, read_lists
+from bare import groups_of, if_installed, in_threads, polars_lists, read_lists
 from data import tokens
-from measure import alternate, report
+from measure import alternate, fastest, report
 
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.token_packing import pack_tokens
@@ -31,7 +31,9 @@ def main() -> None:
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     folder = tokens(millions)
     groups, inventory = groups_of(folder), scan_files(str(folder))
-    cases = {"limit: pyarrow, a thread a core": lambda: in_threads(read_lists, groups)}
+    bare = {"limit: pyarrow, a thread a core": lambda: in_threads(read_lists, groups)}
+    bare |= if_installed({"limit: polars, file by file": lambda: polars_lists(folder)})
+    cases = dict(bare)
 
     def add(name, batch_size=64, **options):
         fields = options.pop("fields", None)
@@ -48,10 +50,19 @@ def main() -> None:
     add("greedy, eod, all fields, batch 8", batch_size=8, eod=0)
     add("best fit, eod, tokens, batch 64", fields=("tokens",), eod=0, fill="best_fit")
     add("best fit, eod, all fields, batch 64", eod=0, fill="best_fit")
-    count, limit = in_threads(read_lists, groups), next(iter(cases))
+    count = in_threads(read_lists, groups)
     for name, clock in (("pack_tokens", "wall"), ("pack_tokens_processor", "processor")):
         times = alternate(cases, runs=runs, clock=clock)
-        report(name, times, limit=limit, unit="tokens", amount=count, clock=clock, length=LENGTH, page_cache="warm")
+        report(
+            name,
+            times,
+            limit=fastest(times, bare),
+            unit="tokens",
+            amount=count,
+            clock=clock,
+            length=LENGTH,
+            page_cache="warm",
+        )
 
 
 if __name__ == "__main__":
