@@ -84,6 +84,19 @@ def plan_next_epoch(batches: Any) -> int:
     return len(batches)
 
 
+def pairs_that_stay(loader: Any) -> float:
+    """Of the pairs of rows that share a batch in epoch 0, the share that shares one in epoch 1 too."""
+    batch_of = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        rows = [batch["row"].numpy() for batch in loader]
+        numbers = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+        batch_of.append(numbers[np.argsort(np.concatenate(rows))])
+    first = np.bincount(batch_of[0])
+    _, both = np.unique(np.stack(batch_of), axis=1, return_counts=True)
+    return float((both * (both - 1)).sum() / (first * (first - 1)).sum())
+
+
 def resumed_elsewhere(open_loader: Callable[..., Any], lengths: np.ndarray) -> float:
     """Share of padding of what remains at half of an epoch on 2 ranks, resumed on 3."""
     loader = open_loader(num_ranks=2, rank=0)
@@ -151,8 +164,14 @@ def main() -> None:
             share, steps = filled_share(lengths, read_all(loader), budget["max_tokens_per_batch"])
             (seconds,) = processor_seconds(partial(plan_next_epoch, loader))
             name, cost = f"padding_free, windows of {window_rows} rows", f"{seconds:.2f} s to plan an epoch"
-            text = f"{share:7.2%} full, {steps} batches, {cost}"
-            table.add(name, text, full=share, batches=steps, plan_seconds=seconds)
+            stay = pairs_that_stay(loader)
+            text = f"{share:7.2%} full, {steps} batches, {stay:.0%} of the pairs stay, {cost}"
+            table.add(name, text, full=share, batches=steps, pairs_that_stay=stay, plan_seconds=seconds)
+            padded = open_loader(window_rows // size, "length", **budget)
+            share, steps = filled_share(lengths, read_all(padded), budget["max_tokens_per_batch"])
+            stay = pairs_that_stay(padded)
+            text = f"{share:7.2%} full, {steps} batches, {stay:.0%} of the pairs stay"
+            table.add("  the same with padding", text, full=share, batches=steps, pairs_that_stay=stay)
     for window_rows in (64 * size, 256 * size, None):
         sampler = TokenBatchSampler(
             np.minimum(lengths, options.max_tokens), options.max_tokens, window_rows=window_rows
