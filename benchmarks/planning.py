@@ -18,10 +18,10 @@ from torch_dataloader_utils._core.inventory import FileTable, GroupTable
 from torch_dataloader_utils._core.strings import StringColumn
 
 
-def make_inventory(groups: int, groups_per_file: int = 50) -> Inventory:
+def make_inventory(rows: np.ndarray, groups_per_file: int) -> Inventory:
+    """Files that nobody wrote, whose row groups have so many rows of 241 bytes."""
+    groups = len(rows)
     files = groups // groups_per_file
-    rng = np.random.default_rng(0)
-    rows = rng.integers(50_000, 80_000, groups)
     file = np.repeat(np.arange(files, dtype=np.int32), groups_per_file)
     ordinal = np.tile(np.arange(groups_per_file, dtype=np.int32), files)
     zeros = np.zeros(groups, dtype=np.int64)
@@ -60,7 +60,7 @@ def _num_bytes(*tables: GroupTable | StringColumn) -> int:
 
 def main() -> None:
     groups = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    inventory = make_inventory(groups)
+    inventory = make_inventory(np.random.default_rng(0).integers(50_000, 80_000, groups), groups_per_file=50)
     plan_one_rank(inventory, 0)
     times = [seconds(lambda e=epoch: plan_one_rank(inventory, e)) for epoch in range(1, 6)]
     tracemalloc.start()
