@@ -9,8 +9,6 @@ machine disturbs it little.
 """
 
 import argparse
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
+from measure import alternate, print_machine, save
 
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.wrappers import TokenBatchSampler
@@ -56,15 +54,22 @@ def filled_share(lengths: np.ndarray, batches: Iterable[np.ndarray], max_tokens:
     return int(lengths.sum()) / (len(rows) * max_tokens), len(rows)
 
 
-def cpu_seconds(runs: list[Callable[[], Any]]) -> list[float]:
-    """The least CPU time (all threads) of five calls of each, called in turn."""
-    spent: list[list[float]] = [[] for _ in runs]
-    for _ in range(5):
-        for run, seconds in zip(runs, spent, strict=True):
-            start = time.process_time()
-            run()
-            seconds.append(time.process_time() - start)
-    return [min(seconds) for seconds in spent]
+def processor_seconds(*runs: Callable[[], Any]) -> list[float]:
+    """The least of five calls of each, all threads, called in turn."""
+    times = alternate(dict(enumerate(runs)), runs=5, clock="processor")
+    return [min(seconds) for seconds in times.values()]
+
+
+class Table:
+    """Lines of figures, as they are found; saved at the end."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, name: str, text: str, **figures: float) -> None:
+        """Print a line and keep its figures."""
+        print(f"{name:<46} {text}")
+        self.rows.append({"case": name, **figures})
 
 
 def read_all(loader: Any) -> list[np.ndarray]:
@@ -77,6 +82,19 @@ def plan_next_epoch(batches: Any) -> int:
     """Plans an epoch that this loader or sampler has not planned before."""
     batches.set_epoch(time.perf_counter_ns())
     return len(batches)
+
+
+def pairs_that_stay(loader: Any) -> float:
+    """Of the pairs of rows that share a batch in epoch 0, the share that shares one in epoch 1 too."""
+    batch_of = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        rows = [batch["row"].numpy() for batch in loader]
+        numbers = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+        batch_of.append(numbers[np.argsort(np.concatenate(rows))])
+    first = np.bincount(batch_of[0])
+    _, both = np.unique(np.stack(batch_of), axis=1, return_counts=True)
+    return float((both * (both - 1)).sum() / (first * (first - 1)).sum())
 
 
 def resumed_elsewhere(open_loader: Callable[..., Any], lengths: np.ndarray) -> float:
@@ -106,10 +124,10 @@ def main() -> None:
     options = parser.parse_args()
     draws = np.random.default_rng(0).lognormal(options.mean, options.sigma, options.rows)
     lengths = np.clip(draws.round().astype(np.int64), 1, None)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}, ")
-    print(f"pyarrow {pa.__version__}, torch {torch.__version__}; {options}")
+    print_machine()
+    print(options)
     print(f"lengths: mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest {lengths.max()}")
-    size = options.batch_size
+    size, table = options.batch_size, Table()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         write_texts(folder, lengths, files=8, group_rows=2048)
@@ -121,46 +139,49 @@ def main() -> None:
             return StructuredDataset.create_dataloader(name, **{**defaults, **windows, **more})[0]
 
         plain, steps = padded_share(lengths, read_all(open_loader(1024, None)))
-        print(f"{'shuffled rows':<34} {100 * plain:6.2f} % padding, {steps} batches")
+        table.add("shuffled rows", f"{plain:7.2%} padding, {steps} batches", padding=plain, batches=steps)
         for batches in (4, 16, 64, 256, 1024):
             share, _ = padded_share(lengths, read_all(open_loader(batches, "tokens")))
-            print(
-                f"{f'buckets in windows of {batches} batches':<34} {100 * share:6.2f} % padding, "
-                f"{100 * (1 - share / plain):5.1f} % of it saved"
-            )
+            name = f"buckets in windows of {batches} batches"
+            table.add(name, f"{share:7.2%} padding, {1 - share / plain:.1%} of it saved", padding=share)
         loaders = [open_loader(256, by) for by in (None, "tokens")]
-        times = cpu_seconds([partial(read_all, loader) for loader in loaders])
-        print(f"{'  256: CPU time of a pass':<34} {times[1] / times[0]:6.2f} × the unbucketed one")
+        without, bucketed = processor_seconds(*(partial(read_all, loader) for loader in loaders))
+        ratio = bucketed / without
+        table.add("  256: CPU time of a pass", f"{ratio:6.2f} × the unbucketed one", cpu_ratio=ratio)
         for batches in (64, 256):
             share = resumed_elsewhere(partial(open_loader, batches, "tokens"), lengths)
-            print(f"{f'  {batches}: rest of an epoch, 2 to 3 ranks':<34} {100 * share:6.2f} % padding")
+            table.add(f"  {batches}: rest of an epoch, 2 to 3 ranks", f"{share:7.2%} padding", padding=share)
         budget = {"max_tokens_per_batch": max(options.max_tokens, int(lengths.max())), "batch_size": 1 << 20}
         for batches in (64, 256, 2048):
             loader = open_loader(batches, "length", **budget)
             share, steps = padded_share(lengths, read_all(loader))
-            (seconds,) = cpu_seconds([partial(plan_next_epoch, loader)])
-            print(
-                f"{f'stream by tokens, windows of {batches * size} rows':<42} {100 * share:6.2f} % padding, "
-                f"{steps} batches, {seconds:.2f} s to plan an epoch"
-            )
+            (seconds,) = processor_seconds(partial(plan_next_epoch, loader))
+            name, cost = f"stream by tokens, windows of {batches * size} rows", f"{seconds:.2f} s to plan an epoch"
+            text = f"{share:7.2%} padding, {steps} batches, {cost}"
+            table.add(name, text, padding=share, batches=steps, plan_seconds=seconds)
         for window_rows in (512, 2_048, 8_192, 65_536):
             loader = open_loader(window_rows // size, "length", padding_free=True, **budget)
             share, steps = filled_share(lengths, read_all(loader), budget["max_tokens_per_batch"])
-            (seconds,) = cpu_seconds([partial(plan_next_epoch, loader)])
-            print(
-                f"{f'padding_free, windows of {window_rows} rows':<42} {100 * share:6.2f} % full, {steps} batches, "
-                f"{seconds:.2f} s to plan an epoch"
-            )
+            (seconds,) = processor_seconds(partial(plan_next_epoch, loader))
+            name, cost = f"padding_free, windows of {window_rows} rows", f"{seconds:.2f} s to plan an epoch"
+            stay = pairs_that_stay(loader)
+            text = f"{share:7.2%} full, {steps} batches, {stay:.0%} of the pairs stay, {cost}"
+            table.add(name, text, full=share, batches=steps, pairs_that_stay=stay, plan_seconds=seconds)
+            padded = open_loader(window_rows // size, "length", **budget)
+            share, steps = filled_share(lengths, read_all(padded), budget["max_tokens_per_batch"])
+            stay = pairs_that_stay(padded)
+            text = f"{share:7.2%} full, {steps} batches, {stay:.0%} of the pairs stay"
+            table.add("  the same with padding", text, full=share, batches=steps, pairs_that_stay=stay)
     for window_rows in (64 * size, 256 * size, None):
         sampler = TokenBatchSampler(
             np.minimum(lengths, options.max_tokens), options.max_tokens, window_rows=window_rows
         )
         share, steps = padded_share(lengths, (np.array(batch) for batch in sampler))
-        (seconds,) = cpu_seconds([partial(plan_next_epoch, sampler)])
-        print(
-            f"{f'sampler by tokens, windows of {window_rows} rows':<42} {100 * share:6.2f} % padding, {steps} batches, "
-            f"{seconds:.2f} s to plan an epoch"
-        )
+        (seconds,) = processor_seconds(partial(plan_next_epoch, sampler))
+        name, cost = f"sampler by tokens, windows of {window_rows} rows", f"{seconds:.2f} s to plan an epoch"
+        text = f"{share:7.2%} padding, {steps} batches, {cost}"
+        table.add(name, text, padding=share, batches=steps, plan_seconds=seconds)
+    save("length_bucketing", rows_of_data=options.rows, batch_size=size, sigma=options.sigma, rows=table.rows)
 
 
 if __name__ == "__main__":

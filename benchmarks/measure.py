@@ -1,10 +1,9 @@
-"""Alternating runs, medians, a table and a JSON file; every script in this folder ends here."""
+"""Alternating runs, medians, a table and a JSON file with the machine; every script in this folder ends here."""
 
 import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-PACKAGES = ("torch-dataloader-utils", "torch", "pyarrow", "numpy", "polars", "datasets")
+PACKAGES = ("torch-dataloader-utils", "torch", "pyarrow", "numpy", "polars", "datasets", "ray", "litdata")
+PACKAGES += ("mosaicml-streaming", "megatron-core", "s3fs", "obstore")
+LOAD_BEFORE = os.getloadavg()[0]
+# Processor time counts all threads of this process. On a machine on which others work too it says more.
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time, "thread": time.thread_time}
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """What the figures were measured on, and how busy it was when the script began."""
     model = "unknown"
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -26,7 +29,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES if _version(name)},
-        "load_before": os.getloadavg()[0],
+        "load_before": LOAD_BEFORE,
     }
 
 
@@ -37,21 +40,29 @@ def _version(name: str) -> str | None:
         return None
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """Wall seconds of one call."""
-    start = time.perf_counter()
+def print_machine() -> None:
+    """One line: processor, versions, load."""
+    about = machine()
+    packages = ", ".join(map(" ".join, about["packages"].items()))
+    print(f"{about['cpu']}, {about['cores']} cores, load {LOAD_BEFORE:.1f}, Python {about['python']}, {packages}")
+
+
+def seconds(run: Callable[[], Any], clock: str = "wall") -> float:
+    """Seconds of one call."""
+    now = CLOCKS[clock]
+    start = now()
     run()
-    return time.perf_counter() - start
+    return now() - start
 
 
-def alternate(cases: Mapping[str, Callable[[], Any]], *, runs: int = 3) -> dict[str, list[float]]:
+def alternate(cases: Mapping[str, Callable[[], Any]], *, runs: int = 3, clock: str = "wall") -> dict[str, list[float]]:
     """Seconds of every case: one uncounted round, then `runs` rounds in which each case runs once."""
     for run in cases.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(runs):
         for name, run in cases.items():
-            times[name].append(seconds(run))
+            times[name].append(seconds(run, clock))
     return times
 
 
@@ -60,10 +71,20 @@ def fastest(times: Mapping[str, list[float]], cases: Iterable[str]) -> str:
     return min(cases, key=lambda case: statistics.median(times[case]))
 
 
-def report(name: str, times: Mapping[str, list[float]], *, limit: str, unit: str, amount: float, **facts: Any) -> None:
+def report(
+    name: str,
+    times: Mapping[str, list[float]],
+    *,
+    limit: str,
+    unit: str,
+    amount: float,
+    clock: str = "wall",
+    **facts: Any,
+) -> None:
     """Print and save a table: amount per second and the ratio to the limit, medians of the rounds.
 
     limit: the case that the others are held against; its rate is amount / seconds like theirs.
+    clock: that of `alternate`.
     """
     best = statistics.median(times[limit])
     rows = []
@@ -78,15 +99,19 @@ def report(name: str, times: Mapping[str, list[float]], *, limit: str, unit: str
                 "of_limit": statistics.median(ratios),
             }
         )
-    about = machine()
-    print(f"\n{name}: {amount:,.0f} {unit}; limit is {limit!r} ({best:.3f} s)", file=sys.stdout)
-    print(f"{about['cpu']}, {about['cores']} cores, {about['packages']}, load {about['load_before']:.1f}")
+    print(f"\n{name}: {amount:,.0f} {unit}, {clock} clock; limit is {limit!r} ({best:.3f} s)")
+    print_machine()
     for row in rows:
         low, high = min(row["seconds"]), max(row["seconds"])
         print(
             f"  {row['case']:<44} {row[f'{unit}/s']:>14,.0f} {unit}/s   {row['of_limit']:>6.3f} of limit"
             f"   {low:.3f} to {high:.3f} s"
         )
-    RESULTS.mkdir(exist_ok=True)
-    result = {"name": name, "unit": unit, "amount": amount, "limit": limit, "rows": rows, "machine": about, **facts}
+    save(name, unit=unit, amount=amount, clock=clock, limit=limit, rows=rows, **facts)
+
+
+def save(name: str, **figures: Any) -> None:
+    """Write the figures, and what they were measured on, to a JSON file of this name."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    result = {"name": name, **figures, "machine": machine()}
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -6,21 +6,21 @@ The batches are small views (64 rows of three columns), so that nothing hides th
 import logging
 import pickle
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measure import alternate, print_machine, save
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
-from torch_dataloader_utils._observe.counters import COUNTED, WorkerCounters
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.stream.tickets import Answer
 
-ROWS, BATCH, ROUNDS = 640_000, 64, 15
+ROWS, BATCH, ROUNDS, SENT = 640_000, 64, 15, 100_000
 
 
 class WithoutMeter(LoaderMeter):
@@ -32,15 +32,14 @@ class WithoutMeter(LoaderMeter):
         return batches
 
 
-def microseconds_per_batch(loader: Any) -> float:
-    """One pass, in processor time of the trainer's thread: what else runs on the machine is not in it."""
-    begin = time.thread_time()
-    count = sum(1 for _ in loader)
-    return (time.thread_time() - begin) / count * 1e6
+def drain(loader: Any) -> int:
+    """One pass; its batches."""
+    return sum(1 for _ in loader)
 
 
 def main() -> None:
-    """Alternating rounds; the least of each, because noise only adds."""
+    """Alternating rounds, by the clock of the trainer's thread; the least of each, because noise only adds."""
+    print_machine()
     logging.getLogger("torch_dataloader_utils.progress").addHandler(logging.NullHandler())
     with tempfile.TemporaryDirectory() as folder:
         columns = {name: np.arange(ROWS, dtype=np.float32) for name in "xyz"}
@@ -56,30 +55,30 @@ def main() -> None:
             "show_progress, not a terminal": make(show_progress=True),
         }
         loaders["meter taken out"]._meter = WithoutMeter()
-        times: dict[str, list[float]] = {name: [] for name in loaders}
-        for _ in range(ROUNDS):
-            for name, loader in loaders.items():
-                times[name].append(microseconds_per_batch(loader))
-    base = min(times["meter taken out"])
-    for name, runs in times.items():
-        print(f"{name:<34} {min(runs):7.2f} µs a batch  {min(runs) - base:+6.2f}")
-    counters = WorkerCounters()
-    counters.rows = counters.decoded_bytes = counters.decode_ns = 1 << 33
-    sizes = {name: len(pickle.dumps(Answer(worker=1, tallies=(tally,)))) for name, tally in _tallies(counters).items()}
-    for name, tally in _tallies(counters).items():
-        answer = Answer(worker=1, tallies=(tally,))
-        begin = time.perf_counter()
-        for _ in range(100_000):
-            pickle.loads(pickle.dumps(answer))
-        print(f"answer {name}: {(time.perf_counter() - begin) * 10:.2f} µs there and back, {sizes[name]} bytes")
+        cases = {name: partial(drain, loader) for name, loader in loaders.items()}
+        times = alternate(cases, runs=ROUNDS, clock="thread")
+    batches = {name: min(runs) / (ROWS / BATCH) * 1e6 for name, runs in times.items()}
+    for name, spent in batches.items():
+        print(f"{name:<34} {spent:7.2f} µs a batch  {spent - batches['meter taken out']:+6.2f}")
+    answers = {
+        "without counts": Answer(worker=1),
+        "with counts of local files": Answer(worker=1, tallies=((1 << 33,) * 6 + (0,) * 3,)),
+    }
+    times = alternate({name: partial(send, answer) for name, answer in answers.items()}, clock="thread")
+    there_and_back = {name: min(runs) / SENT * 1e6 for name, runs in times.items()}
+    for name, spent in there_and_back.items():
+        print(f"answer {name}: {spent:.2f} µs there and back, {len(pickle.dumps(answers[name]))} bytes")
+    save("observing", microseconds_a_batch=batches, microseconds_an_answer=there_and_back)
+
+
+def send(answer: Answer) -> None:
+    """What a queue does with an answer of a worker, again and again."""
+    for _ in range(SENT):
+        pickle.loads(pickle.dumps(answer))
 
 
 class _Nothing(LoaderCallback):
     pass
-
-
-def _tallies(counters: WorkerCounters) -> dict[str, Any]:
-    return {"without counts": (0,) * len(COUNTED), "with counts": counters.tally()}
 
 
 if __name__ == "__main__":

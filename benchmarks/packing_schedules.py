@@ -10,11 +10,12 @@ Planning is timed whole (groups, arrays and checks): processor seconds of one th
 """
 
 import argparse
-import platform
-import time
 from collections.abc import Callable
+from dataclasses import asdict, fields
+from functools import partial
 
 import numpy as np
+from measure import alternate, print_machine, save
 
 from torch_dataloader_utils.packing import (
     BasePackingScheduler,
@@ -22,6 +23,7 @@ from torch_dataloader_utils.packing import (
     CostModel,
     DpBalancedScheduler,
     HybridContextParallelScheduler,
+    ScheduleQuality,
     measure_schedule,
 )
 from torch_dataloader_utils.packing.plan.first_fit import first_fit
@@ -64,8 +66,20 @@ def bimodal(count: int, random: np.random.Generator) -> Int64s:
 DISTRIBUTIONS = {"lognormal": lognormal, "bimodal": bimodal}
 
 
-def print_quality(count: int, seeds: int) -> None:
+def mean_quality(scheduler: BasePackingScheduler, batches: list[Int64s]) -> ScheduleQuality:
+    """The mean over global batches; a sequence might be shared by all ranks, so says the bound."""
+    found = []
+    for batch in batches:
+        schedule = scheduler.schedule(batch)
+        span = schedule.num_ranks
+        found.append(measure_schedule(schedule, batch, cost=COST, tokens_per_rank=TOKENS_PER_RANK, max_span=span))
+    names = [field.name for field in fields(ScheduleQuality)]
+    return ScheduleQuality(**{name: float(np.mean([getattr(each, name) for each in found])) for name in names})
+
+
+def print_quality(count: int, seeds: int) -> dict[str, dict[str, float]]:
     """A table of all distributions and schedulers."""
+    rows = {}
     print(f"\nGlobal batch of {count:,} sequences:\n")
     print("| lengths | schedule | microbatches | padding waste | max/mean compute | worst microbatch | time / bound |")
     print("|---|---|---:|---:|---:|---:|---:|")
@@ -75,37 +89,33 @@ def print_quality(count: int, seeds: int) -> None:
         least = [-(-int(batch.sum()) // slots) for batch in batches]
         waste = [1 - int(batch.sum()) / (slots * count) for batch, count in zip(batches, least, strict=True)]
         for title, make in SCHEDULERS.items():
-            scheduler = make()
-            found = [
-                measure_schedule(scheduler.schedule(batch), batch, cost=COST, tokens_per_rank=TOKENS_PER_RANK)
-                for batch in batches
-            ]
+            mean = mean_quality(make(), batches)
             print(
-                f"| {name} | {title} | {np.mean([each.num_microbatches for each in found]):.1f} "
-                f"| {np.mean([each.padding_waste for each in found]):.1%} "
-                f"| {np.mean([each.max_over_mean for each in found]):.4f} "
-                f"| {np.mean([each.worst_max_over_mean for each in found]):.3f} "
-                f"| {np.mean([each.time_over_bound for each in found]):.4f} |"
+                f"| {name} | {title} | {mean.num_microbatches:.1f} | {mean.padding_waste:.1%} "
+                f"| {mean.max_over_mean:.4f} | {mean.worst_max_over_mean:.3f} | {mean.time_over_bound:.4f} |"
             )
+            rows[f"{name}, {title}"] = asdict(mean)
         print(f"| {name} | lower bound | {np.mean(least):.1f} | {np.mean(waste):.1%} | 1 | 1 | 1 |")
+        rows[f"{name}, lower bound"] = {"num_microbatches": np.mean(least), "padding_waste": np.mean(waste)}
+    return rows
 
 
-def print_speed(count: int, rounds: int) -> None:
+def print_speed(count: int, rounds: int) -> dict[str, list[float]]:
     """A table of processor seconds per global batch."""
+    batches = {name: draw(count, np.random.default_rng(0)) for name, draw in DISTRIBUTIONS.items()}
+    cases = {
+        f"{name}, {title}": partial(make().schedule, batch)
+        for title, make in SCHEDULERS.items()
+        for name, batch in batches.items()
+    }
+    times = alternate(cases, runs=rounds, clock="processor")
     print(f"\nPlanning a global batch of {count:,} sequences, processor seconds:\n")
     print("| schedule | lognormal, median (least) | bimodal, median (least) |")
     print("|---|---:|---:|")
-    for title, make in SCHEDULERS.items():
-        scheduler, cells = make(), []
-        for draw in DISTRIBUTIONS.values():
-            batch = draw(count, np.random.default_rng(0))
-            times = []
-            for _ in range(rounds):
-                start = time.process_time()
-                scheduler.schedule(batch)
-                times.append(time.process_time() - start)
-            cells.append(f"{np.median(times):.2f} ({min(times):.2f})")
-        print(f"| {title} | {' | '.join(cells)} |")
+    for title in SCHEDULERS:
+        spent = [times[f"{name}, {title}"] for name in batches]
+        print(f"| {title} | {' | '.join(f'{np.median(each):.2f} ({min(each):.2f})' for each in spent)} |")
+    return times
 
 
 if __name__ == "__main__":
@@ -113,7 +123,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
-    for size in (1024, 8192):
-        print_quality(size, options.seeds)
-    print_speed(100_000, options.rounds)
+    print_machine()
+    quality = {size: print_quality(size, options.seeds) for size in (1024, 8192)}
+    seconds = print_speed(100_000, options.rounds)
+    save("packing_schedules", **vars(options), quality=quality, processor_seconds=seconds)

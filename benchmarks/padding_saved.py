@@ -7,12 +7,11 @@ row is a mean over epochs; it also prints what making the order costs for each i
 """
 
 import argparse
-import os
-import platform
 import time
+from typing import Any
 
 import numpy as np
-import torch
+from measure import print_machine, save
 
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.wrappers import BufferSortedDataset
@@ -39,12 +38,7 @@ def padded_share(lengths: np.ndarray, batch_size: int) -> float:
     starts = np.arange(0, len(lengths), batch_size)
     longest = np.maximum.reduceat(lengths, starts)
     sizes = np.diff(np.append(starts, len(lengths)))
-    return 1 - lengths.sum() / (longest * sizes).sum()
-
-
-def report(name: str, shares: list[float], seconds_per_item: float | None = None) -> None:
-    cost = "" if seconds_per_item is None else f"   {seconds_per_item * 1e6:6.2f} µs an item for the order"
-    print(f"{name:<34} {100 * np.mean(shares):6.2f} % padding{cost}")
+    return float(1 - lengths.sum() / (longest * sizes).sum())
 
 
 def main() -> None:
@@ -57,26 +51,30 @@ def main() -> None:
     options = parser.parse_args()
     draws = np.random.default_rng(0).lognormal(options.mean, options.sigma, options.items)
     lengths = np.clip(draws.round().astype(np.int64), 1, None)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}, ")
-    print(f"torch {torch.__version__}; {options}")
+    print_machine()
+    print(options)
     print(f"lengths: mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest {lengths.max()}")
 
     size = options.batch_size
     epochs = range(options.epochs)
     orders = [permutation(len(lengths), seed=0, epoch=epoch, purpose=Purpose.CHUNKS) for epoch in epochs]
-    random_shares = [padded_share(lengths[order], size) for order in orders]
-    report("random batches", random_shares)
+    at_random = float(np.mean([padded_share(lengths[order], size) for order in orders]))
+    rows: list[dict[str, Any]] = [{"order": "random batches", "padding": at_random}]
     for batches in (4, 16, 64, 256, 1024):
         dataset = BufferSortedDataset(Lengths(lengths), batches * size, size, init_seed=0)
         shares, start = [], time.perf_counter()
         for epoch in epochs:
             dataset.set_epoch(epoch)
             shares.append(padded_share(lengths[np.fromiter(dataset, np.int64, len(dataset))], size))
-        spent = (time.perf_counter() - start) / (len(lengths) * len(epochs))
-        saved = 1 - np.mean(shares) / np.mean(random_shares)
-        report(f"sorted in buffers of {batches} batches", shares, spent)
-        print(f"{'':<34} {100 * saved:6.2f} % of the padding saved")
-    report("full sort", [padded_share(np.sort(lengths), size)])
+        spent = (time.perf_counter() - start) / (len(lengths) * len(epochs)) * 1e6
+        row = {"order": f"sorted in buffers of {batches} batches", "padding": float(np.mean(shares))}
+        rows.append(row | {"saved": 1 - row["padding"] / at_random, "microseconds_an_item": spent})
+    rows.append({"order": "full sort", "padding": padded_share(np.sort(lengths), size)})
+    for row in rows:
+        saved = f", {row['saved']:7.2%} of it saved" if "saved" in row else ""
+        cost = f", {row['microseconds_an_item']:5.2f} µs an item for the order" if "saved" in row else ""
+        print(f"{row['order']:<34} {row['padding']:7.2%} padding{saved}{cost}")
+    save("padding_saved", **vars(options), rows=rows)
 
 
 if __name__ == "__main__":

@@ -4,26 +4,24 @@ python benchmarks/peers.py [GiB] [runs] [row groups of the part that slow peers 
 
 Two tables, each with its limit: readers of this process first, three times the runs, before anything else is started;
 then slow ones and all that have processes, which wait idle while others run. A peer that is slow reads a part, from two
-files; its seconds are scaled to all rows, and its line says so.
+files; its seconds are scaled to all rows, what a pass costs once included, and its line says so.
 """
 
 import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import peer_conversions
 import peer_readers
 import pyarrow.parquet as pq
-from bare import polars_frames, pyarrow_threads
+from bare import pyarrow_threads, table_limits
 from data import STACK, tabular
-from measure import alternate, report
+from measure import alternate, fastest, report
 from peer_readers import Pass
 from tabular import passes
 
-LIMIT = "limit: pyarrow, a thread a core"
 BATCHES = (1024, 8192)
 
 
@@ -82,10 +80,10 @@ def checked(run: Pass, rows: int) -> Pass:
 def cases_of(peers: list[Peer], folder: Path, part: Path, *, quick: bool) -> tuple[dict[str, Pass], dict[str, float]]:
     """The passes of one table, and by how much the seconds of those that read a part are scaled."""
     rows, part_rows = pyarrow_threads(folder), pyarrow_threads(part)
-    cases: dict[str, Pass] = {LIMIT: lambda: pyarrow_threads(folder)}
+    cases: dict[str, Pass] = {}
     scales: dict[str, float] = {}
     for batch in BATCHES:
-        cases |= ours(folder, batch, quick=quick)
+        cases |= {name: checked(run, rows) for name, run in ours(folder, batch, quick=quick).items()}
     for peer, workers, batch in itertools.product(peers, (0, 2), BATCHES):
         slow = workers in peer.slow_with
         if workers not in peer.workers or quick == (slow or workers > 0):
@@ -109,24 +107,15 @@ def ours(folder: Path, batch: int, *, quick: bool) -> dict[str, Pass]:
     }
 
 
-def seconds_of(cases: dict[str, Pass], scales: dict[str, float], runs: int) -> dict[str, list[float]]:
-    """Alternating runs, scaled; a pass that is not counted ends a round, so that the limit follows one like itself.
+def seconds_of(cases: dict[str, Pass], scales: dict[str, float], runs: int, before: Pass) -> dict[str, list[float]]:
+    """Alternating runs, scaled. Every case follows a pass of `before` that is not counted.
 
-    After a peer whose workers still tidy up, the limit took half as long again as after itself, or longer.
+    After a peer whose workers still tidy up, the limit took half as long again as after itself, or longer; so would
+    the next peer.
     """
-    times = alternate({**cases, "not counted": cases[LIMIT]}, runs=runs)
+    pairs = [{f"before {name}": before, name: run} for name, run in cases.items()]
+    times = alternate({name: run for pair in pairs for name, run in pair.items()}, runs=runs)
     return {name: [run * scales.get(name, 1.0) for run in times[name]] for name in cases}
-
-
-def versions() -> dict[str, str]:
-    """Of the peers that measure.py does not name."""
-    found = {}
-    for name in ("ray", "litdata", "mosaicml-streaming"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def main() -> None:
@@ -140,15 +129,17 @@ def main() -> None:
         if peer not in peers:
             print(f"{peer.name}: {peer.package} is not installed, skipped")
     rows = pyarrow_threads(folder)
-    facts = {"limit": LIMIT, "unit": "rows", "amount": rows, "gib": gib, "peers": versions(), "page_cache": "warm"}
+    facts = {"unit": "rows", "amount": rows, "gib": gib, "page_cache": "warm"}
+    bare = table_limits(folder)
+    before = next(iter(bare.values()))
     cases, scales = cases_of(peers, folder, part, quick=True)
-    if peer_readers.available("polars"):
-        cases["polars, file by file, no batches"] = lambda: polars_frames(folder)
-    report("peers_quick", seconds_of(cases, scales, 3 * runs), **facts)
+    times = seconds_of(bare | cases, scales, 3 * runs, before)
+    report("peers_quick", times, limit=fastest(times, bare), **facts)
     cases, scales = cases_of(peers, folder, part, quick=False)
     conversions = peer_conversions.seconds_of(part)
-    report("peers_slow", seconds_of(cases, scales, runs), conversion_seconds=conversions, **facts)
-    print(f"peers: {facts['peers']}; (n %) read that part of the rows")
+    times = seconds_of(bare | cases, scales, runs, before)
+    report("peers_slow", times, limit=fastest(times, bare), conversion_seconds=conversions, **facts)
+    print("(n %) read that part of the rows")
     for name, took in conversions.items():
         print(f"conversion of that part for {name}: {took:.1f} s, once, not in the figures above")
 

@@ -7,10 +7,7 @@ little. The data is 50 float32 columns and a label.
 """
 
 import argparse
-import os
-import platform
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,10 +16,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
+from measure import alternate, print_machine, save
 from torch.utils.data import default_collate
 
 from torch_dataloader_utils import RowDataset
+
+RUNS = 5
 
 
 def write_features(path: Path, num_rows: int, group_rows: int) -> None:
@@ -37,16 +36,13 @@ def collate_rows(rows: RowDataset, indices: list[int]) -> Any:
     return default_collate(rows.__getitems__(indices))
 
 
-def report(runs: dict[str, Callable[[], Any]], rows_per_run: int) -> None:
-    """One line a run."""
-    spent: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(5):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            spent[name].append(time.process_time() - start)
-    for name, seconds in spent.items():
-        print(f"{name:<58} {min(seconds) / rows_per_run * 1e6:9.2f} µs a row")
+def microseconds_a_row(cases: dict[str, Callable[[], Any]], rows: int) -> dict[str, float]:
+    """The best of each case, printed too; a call gives `rows` rows."""
+    times = alternate(cases, runs=RUNS, clock="processor")
+    best = {name: min(spent) / rows * 1e6 for name, spent in times.items()}
+    for name, spent in best.items():
+        print(f"{name:<58} {spent:9.2f} µs a row")
+    return best
 
 
 def main() -> None:
@@ -55,8 +51,8 @@ def main() -> None:
     parser.add_argument("--group-rows", type=int, default=20_000)
     parser.add_argument("--batch-size", type=int, default=1024)
     options = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}, ")
-    print(f"pyarrow {pa.__version__}, torch {torch.__version__}; {options}")
+    print_machine()
+    print(options)
     size = options.batch_size
     with tempfile.TemporaryDirectory() as name:
         write_features(Path(name) / "features.parquet", options.rows, options.group_rows)
@@ -64,7 +60,7 @@ def main() -> None:
         cold = RowDataset(name, cache_bytes=0)
         random = np.random.default_rng(1).integers(0, options.rows, size).tolist()
         near = list(range(options.group_rows // 2, options.group_rows // 2 + size))
-        report(
+        best = microseconds_a_row(
             {
                 "random batch, all in the cache: take": partial(warm.take, random),
                 "random batch, all in the cache: rows, then default_collate": partial(collate_rows, warm, random),
@@ -73,8 +69,11 @@ def main() -> None:
             },
             size,
         )
-        report({"one row, in the cache: rows[i]": partial(warm.__getitem__, 77)}, 1)
-        print(f"nothing in the cache: {cold.cache_info().misses / 5:.0f} row groups decoded for a batch")
+        singly = {"single rows, in the cache: rows[i]": lambda: [warm[index] for index in random]}
+        best |= microseconds_a_row(singly, size)
+        decoded = cold.cache_info().misses / (1 + RUNS)
+        print(f"nothing in the cache: {decoded:.0f} row groups decoded for a batch")
+    save("random_rows", **vars(options), microseconds_a_row=best, row_groups_decoded_for_a_batch=decoded)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ round times all ways on the same row group, in alternating order. Ratios are of 
 """
 
 import argparse
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measure import print_machine, save
 
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -72,8 +72,8 @@ def reader_of(path: Path, columns: tuple[str, ...] | None = None, page_checksums
     return make_reader(ReadSpec(schema=schema, columns=columns, page_checksums=page_checksums))
 
 
-def bench(path: Path, rounds: int) -> None:
-    """Prints one block of figures."""
+def bench(path: Path, rounds: int) -> dict[str, list[float]]:
+    """Prints one block of figures; gives the milliseconds of all rounds."""
     tasks, bare = make_tasks(path), pq.ParquetFile(path)
     three = ("f3", "f20", "i5")
     checked, unchecked, narrow = reader_of(path), reader_of(path, page_checksums=False), reader_of(path, three)
@@ -91,6 +91,7 @@ def bench(path: Path, rounds: int) -> None:
             f"  {name:36} median {np.median(values):7.2f} ms  min {values.min():7.2f} ms  "
             f"bare/this {np.median(against) / np.median(values):.3f} (median) {against.min() / values.min():.3f} (min)"
         )
+    return {name: values.round(3).tolist() for name, values in times.items()}
 
 
 def main() -> None:
@@ -99,9 +100,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--groups", type=int, default=4)
     options = parser.parse_args()
-    print(
-        f"{platform.platform()}, Python {platform.python_version()}, pyarrow {pa.__version__}, numpy {np.__version__}"
-    )
+    print_machine()
+    milliseconds = {}
     table = make_table(options.groups * GROUP_ROWS)
     with tempfile.TemporaryDirectory() as folder:
         for compression in ("snappy", "zstd"):
@@ -110,9 +110,11 @@ def main() -> None:
                 pq.write_table(
                     table, path, row_group_size=GROUP_ROWS, compression=compression, write_page_checksum=has_checksums
                 )
-                print(f"{compression}, {'with' if has_checksums else 'without'} page checksums:")
-                bench(path, options.rounds)
+                name = f"{compression}, {'with' if has_checksums else 'without'} page checksums"
+                print(f"{name}:")
+                milliseconds[name] = bench(path, options.rounds)
                 path.unlink()
+    save("read_row_groups", **vars(options), milliseconds=milliseconds)
 
 
 if __name__ == "__main__":

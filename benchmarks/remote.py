@@ -1,18 +1,17 @@
-"""Rows a second from an S3 server with 50 and 100 ms in every request, against pyarrow.dataset on the same server.
+"""How fast do rows come from an S3 server with 50 and 100 ms in every request? Limit: pyarrow.dataset, as it is.
 
-    python benchmarks/remote.py [--files 8] [--rows 100000]
+    python benchmarks/remote.py [--files 8] [--rows 100000] [--rounds 3]
 
 Server and readers share the machine, and the server is Python in this very process: whatever else is Python here
 (s3fs) waits for it. A ratio says something, a number of rows a second does not.
 """
 
 import argparse
-import os
-import platform
+import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from measure import print_machine, save, seconds
 from tests.faults.s3_server import S3Server
 
 from torch_dataloader_utils import RemoteOptions, StructuredDataset
@@ -38,9 +38,9 @@ def upload(server: S3Server, files: int, rows: int) -> None:
         server.put(f"data/{file}.parquet", sink.getvalue().to_pybytes())
 
 
-def ours(server: S3Server, columns: list[str] | None, backend: str) -> tuple[int, Callable[[], int]]:
-    """Rows, and one epoch; footers are known by then, as in any epoch but the very first."""
-    loader, dataset = StructuredDataset.create_dataloader(
+def ours(server: S3Server, columns: list[str] | None, backend: str) -> Callable[[], int]:
+    """One epoch; footers are known by then, as in any epoch but the very first."""
+    loader, _ = StructuredDataset.create_dataloader(
         "s3://bucket/data",
         columns=columns,
         batch_size=8192,
@@ -48,11 +48,11 @@ def ours(server: S3Server, columns: list[str] | None, backend: str) -> tuple[int
         storage_options=server.storage_options,
         remote=RemoteOptions(backend=backend),
     )
-    return dataset.plan().inventory.num_rows, lambda: sum(batch.num_rows for batch in loader)
+    return lambda: sum(batch.num_rows for batch in loader)
 
 
 def theirs(server: S3Server, columns: list[str] | None) -> Callable[[], int]:
-    """One pass of pyarrow.dataset, as fast as its defaults are."""
+    """One pass of pyarrow.dataset, as fast as its defaults are; it ends in record batches, ours in tensors."""
     files = pafs.S3FileSystem(
         access_key="test-key",
         secret_key="test-secret",
@@ -64,53 +64,66 @@ def theirs(server: S3Server, columns: list[str] | None) -> Callable[[], int]:
     return lambda: sum(batch.num_rows for batch in dataset.to_batches(columns=columns, batch_size=8192))
 
 
-def seconds(run: Callable[[], int], rows: int, repeats: int = 3) -> float:
-    """The best of some runs."""
-    best = float("inf")
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        if run() != rows:
-            raise SystemExit("rows are missing")
-        best = min(best, time.perf_counter() - begin)
-    return best
+def checked(run: Callable[[], int], rows: int) -> Callable[[], None]:
+    """The same pass; one with other rows ends the script."""
+
+    def check() -> None:
+        if (seen := run()) != rows:
+            raise SystemExit(f"a pass gave {seen} of {rows} rows")
+
+    return check
+
+
+def measure(server: S3Server, readers: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, Any]]:
+    """Seconds of each reader in turn after a round that does not count, and the requests of its last pass."""
+    found: dict[str, dict[str, Any]] = {reader: {"seconds": []} for reader in readers}
+    for counted in [False] + [True] * rounds:
+        for reader, run in readers.items():
+            server.forget()
+            spent = seconds(run)
+            if counted:
+                found[reader]["seconds"].append(round(spent, 4))
+            found[reader]["requests"] = len(server.requests)
+            found[reader]["sent_mb"] = sum(each.sent for each in server.requests if each.method == "GET") / 1e6
+            found[reader]["in_flight"] = server.most_in_flight
+    return found
 
 
 def main() -> None:
-    """One line a case."""
+    """One line a case: medians."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}, "
-        f"Python {platform.python_version()}, pyarrow {pa.__version__}; "
-        f"{arguments.files} files x {arguments.rows} rows x 50 float32"
-    )
+    print_machine()
+    print(f"{arguments.files} files x {arguments.rows} rows x 50 float32")
     server = S3Server()
     upload(server, arguments.files, arguments.rows)
     print(
         f"{'columns':>12} {'delay':>6} {'reader':>16} {'seconds':>8} {'ratio':>6} {'requests':>9} {'MB':>7} "
         f"{'in flight':>9}"
     )
+    rows: list[dict[str, Any]] = []
     for name, columns in COLUMNS.items():
         for delay in (0.05, 0.1):
             server.latency_seconds = 0.0
-            readers = {"pyarrow.dataset": theirs(server, columns)}
+            total = arguments.files * arguments.rows
+            readers = {"pyarrow.dataset": checked(theirs(server, columns), total)}
             for backend in ("fsspec", "obstore"):
-                rows, readers[f"ours, {backend}"] = ours(server, columns, backend)
+                readers[f"ours, {backend}"] = checked(ours(server, columns, backend), total)
             server.latency_seconds = delay
-            reference = 0.0
-            for reader, run in readers.items():
-                seconds(run, rows, repeats=1)
-                server.forget()
-                taken = seconds(run, rows)
-                reference = reference or taken
-                megabytes = sum(request.sent for request in server.requests if request.method == "GET") / 3e6
+            found = measure(server, readers, arguments.rounds)
+            limit = statistics.median(found["pyarrow.dataset"]["seconds"])
+            for reader, row in found.items():
+                taken = statistics.median(row["seconds"])
                 print(
-                    f"{name:>12} {delay * 1000:4.0f}ms {reader:>16} {taken:8.2f} {reference / taken:6.2f} "
-                    f"{len(server.requests) // 3:9} {megabytes:7.1f} {server.most_in_flight:9}"
+                    f"{name:>12} {delay * 1000:4.0f}ms {reader:>16} {taken:8.2f} {limit / taken:6.2f} "
+                    f"{row['requests']:9} {row['sent_mb']:7.1f} {row['in_flight']:9}"
                 )
+                rows.append({"columns": name, "delay_seconds": delay, "reader": reader, **row, "ratio": limit / taken})
     server.close()
+    save("remote", **vars(arguments), cases=rows)
 
 
 if __name__ == "__main__":

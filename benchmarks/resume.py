@@ -1,6 +1,8 @@
-"""Resume at 90 % of an epoch against a cold first batch; and how many row groups each of them reads.
+"""How long does the first batch take after a resume at 90 % of an epoch, against the first batch of a new loader?
 
 python benchmarks/resume.py [GiB] [runs]
+
+The inventory is known, the page cache warm. Threads, with chunks shuffled and with rows shuffled too.
 """
 
 import sys
@@ -35,7 +37,7 @@ def main() -> None:
                 break
         state = loader.state_dict()
         cases = {
-            "limit: cold first batch": lambda o=options: first_batch(folder, inventory, **o),
+            "limit: first batch of a new loader": lambda o=options: first_batch(folder, inventory, **o),
             "first batch after a resume at 90 %": lambda o=options, s=state: first_batch(folder, inventory, s, **o),
             "the same on 3 ranks, other batch size": lambda o=options, s=state: first_batch(
                 folder, inventory, s, **o, num_ranks=3, rank=1, batch_size=500

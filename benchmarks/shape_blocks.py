@@ -8,14 +8,13 @@ turn, one thread; printed are the median and the least of the rounds.
 """
 
 import argparse
-import platform
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from measure import alternate, print_machine, save
 
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.shape.slab import SlabLayout, TensorBatchCodec
@@ -128,19 +127,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    print(f"{platform.platform()} {platform.processor()}, Python {platform.python_version()}")
-    print(f"torch {torch.__version__}, pyarrow {pa.__version__}, numpy {np.__version__}, {rounds} rounds, 1 thread")
+    print_machine()
+    print(f"{rounds} rounds, 1 thread")
     random = np.random.default_rng(0)
     ways = tabular_ways(random) | slab_ways(random) | list_ways(random)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, (call, count) in ways.items():
-            start = time.perf_counter()
-            call()
-            times[name].append((time.perf_counter() - start) / count * 1e6)
-    for name, seen in times.items():
+    times = alternate({name: call for name, (call, _) in ways.items()}, runs=rounds)
+    microseconds = {name: [run / ways[name][1] * 1e6 for run in runs] for name, runs in times.items()}
+    for name, seen in microseconds.items():
         rows = "" if "65,536 rows from" not in name else f"  {BLOCK_ROWS / np.median(seen):6.1f} M rows/s"
         print(f"{name:48s} median {np.median(seen):10.1f} us  least {min(seen):10.1f} us{rows}")
+    save("shape_blocks", rounds=rounds, microseconds=microseconds)
 
 
 if __name__ == "__main__":

@@ -8,44 +8,15 @@ The plan alone is asked, nothing is read: 64 files of 4 row groups of 4,096 rows
     distinct chunks    chunks that contribute to a batch of 256 rows, on average; a full permutation: nearly 160 of 256
 """
 
-import json
-
 import numpy as np
-from measure import RESULTS
+from measure import print_machine, save
+from planning import make_inventory
 
 from torch_dataloader_utils import Inventory, plan_epoch
-from torch_dataloader_utils._core.inventory import FileTable, GroupTable
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils._core.strings import StringColumn
 
 FILES, GROUPS, ROWS, BATCH = 64, 4, 4096, 256
 TOTAL = FILES * GROUPS * ROWS
-
-
-def make_inventory() -> Inventory:
-    count = FILES * GROUPS
-    rows = np.full(count, ROWS, dtype=np.int64)
-    zeros = np.zeros(count, dtype=np.int64)
-    return Inventory(
-        files=FileTable(
-            paths=StringColumn.of(f"part-{i:03}" for i in range(FILES)),
-            sizes=np.full(FILES, 1),
-            identities=StringColumn.of("x" for _ in range(FILES)),
-            formats=np.ones(FILES, dtype=np.uint8),
-        ),
-        groups=GroupTable(
-            file=np.repeat(np.arange(FILES, dtype=np.int32), GROUPS),
-            ordinal=np.tile(np.arange(GROUPS, dtype=np.int32), FILES),
-            first_row=zeros,
-            physical_rows=rows,
-            live_rows=rows,
-            projected_bytes=rows * 241,
-            byte_offset=zeros,
-            byte_length=zeros,
-        ),
-        schema=b"",
-        source="made up",
-    )
 
 
 def delivered(inventory: Inventory, **options) -> np.ndarray:
@@ -78,7 +49,7 @@ def quality(order: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    inventory = make_inventory()
+    inventory = make_inventory(np.full(FILES * GROUPS, ROWS, dtype=np.int64), GROUPS)
     rows = [{"shuffle": "none", **quality(delivered(inventory))}]
     rows.append({"shuffle": "chunks", **quality(delivered(inventory, shuffle=True))})
     for window in (4096, 16_384, 65_536, 262_144):
@@ -88,6 +59,7 @@ def main() -> None:
             rows.append({"shuffle": f"{window:,} rows of {interleave} chunks", **quality(order), "held_mb": held_mb})
     full = np.random.default_rng(0).permutation(TOTAL)
     rows.append({"shuffle": "full permutation", **quality(full), "held_mb": TOTAL * 241 / 1e6})
+    print_machine()
     print("| shuffle | rank correlation | distance within a chunk | chunks in a batch of 256 | MB held |")
     print("|---|---:|---:|---:|---:|")
     for row in rows:
@@ -95,8 +67,7 @@ def main() -> None:
             f"| {row['shuffle']} | {row['rank_correlation']:.3f} | {row['chunk_distance']:.1f} "
             f"| {row['distinct_chunks_per_batch']:.1f} | {row.get('held_mb', ROWS * 241 / 1e6):.0f} |"
         )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "shuffle_quality.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save("shuffle_quality", rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ is installed, its compiled index builders run on the same arrays.
 
 import argparse
 import importlib
-import platform
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measure import alternate, print_machine, save
 
 from torch_dataloader_utils.tokens import (
     GPTDataset,
@@ -39,15 +38,12 @@ LENGTH = 2048
 OPTIONS = {"sequence_length": LENGTH, "extra_tokens": 1}
 BLEND_SAMPLES = 1_000_000
 
+Rows = list[dict[str, Any]]
+
 
 def measure(run: Callable[[], Any], rounds: int) -> float:
     """Least processor milliseconds of several runs."""
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        run()
-        times.append(time.process_time() - start)
-    return min(times) * 1e3
+    return min(alternate({"": run}, runs=rounds, clock="processor")[""]) * 1e3
 
 
 def find_megatron() -> Any:
@@ -60,10 +56,11 @@ def find_megatron() -> Any:
             return None
 
 
-def print_sample_index(tokens: int, rounds: int, megatron: Any) -> None:
+def print_sample_index(tokens: int, rounds: int, megatron: Any) -> Rows:
     print(f"\nSample index of {tokens:,} tokens, samples of {LENGTH}:\n")
     print("| mean document | documents | sum in file order | pass | sample index | ratio | megatron | all three |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    rows: Rows = []
     for mean in (100, 500, 2000):
         random = np.random.default_rng(0)
         lengths = random.geometric(1 / mean, tokens // mean).astype(np.int32)
@@ -76,25 +73,27 @@ def print_sample_index(tokens: int, rounds: int, megatron: Any) -> None:
             lambda a=lengths, o=order, p=plan: build_sample_index(a, o, sample_count=p.sample_count, **OPTIONS),
             rounds,
         )
-        theirs = "-"
+        theirs = None
         if megatron is not None:
-            time_ms = measure(
+            theirs = measure(
                 lambda a=lengths, o=order, t=total: megatron.build_sample_idx_int32(a, o, LENGTH, 1, t, True, 1),
                 rounds,
             )
-            theirs = f"{time_ms:.2f}"
         everything = measure(
             lambda a=lengths, p=plan: build_indices(a, range(len(a)), p, seed=1, **OPTIONS),
             max(1, rounds // 3),
         )
         plain = measure(lambda a=lengths: a.sum(dtype=np.int64), rounds)
         print(
-            f"| {mean} | {len(lengths):,} | {plain:.2f} | {once:.2f} | {ours:.2f} | {ours / once:.2f} | {theirs} "
-            f"| {everything:.0f} |"
+            f"| {mean} | {len(lengths):,} | {plain:.2f} | {once:.2f} | {ours:.2f} | {ours / once:.2f} "
+            f"| {'-' if theirs is None else f'{theirs:.2f}'} | {everything:.0f} |"
         )
+        found = {"sum": plain, "pass": once, "sample_index": ours, "megatron": theirs, "all_three": everything}
+        rows.append({"mean_document": mean, "documents": len(lengths), **found})
+    return rows
 
 
-def print_blends(rounds: int, megatron: Any) -> None:
+def print_blends(rounds: int, megatron: Any) -> Rows:
     print(f"\nBlend of {BLEND_SAMPLES:,} samples:\n\n| weights | data sets | ours | megatron |\n|---|---:|---:|---:|")
     random = np.random.default_rng(0)
     cases = {
@@ -105,21 +104,23 @@ def print_blends(rounds: int, megatron: Any) -> None:
         "Dirichlet 0.3": (random.dirichlet(np.full(300, 0.3)) + 1e-9).tolist(),
         "equal": [1.0] * 1000,
     }
+    rows: Rows = []
     for name, weights in cases.items():
         ours = measure(lambda w=weights: blend_by_weight(w, BLEND_SAMPLES), max(1, rounds // 3))
-        theirs = "-"
+        theirs = None
         if megatron is not None:
             arrays = np.zeros(BLEND_SAMPLES, np.int16), np.zeros(BLEND_SAMPLES, np.int64)
             shares = (np.array(weights) / np.sum(weights)).tolist()
-            time_ms = measure(
+            theirs = measure(
                 lambda a=arrays, s=shares: megatron.build_blending_indices(*a, s, len(s), BLEND_SAMPLES, False),
                 max(1, rounds // 3),
             )
-            theirs = f"{time_ms:.0f}"
-        print(f"| {name} | {len(weights)} | {ours:.0f} | {theirs} |")
+        print(f"| {name} | {len(weights)} | {ours:.0f} | {'-' if theirs is None else f'{theirs:.0f}'} |")
+        rows.append({"weights": name, "data_sets": len(weights), "ours": ours, "megatron": theirs})
+    return rows
 
 
-def print_fill(tokens: int, rounds: int) -> None:
+def print_fill(tokens: int, rounds: int) -> Rows:
     lengths = np.random.default_rng(0).geometric(1 / 500, tokens // 500)
     total = int(lengths.sum())
     print(f"\nPacking arithmetic of {len(lengths):,} documents, {total:,} tokens, samples of {LENGTH}:\n")
@@ -129,14 +130,17 @@ def print_fill(tokens: int, rounds: int) -> None:
         "best fit, window 1,000": lambda: fill_best_fit(lengths, LENGTH, window_documents=1000),
         "best fit, window 10,000": lambda: fill_best_fit(lengths, LENGTH, window_documents=10_000),
     }
+    rows: Rows = []
     for name, run in ways.items():
         spent = measure(run, max(1, rounds // 3))
         pieces = run()
         fill = int((pieces.stop - pieces.start).sum()) / (pieces.sample_count * LENGTH)
         print(f"| {name} | {spent:.0f} | {total / spent / 1e3:.0f} | {fill:.2%} |")
+        rows.append({"way": name, "milliseconds": spent, "fill": fill})
+    return rows
 
 
-def print_corpus(directory: Path, rounds: int) -> None:
+def print_corpus(directory: Path, rounds: int) -> dict[str, float]:
     random = np.random.default_rng(0)
     counts = random.geometric(1 / 500, 40_000)
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -155,6 +159,7 @@ def print_corpus(directory: Path, rounds: int) -> None:
     print(
         f"\nCorpus of {len(values):,} tokens from Parquet: decode alone {bare:.0f} ms, build with join {build:.0f} ms"
     )
+    found = {"decode_milliseconds": bare, "build_milliseconds": build}
     print(f"\nReading samples of {LENGTH}, microseconds each:\n\n| reader | sequence | GPT sample |\n|---|---:|---:|")
     for name, mmap in (("mapped", True), ("plain file", False)):
         corpus = IndexedDataset(str(directory / "c"), mmap=mmap)
@@ -164,6 +169,8 @@ def print_corpus(directory: Path, rounds: int) -> None:
         dataset = GPTDataset(corpus, None, range(len(corpus)), None, Split.train, config)
         sample = measure(lambda d=dataset: [d[i] for i in range(2000)], rounds) / 2000 * 1e3
         print(f"| {name} | {one:.1f} | {sample:.1f} |")
+        found |= {f"{name}_sequence_microseconds": one, f"{name}_gpt_sample_microseconds": sample}
+    return found
 
 
 if __name__ == "__main__":
@@ -172,10 +179,12 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     helpers = find_megatron()
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}, ")
-    print(f"pyarrow {pa.__version__}, megatron-core {'installed' if helpers is not None else 'not installed'}")
-    print_sample_index(arguments.tokens, arguments.rounds, helpers)
-    print_blends(arguments.rounds, helpers)
-    print_fill(arguments.tokens, arguments.rounds)
+    print_machine()
+    if helpers is None:
+        print("the compiled helpers of megatron-core are not installed: not measured")
+    figures: dict[str, Any] = {"sample_index": print_sample_index(arguments.tokens, arguments.rounds, helpers)}
+    figures["blends"] = print_blends(arguments.rounds, helpers)
+    figures["fill"] = print_fill(arguments.tokens, arguments.rounds)
     with tempfile.TemporaryDirectory() as scratch:
-        print_corpus(Path(scratch), arguments.rounds)
+        figures["corpus"] = print_corpus(Path(scratch), arguments.rounds)
+    save("token_indexes", **vars(arguments), **figures)

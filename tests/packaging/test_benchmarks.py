@@ -17,7 +17,7 @@ SMALL = {
     "import_time": [],
     "lanes": ["0.02", "1"],
     "length_bucketing": ["--rows", "5000"],
-    "memory": ["8"],
+    "memory": ["8", "0.02", "1"],
     "observing": [],
     "pack_tokens": ["1", "1"],
     "packing_schedules": ["--seeds", "1", "--rounds", "1"],
@@ -26,7 +26,7 @@ SMALL = {
     "planning": ["10000"],
     "random_rows": ["--rows", "20000"],
     "read_row_groups": ["--rounds", "1", "--groups", "1"],
-    "remote": ["--files", "1", "--rows", "4000"],
+    "remote": ["--files", "1", "--rows", "4000", "--rounds", "1"],
     "resume": ["0.05", "1"],
     "shape_blocks": ["--rounds", "1"],
     "shuffle_quality": [],
@@ -34,6 +34,7 @@ SMALL = {
     "tabular": ["0.02", "1"],
     "token_indexes": ["--tokens", "1000000", "--rounds", "1"],
     "tokens": ["1", "1"],
+    "workers": ["0.02", "1"],
 }
 
 
