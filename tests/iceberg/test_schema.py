@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
 
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
@@ -139,6 +141,25 @@ def test_identity_partition_values_that_are_not_in_the_file(tmp_path: Path, kind
     table.append([{"id": 1}, {"id": 2}], partition=(value,), without_columns=("p",))
     wanted = datetime.date(1970, 1, 1) + datetime.timedelta(days=value) if kind == "date" else value
     assert read_rows(table.metadata) == [{"id": 1, "p": wanted}, {"id": 2, "p": wanted}]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+def test_identity_partition_values_of_fields_inside_structs(tmp_path: Path, file_format: str) -> None:
+    stored = optional(2, "s", StructType(optional(3, "x", LongType())))
+    table = TableWriter(tmp_path)
+    table.evolve(
+        field_of(1, "id", "long"), optional(2, "s", StructType(optional(3, "x", LongType()), field_of(4, "p", "int")))
+    )
+    table.partition_by((4, "identity"))
+    table.append(
+        [{"id": 1, "s": {"x": 5}}, {"id": 2, "s": None}],
+        partition=(7,),
+        file_format=file_format,
+        schema=Schema(field_of(1, "id", "long"), stored),
+    )
+    rows = [{"id": 1, "s": {"x": 5, "p": 7}}, {"id": 2, "s": None}]
+    assert read_rows(table.metadata) == rows
+    assert read_rows(table.metadata, filters=pc.field("s", "p") == 7) == rows[:1]
 
 
 def test_files_without_ids_by_name_mapping_or_by_names_that_never_changed_meaning(tmp_path: Path) -> None:

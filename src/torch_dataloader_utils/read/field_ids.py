@@ -74,7 +74,7 @@ def _project(
 ) -> pa.Array:
     column = columns.get(field_id(wanted))
     if column is None:
-        return known.column(wanted, batch.num_rows, top=True)
+        return known.column(wanted, batch.num_rows)
     return _Converter(task, known).convert(batch.column(column.name), column, wanted)
 
 
@@ -82,14 +82,10 @@ class _Constants:
     """Values of fields that a file does not have."""
 
     def __init__(self, extra: IcebergFile) -> None:
-        self._partition = dict(extra.partition_values)
-        self._defaults = _defaults_of(extra.table)
+        self._values = {**_defaults_of(extra.table), **dict(extra.partition_values)}
 
-    def column(self, wanted: pa.Field, num_rows: int, *, top: bool) -> pa.Array:
-        wanted_id = field_id(wanted)
-        value = self._defaults.get(wanted_id)
-        if top and wanted_id in self._partition:
-            value = self._partition[wanted_id]
+    def column(self, wanted: pa.Field, num_rows: int) -> pa.Array:
+        value = self._values.get(field_id(wanted))
         if isinstance(wanted.type, pa.BaseExtensionType):
             storage = pa.field(wanted.name, wanted.type.storage_type)
             return wanted.type.wrap_array(constant(getattr(value, "bytes", value), storage, num_rows))
@@ -123,7 +119,7 @@ class _Converter:
         for child in wanted.type:
             found = column.children.get(field_id(child))
             if found is None:
-                children.append(self.known.column(child, len(array), top=False))
+                children.append(self.known.column(child, len(array)))
             else:
                 children.append(self.convert(array.field(found.index), found, child))
         fields = [child.with_type(values.type) for child, values in zip(wanted.type, children, strict=True)]
