@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -164,7 +165,7 @@ def _read_keys(
     with foreign_errors(task, lambda: True):
         table = _read_table(file, data)
         columns = identify(table.schema, extra.table)
-        missing = [each.name for each in wanted if field_id(each) not in columns]
+        missing = [each.name for each in wanted if not _holds(columns, each)]
         if missing:
             raise SchemaError(
                 f"{task.where}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "
@@ -172,6 +173,14 @@ def _read_keys(
             )
         batch = table.combine_chunks().to_batches()[0] if table.num_rows else _no_rows(table.schema)
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
+
+
+def _holds(columns: Mapping[Any, FileColumn], key: pa.Field) -> bool:
+    """Whether the file has the key column, inside of its structs too."""
+    column = columns.get(field_id(key))
+    if column is None or not pa.types.is_struct(key.type):
+        return column is not None
+    return _holds(column.children, key.type.field(0))
 
 
 def _read_table(file: EqualityDeleteFile, data: Buffer) -> pa.Table:
