@@ -19,7 +19,6 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
 )
 from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
-from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,11 +69,6 @@ def _manifests(table: OpenTable, target: ScanTarget) -> list[Manifest]:
 
 
 def _manifest_list(table: OpenTable, snapshot: Any) -> list[Manifest]:
-    if snapshot.manifest_list is None:
-        raise UnsupportedFeatureError(
-            f"{table.name}: snapshot {snapshot.snapshot_id} has no manifest list, as in very old tables. "
-            "Commit anything to the table; newer writers make one."
-        )
     path = table.files.rules.resolve(snapshot.manifest_list)
     return read_manifest_list(path, table.files.read(path))
 
