@@ -107,7 +107,8 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
         return _at_time(metadata, choice.as_of_timestamp, name)
     for kind in ("branch", "tag"):
         wanted = getattr(choice, kind)
-        if wanted is not None:
+        # A table has its main branch from the start, and its reference from the first commit on.
+        if wanted is not None and (kind, wanted) != ("branch", "main"):
             refs = {key: ref for key, ref in metadata.refs.items() if ref.snapshot_ref_type.value == kind}
             if wanted not in refs:
                 known = ", ".join(sorted(refs)) or "none"
