@@ -269,6 +269,8 @@ def test_unknown_columns_are_named_with_near_ones(tmp_path: Path) -> None:
     table.append([{"price": 1.0}])
     with pytest.raises(ConfigError, match="did you mean 'price'"):
         scan_iceberg(table.metadata, columns=["prise"])
+    with pytest.raises(ConfigError, match=r"'_row_id', which is no column.*Metadata columns are not read"):
+        scan_iceberg(table.metadata, columns=["price", "_row_id"])
     with pytest.raises(ConfigTypeError, match=r"one string 'price'"):
         scan_iceberg(table.metadata, columns="price")
 
@@ -277,11 +279,14 @@ def test_columns_of_unknown_types_are_refused_where_they_are_read(tmp_path: Path
     table = TableWriter(tmp_path, format_version=3)
     table.evolve(field_of(1, "id", "long"), field_of(2, "place", "geometry"))
     table.append([{"id": 1, "place": b""}])
-    with pytest.raises(UnsupportedFeatureError, match=r"column place is of Iceberg type geometry.*Leave it out"):
+    with pytest.raises(UnsupportedFeatureError, match=r"column place holds values of .*geometry.*Leave it out"):
         read_rows(table.metadata)
     with pytest.raises(UnsupportedFeatureError, match="column place"):
         read_rows(table.metadata, columns=["id", "place"])
     assert read_rows(table.metadata, columns=["id"]) == [{"id": 1}]
+    table.evolve(field_of(1, "id", "long"), optional(3, "spot", StructType(field_of(4, "place", "geometry"))))
+    with pytest.raises(UnsupportedFeatureError, match=r"column spot holds values of Iceberg type geometry"):
+        read_rows(table.metadata)
 
 
 def test_files_in_avro_are_refused_at_plan_time(tmp_path: Path) -> None:

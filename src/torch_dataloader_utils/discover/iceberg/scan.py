@@ -24,7 +24,13 @@ from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataSca
 from torch_dataloader_utils.discover.iceberg.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
 from torch_dataloader_utils.discover.iceberg.faults import named_by_metadata
-from torch_dataloader_utils.discover.iceberg.fields import arrow_schema, initial_defaults, key_schema, name_ids
+from torch_dataloader_utils.discover.iceberg.fields import (
+    arrow_schema,
+    initial_defaults,
+    key_schema,
+    metadata_column_hint,
+    name_ids,
+)
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
 from torch_dataloader_utils.discover.iceberg.manifests import Content
@@ -83,7 +89,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
     """
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
     schema = arrow_schema(target.schema, options.columns)
-    check_columns(options.columns or (), schema)
+    check_columns(options.columns or (), schema, metadata_column_hint)
     request = _scan_request(table, target, options, schema)
     pruner = FilePruner(table.metadata, target.schema, pruning_expression(options.filters, options.scan_filter, schema))
     with named_by_metadata(table.name):
