@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.hostile_files import good
 from tests.iceberg.reading import read_rows
-from tests.iceberg.tables import TableWriter, field_of
+from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError, UnsupportedFeatureError
@@ -149,6 +149,17 @@ def test_deletes_with_encrypted_columns_are_refused_as_such(tmp_path: Path, by_p
     write_encrypted(deletes, content, content.schema.names)
     with pytest.raises(UnsupportedFeatureError, match=rf"{deletes.name}.*columns are encrypted"):
         read_rows(table.metadata)
+
+
+@pytest.mark.parametrize("kind", ["manifest list", "manifest"])
+def test_an_encrypted_table_is_refused_as_such(tmp_path: Path, kind: str) -> None:
+    table = numbered(tmp_path)
+    table.append(ids(0, 3))
+    manifest_list = Path(table.snapshots[-1]["manifest-list"])
+    manifest = next(path for path in manifest_list.parent.glob("*.avro") if path != manifest_list)
+    (manifest if kind == "manifest" else manifest_list).write_bytes(b"AGS1" + b"\0\0\x10\0" + bytes(60))
+    with pytest.raises(UnsupportedFeatureError, match="is encrypted"):
+        scan_iceberg(table.metadata)
 
 
 @pytest.mark.parametrize("by_position", [False, True])
