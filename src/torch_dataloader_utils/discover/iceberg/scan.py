@@ -262,7 +262,9 @@ def _described(target: ScanTarget) -> str:
 def _snapshot_identity(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> str:
     """What binds a state to this scan: the same files of another snapshot may have other deletes."""
     snapshot = None if target.snapshot is None else target.snapshot.snapshot_id
-    return f"{table.metadata.table_uuid} snapshot {snapshot} from {options.snapshot.from_snapshot_id}"
+    # Version 1 may have no UUID; pyiceberg makes another one up each time.
+    uuid = table.metadata.table_uuid if "table_uuid" in table.metadata.model_fields_set else None
+    return f"{uuid} snapshot {snapshot} from {options.snapshot.from_snapshot_id}"
 
 
 def _delete_notes(listed: SnapshotFiles, deleted: PositionDeletes) -> tuple[str, ...]:
