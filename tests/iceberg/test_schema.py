@@ -208,6 +208,17 @@ def test_a_name_that_meant_two_fields_is_refused_in_files_without_ids_and_only_t
     )
 
 
+def test_a_file_with_two_columns_of_one_name_is_refused_where_one_is_read(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "a", "long"), field_of(3, "b", "long"))
+    path = table.append([{"id": 1, "a": 2, "b": 3}])
+    stored = pq.read_table(path)
+    pq.write_table(stored.rename_columns(["id", "x", "x"]), path)
+    assert read_rows(table.metadata, columns=["id"]) == [{"id": 1}]
+    with pytest.raises(SchemaError, match="two columns are called 'x'"):
+        read_rows(table.metadata, columns=["b"])
+
+
 def test_types_that_are_no_promotion_are_refused_with_file_and_field(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "a", "string"))

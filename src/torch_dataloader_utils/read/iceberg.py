@@ -45,13 +45,15 @@ def decode_table_rows(
     fields: an Arrow schema with field ids. decode: reads columns of the file by the file's names.
 
     Raises:
-        SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
+        SchemaError: a file without field ids and without names that the table knows, two columns of one name, or types
+            that do not fit.
     """
     schema, columns = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
     _check_known(source, schema, columns, extra)
+    _check_distinct(source, schema, names)
     asked = pa.schema([schema.field(name) for name in names])
     batch = decode(source, asked, stop_row)
     if batch.num_rows == 0:
@@ -84,6 +86,14 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
         f"{source.task.where}: the file has no field ids, and the table no name mapping, so which column is which "
         'cannot be said. Set the table property "schema.name-mapping.default".'
     )
+
+
+def _check_distinct(source: TaskSource, schema: pa.Schema, names: Sequence[str]) -> None:
+    twice = next((name for name in names if schema.get_field_index(name) < 0), None)
+    if twice is not None:
+        raise SchemaError(
+            f"{source.task.where}: two columns are called {twice!r}. Leave the column out, or rewrite the file."
+        )
 
 
 def _named(arrays: Sequence[pa.Array], fields: pa.Schema, num_rows: int) -> pa.RecordBatch:
