@@ -249,6 +249,18 @@ def test_timestamps_stored_in_other_units_and_without_zone(tmp_path: Path) -> No
         assert read_rows(table.metadata) == [{"t": when.replace(tzinfo=datetime.UTC), "u": when}]
 
 
+def test_microseconds_that_nanoseconds_cannot_hold_are_refused(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(field_of(1, "t", "timestamp_ns"))
+    rows = [{"t": datetime.datetime(2020, 1, 1)}, {"t": datetime.datetime(9999, 1, 1)}]
+    for row in rows:
+        table.append([row], schema=Schema(field_of(1, "t", "timestamp")))
+    with pytest.raises(SchemaError, match=r"is timestamp\[us\] in the file and timestamp\[ns\] in the table"):
+        read_rows(table.metadata)
+    table.remove(table.live[-1].path)
+    assert read_rows(table.metadata) == rows[:1]
+
+
 @pytest.mark.parametrize("year", [1, 9999])
 def test_times_far_away_that_spark_wrote_as_int96(tmp_path: Path, year: int) -> None:
     table = TableWriter(tmp_path)

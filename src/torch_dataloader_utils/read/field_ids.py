@@ -152,7 +152,7 @@ class _Converter:
             if types.is_timestamp(seen) and types.is_timestamp(kind):
                 # ORC and INT96 store nanoseconds, and INT96 no zone; the table's type is the truth (as in Iceberg's
                 # own readers, which cut what is finer than the type).
-                return array.cast(pa.timestamp(kind.unit, seen.tz), safe=False).cast(kind)
+                return array.cast(pa.timestamp(kind.unit, seen.tz), safe=seen.unit != "ns").cast(kind)
             if types.is_time(kind) and types.is_integer(seen):
                 return array.cast(kind)  # ORC has no time of day
             if not is_harmless(seen, kind):
