@@ -217,6 +217,10 @@ def test_a_file_with_two_columns_of_one_name_is_refused_where_one_is_read(tmp_pa
     assert read_rows(table.metadata, columns=["id"]) == [{"id": 1}]
     with pytest.raises(SchemaError, match="two columns are called 'x'"):
         read_rows(table.metadata, columns=["b"])
+    deletes = table.delete_equal([1], [{"id": 1}])
+    pq.write_table(stored.rename_columns(["y", "y", "b"]), deletes)
+    with pytest.raises(SchemaError, match="two columns are called 'y'"):
+        scan_iceberg(table.metadata)
 
 
 def test_types_that_are_no_promotion_are_refused_with_file_and_field(tmp_path: Path) -> None:

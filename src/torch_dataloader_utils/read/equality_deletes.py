@@ -27,7 +27,14 @@ from torch_dataloader_utils._parquet.trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import FileColumn, identify, innermost, names_key, project_columns
+from torch_dataloader_utils.read.field_ids import (
+    FileColumn,
+    check_distinct,
+    identify,
+    innermost,
+    names_key,
+    project_columns,
+)
 from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
@@ -171,6 +178,7 @@ def _read_keys(
                 f"{task.where}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "
                 "or the file is wrong."
             )
+        check_distinct(task, table.schema, [columns[field_id(each)].name for each in wanted])
         batch = table.combine_chunks().to_batches()[0] if table.num_rows else _no_rows(table.schema)
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
 

@@ -53,6 +53,13 @@ def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
 
 
+def check_distinct(task: RowGroupTask, schema: pa.Schema, names: Iterable[str]) -> None:
+    """Raises SchemaError if the file has one of these columns twice; ids tell them apart, and they are read by name."""
+    twice = next((name for name in names if schema.get_field_index(name) < 0), None)
+    if twice is not None:
+        raise SchemaError(f"{task.where}: two columns are called {twice!r}. Leave the column out, or rewrite the file.")
+
+
 def project_columns(
     task: RowGroupTask,
     batch: pa.RecordBatch,

@@ -12,7 +12,7 @@ from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
-from torch_dataloader_utils.read.field_ids import FileColumn, identify, names_key, project_columns
+from torch_dataloader_utils.read.field_ids import FileColumn, check_distinct, identify, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
@@ -53,7 +53,7 @@ def decode_table_rows(
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
     _check_known(source, schema, columns, extra)
-    _check_distinct(source, schema, names)
+    check_distinct(source.task, schema, names)
     asked = pa.schema([schema.field(name) for name in names])
     batch = decode(source, asked, stop_row)
     if batch.num_rows == 0:
@@ -86,14 +86,6 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
         f"{source.task.where}: the file has no field ids, and the table no name mapping, so which column is which "
         'cannot be said. Set the table property "schema.name-mapping.default".'
     )
-
-
-def _check_distinct(source: TaskSource, schema: pa.Schema, names: Sequence[str]) -> None:
-    twice = next((name for name in names if schema.get_field_index(name) < 0), None)
-    if twice is not None:
-        raise SchemaError(
-            f"{source.task.where}: two columns are called {twice!r}. Leave the column out, or rewrite the file."
-        )
 
 
 def _named(arrays: Sequence[pa.Array], fields: pa.Schema, num_rows: int) -> pa.RecordBatch:
