@@ -1,5 +1,6 @@
 """Damaged metadata and deletes: an error of ours that names the file, or the right rows; nothing else."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,18 @@ def test_deletes_that_were_cut_are_refused_as_such(tmp_path: Path, by_position: 
     deletes.write_bytes(deletes.read_bytes()[:-10])
     with pytest.raises(CorruptFileError, match=rf"{deletes.name}.*no Parquet file, or it was cut"):
         read_rows(table.metadata)
+
+
+def test_a_data_file_of_a_partition_spec_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "p", "int"))
+    table.partition_by((2, "identity"))
+    path = table.append([{"id": 1}], partition=(5,), without_columns=("p",))
+    metadata = json.loads(Path(table.metadata).read_text())
+    specs = {"partition-specs": [{"spec-id": 7, "fields": []}], "default-spec-id": 7}
+    Path(table.metadata).write_text(json.dumps(metadata | specs))
+    with pytest.raises(CorruptFileError, match=f"{Path(path).name} is of partition spec 0, which it lacks"):
+        scan_iceberg(table.metadata)
 
 
 def test_a_data_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
