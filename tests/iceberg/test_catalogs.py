@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,34 @@ def test_metadata_newer_than_pyiceberg_are_unsupported_and_others_damaged(
         with pytest.raises(error, match=message) as raised:
             scan_iceberg(place, config)
         assert CANARY not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table["snapshots"][0].pop("manifest-list"), "a snapshot without a manifest list"),
+        (lambda table: table["partition-specs"][0]["fields"][0].pop("field-id"), "partition fields without ids"),
+    ],
+)
+def test_what_version_1_may_leave_out_is_named_and_is_damage_in_version_2(
+    tmp_path: Path, rest: RestCatalog, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    table.partition_by((1, "identity"))
+    table.append([{"id": 1}], partition=(1,))
+    path = Path(table.metadata)
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    fields = {"schema": metadata["schemas"][0], "partition-spec": metadata["partition-specs"][0]["fields"]}
+    rest.tables["ns.old"] = table.metadata
+    for place, config in ((table.metadata, None), ("ns.old", {"type": "rest", "uri": rest.uri})):
+        path.write_text(json.dumps(metadata | fields | {"format-version": 1}))
+        with pytest.raises(UnsupportedFeatureError, match=message):
+            scan_iceberg(place, config)
+        path.write_text(json.dumps(metadata))
+        with pytest.raises(CorruptFileError, match="does not parse"):
+            scan_iceberg(place, config)
 
 
 LIST = {"type": "list", "element-id": 4, "element": "quaternion", "element-required": False}

@@ -1,5 +1,6 @@
 """Damaged metadata and deletes: an error of ours that names the file, or the right rows; nothing else."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from tests.faults.hostile_files import good
 from tests.iceberg.reading import read_rows
-from tests.iceberg.tables import TableWriter, field_of
+from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError, UnsupportedFeatureError
@@ -151,12 +152,35 @@ def test_deletes_with_encrypted_columns_are_refused_as_such(tmp_path: Path, by_p
         read_rows(table.metadata)
 
 
+@pytest.mark.parametrize("kind", ["manifest list", "manifest"])
+def test_an_encrypted_table_is_refused_as_such(tmp_path: Path, kind: str) -> None:
+    table = numbered(tmp_path)
+    table.append(ids(0, 3))
+    manifest_list = Path(table.snapshots[-1]["manifest-list"])
+    manifest = next(path for path in manifest_list.parent.glob("*.avro") if path != manifest_list)
+    (manifest if kind == "manifest" else manifest_list).write_bytes(b"AGS1" + b"\0\0\x10\0" + bytes(60))
+    with pytest.raises(UnsupportedFeatureError, match="is encrypted"):
+        scan_iceberg(table.metadata)
+
+
 @pytest.mark.parametrize("by_position", [False, True])
 def test_deletes_that_were_cut_are_refused_as_such(tmp_path: Path, by_position: bool) -> None:
     table, deletes = table_with_deletes(tmp_path, by_position)
     deletes.write_bytes(deletes.read_bytes()[:-10])
     with pytest.raises(CorruptFileError, match=rf"{deletes.name}.*no Parquet file, or it was cut"):
         read_rows(table.metadata)
+
+
+def test_a_data_file_of_a_partition_spec_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "p", "int"))
+    table.partition_by((2, "identity"))
+    path = table.append([{"id": 1}], partition=(5,), without_columns=("p",))
+    metadata = json.loads(Path(table.metadata).read_text())
+    specs = {"partition-specs": [{"spec-id": 7, "fields": []}], "default-spec-id": 7}
+    Path(table.metadata).write_text(json.dumps(metadata | specs))
+    with pytest.raises(CorruptFileError, match=f"{Path(path).name} is of partition spec 0, which it lacks"):
+        scan_iceberg(table.metadata)
 
 
 def test_a_data_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:

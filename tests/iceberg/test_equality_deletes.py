@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StructType
 
 from tests.effort import EFFORT
 from tests.iceberg.arrow_memory import counted_memory
@@ -18,6 +20,7 @@ from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import scan_iceberg
 from torch_dataloader_utils._store import Store, StoreAccess, open_store
+from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.equality_deletes import KeySet, deleted_by_keys
 from torch_dataloader_utils.read.field_ids import FileColumn
 
@@ -119,6 +122,21 @@ def test_a_key_column_that_a_file_does_not_have_is_null_or_its_default_there(tmp
     assert sorted(row["id"] for row in read_rows(table.metadata)) == [1, 2, 3]
     table.delete_equal([3], [{"v": 7}])
     assert read_rows(table.metadata) == [{"id": 3, "kind": None, "v": 8}]
+
+
+def test_a_delete_file_without_its_key_column_is_refused(tmp_path: Path) -> None:
+    struct = StructType(field_of(3, "x", "long"), field_of(4, "y", "long"))
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"), NestedField(2, "s", struct, required=False))
+    table.append([{"id": 1, "s": {"x": 5}}, {"id": 2, "s": {"x": None}}, {"id": 3, "s": None}])
+    beside = NestedField(2, "s", StructType(field_of(4, "y", "long")), required=False)
+    table.delete_equal([2], [{"s": {"y": 5}}], schema=Schema(beside))
+    deletes = table.live[-1]
+    for key_id in (1, 3):
+        deletes.arguments["equality_ids"] = [key_id]
+        table.append([])
+        with pytest.raises(SchemaError, match=f"lacks its key column of field id {key_id}"):
+            scan_iceberg(table.metadata)
 
 
 def test_nothing_is_deleted_by_an_empty_file(tmp_path: Path) -> None:

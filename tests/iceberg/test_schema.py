@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
 
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
@@ -141,6 +143,25 @@ def test_identity_partition_values_that_are_not_in_the_file(tmp_path: Path, kind
     assert read_rows(table.metadata) == [{"id": 1, "p": wanted}, {"id": 2, "p": wanted}]
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+def test_identity_partition_values_of_fields_inside_structs(tmp_path: Path, file_format: str) -> None:
+    stored = optional(2, "s", StructType(optional(3, "x", LongType())))
+    table = TableWriter(tmp_path)
+    table.evolve(
+        field_of(1, "id", "long"), optional(2, "s", StructType(optional(3, "x", LongType()), field_of(4, "p", "int")))
+    )
+    table.partition_by((4, "identity"))
+    table.append(
+        [{"id": 1, "s": {"x": 5}}, {"id": 2, "s": None}],
+        partition=(7,),
+        file_format=file_format,
+        schema=Schema(field_of(1, "id", "long"), stored),
+    )
+    rows = [{"id": 1, "s": {"x": 5, "p": 7}}, {"id": 2, "s": None}]
+    assert read_rows(table.metadata) == rows
+    assert read_rows(table.metadata, filters=pc.field("s", "p") == 7) == rows[:1]
+
+
 def test_files_without_ids_by_name_mapping_or_by_names_that_never_changed_meaning(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "a", "long"), field_of(2, "b", "string"))
@@ -187,6 +208,21 @@ def test_a_name_that_meant_two_fields_is_refused_in_files_without_ids_and_only_t
     )
 
 
+def test_a_file_with_two_columns_of_one_name_is_refused_where_one_is_read(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"), field_of(2, "a", "long"), field_of(3, "b", "long"))
+    path = table.append([{"id": 1, "a": 2, "b": 3}])
+    stored = pq.read_table(path)
+    pq.write_table(stored.rename_columns(["id", "x", "x"]), path)
+    assert read_rows(table.metadata, columns=["id"]) == [{"id": 1}]
+    with pytest.raises(SchemaError, match="two columns are called 'x'"):
+        read_rows(table.metadata, columns=["b"])
+    deletes = table.delete_equal([1], [{"id": 1}])
+    pq.write_table(stored.rename_columns(["y", "y", "b"]), deletes)
+    with pytest.raises(SchemaError, match="two columns are called 'y'"):
+        scan_iceberg(table.metadata)
+
+
 def test_types_that_are_no_promotion_are_refused_with_file_and_field(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "a", "string"))
@@ -215,6 +251,18 @@ def test_timestamps_stored_in_other_units_and_without_zone(tmp_path: Path) -> No
             table.live[0].arguments["file_format"] = type(table.live[0].arguments["file_format"]).ORC
             table.append([])
         assert read_rows(table.metadata) == [{"t": when.replace(tzinfo=datetime.UTC), "u": when}]
+
+
+def test_microseconds_that_nanoseconds_cannot_hold_are_refused(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, format_version=3)
+    table.evolve(field_of(1, "t", "timestamp_ns"))
+    rows = [{"t": datetime.datetime(2020, 1, 1)}, {"t": datetime.datetime(9999, 1, 1)}]
+    for row in rows:
+        table.append([row], schema=Schema(field_of(1, "t", "timestamp")))
+    with pytest.raises(SchemaError, match=r"is timestamp\[us\] in the file and timestamp\[ns\] in the table"):
+        read_rows(table.metadata)
+    table.remove(table.live[-1].path)
+    assert read_rows(table.metadata) == rows[:1]
 
 
 @pytest.mark.parametrize("year", [1, 9999])
@@ -248,6 +296,8 @@ def test_unknown_columns_are_named_with_near_ones(tmp_path: Path) -> None:
     table.append([{"price": 1.0}])
     with pytest.raises(ConfigError, match="did you mean 'price'"):
         scan_iceberg(table.metadata, columns=["prise"])
+    with pytest.raises(ConfigError, match=r"'_row_id', which is no column.*Metadata columns are not read"):
+        scan_iceberg(table.metadata, columns=["price", "_row_id"])
     with pytest.raises(ConfigTypeError, match=r"one string 'price'"):
         scan_iceberg(table.metadata, columns="price")
 
@@ -256,11 +306,14 @@ def test_columns_of_unknown_types_are_refused_where_they_are_read(tmp_path: Path
     table = TableWriter(tmp_path, format_version=3)
     table.evolve(field_of(1, "id", "long"), field_of(2, "place", "geometry"))
     table.append([{"id": 1, "place": b""}])
-    with pytest.raises(UnsupportedFeatureError, match=r"column place is of Iceberg type geometry.*Leave it out"):
+    with pytest.raises(UnsupportedFeatureError, match=r"column place holds values of .*geometry.*Leave it out"):
         read_rows(table.metadata)
     with pytest.raises(UnsupportedFeatureError, match="column place"):
         read_rows(table.metadata, columns=["id", "place"])
     assert read_rows(table.metadata, columns=["id"]) == [{"id": 1}]
+    table.evolve(field_of(1, "id", "long"), optional(3, "spot", StructType(field_of(4, "place", "geometry"))))
+    with pytest.raises(UnsupportedFeatureError, match=r"column spot holds values of Iceberg type geometry"):
+        read_rows(table.metadata)
 
 
 def test_files_in_avro_are_refused_at_plan_time(tmp_path: Path) -> None:

@@ -154,9 +154,18 @@ def test_nothing_to_read_is_an_error_or_an_empty_loader_by_option(tmp_path: Path
     table.write_metadata()
     with pytest.raises(FileNotFoundError, match=r"no snapshot.*allow_empty"):
         IcebergDataset.create_dataloader(table.metadata)
-    loader, _ = IcebergDataset.create_dataloader(table.metadata, allow_empty=True, num_workers=0)
-    assert len(loader) == 0
-    assert list(loader) == []
+    for branch in (None, "main"):
+        loader, _ = IcebergDataset.create_dataloader(table.metadata, branch=branch, allow_empty=True, num_workers=0)
+        assert len(loader) == 0
+        assert list(loader) == []
+
+
+def test_a_present_snapshot_that_the_metadata_lack_is_no_empty_table(tmp_path: Path) -> None:
+    path = Path(history(tmp_path).metadata)
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps(metadata | {"current-snapshot-id": 77, "refs": {}}))
+    with pytest.raises(ConfigError, match=r"no snapshot 77; its latest are .*1004"):
+        scan_iceberg(str(path), allow_empty=True)
 
 
 def test_a_path_that_is_no_table_says_what_names_are_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.iceberg.tables import TableWriter, field_of
+from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from torch_dataloader_utils import (
     CheckpointMismatchError,
     DataFileInfo,
@@ -91,6 +91,21 @@ def test_a_state_is_bound_to_its_snapshot(table: TableWriter) -> None:
         other.load_state_dict(state)
     same, _ = IcebergDataset.create_dataloader(table.metadata, snapshot_id=table.snapshot_id, **OPTIONS)
     same.load_state_dict(state)
+
+
+def test_a_state_fits_a_table_without_a_uuid(tmp_path: Path) -> None:
+    table = numbered(tmp_path)
+    table.append(ids(0, 10))
+    path = Path(table.metadata)
+    metadata = json.loads(path.read_text())
+    del metadata["table-uuid"]
+    first_version = {"format-version": 1, "schema": metadata["schemas"][0], "partition-spec": []}
+    path.write_text(json.dumps(metadata | first_version))
+    loader, _ = IcebergDataset.create_dataloader(table.metadata, batch_size=4, num_workers=0)
+    next(iter(loader))
+    again, _ = IcebergDataset.create_dataloader(table.metadata, batch_size=4, num_workers=0)
+    again.load_state_dict(loader.state_dict())
+    assert [batch["id"].tolist() for batch in again] == [[4, 5, 6, 7], [8, 9]]
 
 
 def test_an_inventory_is_scanned_once_for_many_loaders_and_not_saved(table: TableWriter, tmp_path: Path) -> None:

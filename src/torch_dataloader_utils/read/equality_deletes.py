@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,14 @@ from torch_dataloader_utils._parquet.trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import FileColumn, identify, innermost, names_key, project_columns
+from torch_dataloader_utils.read.field_ids import (
+    FileColumn,
+    check_distinct,
+    identify,
+    innermost,
+    names_key,
+    project_columns,
+)
 from torch_dataloader_utils.read.file_cache import FileCache
 
 # Key sets of one process; those of a few million keys fit.
@@ -164,14 +172,23 @@ def _read_keys(
     with foreign_errors(task, lambda: True):
         table = _read_table(file, data)
         columns = identify(table.schema, extra.table)
-        missing = [each.name for each in wanted if field_id(each) not in columns]
+        missing = [each.name for each in wanted if not _holds(columns, each)]
         if missing:
             raise SchemaError(
                 f"{task.where}: this equality delete file lacks its key column of field id {missing[0]}. Its manifest "
                 "or the file is wrong."
             )
+        check_distinct(task, table.schema, [columns[field_id(each)].name for each in wanted])
         batch = table.combine_chunks().to_batches()[0] if table.num_rows else _no_rows(table.schema)
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
+
+
+def _holds(columns: Mapping[Any, FileColumn], key: pa.Field) -> bool:
+    """Whether the file has the key column, inside of its structs too."""
+    column = columns.get(field_id(key))
+    if column is None or not pa.types.is_struct(key.type):
+        return column is not None
+    return _holds(column.children, key.type.field(0))
 
 
 def _read_table(file: EqualityDeleteFile, data: Buffer) -> pa.Table:

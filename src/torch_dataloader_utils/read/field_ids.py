@@ -53,6 +53,13 @@ def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
 
 
+def check_distinct(task: RowGroupTask, schema: pa.Schema, names: Iterable[str]) -> None:
+    """Raises SchemaError if the file has one of these columns twice; ids tell them apart, and they are read by name."""
+    twice = next((name for name in names if schema.get_field_index(name) < 0), None)
+    if twice is not None:
+        raise SchemaError(f"{task.where}: two columns are called {twice!r}. Leave the column out, or rewrite the file.")
+
+
 def project_columns(
     task: RowGroupTask,
     batch: pa.RecordBatch,
@@ -74,7 +81,7 @@ def _project(
 ) -> pa.Array:
     column = columns.get(field_id(wanted))
     if column is None:
-        return known.column(wanted, batch.num_rows, top=True)
+        return known.column(wanted, batch.num_rows)
     return _Converter(task, known).convert(batch.column(column.name), column, wanted)
 
 
@@ -82,14 +89,10 @@ class _Constants:
     """Values of fields that a file does not have."""
 
     def __init__(self, extra: IcebergFile) -> None:
-        self._partition = dict(extra.partition_values)
-        self._defaults = _defaults_of(extra.table)
+        self._values = {**_defaults_of(extra.table), **dict(extra.partition_values)}
 
-    def column(self, wanted: pa.Field, num_rows: int, *, top: bool) -> pa.Array:
-        wanted_id = field_id(wanted)
-        value = self._defaults.get(wanted_id)
-        if top and wanted_id in self._partition:
-            value = self._partition[wanted_id]
+    def column(self, wanted: pa.Field, num_rows: int) -> pa.Array:
+        value = self._values.get(field_id(wanted))
         if isinstance(wanted.type, pa.BaseExtensionType):
             storage = pa.field(wanted.name, wanted.type.storage_type)
             return wanted.type.wrap_array(constant(getattr(value, "bytes", value), storage, num_rows))
@@ -123,7 +126,7 @@ class _Converter:
         for child in wanted.type:
             found = column.children.get(field_id(child))
             if found is None:
-                children.append(self.known.column(child, len(array), top=False))
+                children.append(self.known.column(child, len(array)))
             else:
                 children.append(self.convert(array.field(found.index), found, child))
         fields = [child.with_type(values.type) for child, values in zip(wanted.type, children, strict=True)]
@@ -156,7 +159,7 @@ class _Converter:
             if types.is_timestamp(seen) and types.is_timestamp(kind):
                 # ORC and INT96 store nanoseconds, and INT96 no zone; the table's type is the truth (as in Iceberg's
                 # own readers, which cut what is finer than the type).
-                return array.cast(pa.timestamp(kind.unit, seen.tz), safe=False).cast(kind)
+                return array.cast(pa.timestamp(kind.unit, seen.tz), safe=seen.unit != "ns").cast(kind)
             if types.is_time(kind) and types.is_integer(seen):
                 return array.cast(kind)  # ORC has no time of day
             if not is_harmless(seen, kind):

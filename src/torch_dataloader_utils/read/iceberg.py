@@ -12,7 +12,7 @@ from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
-from torch_dataloader_utils.read.field_ids import FileColumn, identify, names_key, project_columns
+from torch_dataloader_utils.read.field_ids import FileColumn, check_distinct, identify, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
@@ -45,13 +45,15 @@ def decode_table_rows(
     fields: an Arrow schema with field ids. decode: reads columns of the file by the file's names.
 
     Raises:
-        SchemaError: a file without field ids and without names that the table knows, or types that do not fit.
+        SchemaError: a file without field ids and without names that the table knows, two columns of one name, or types
+            that do not fit.
     """
     schema, columns = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
     _check_known(source, schema, columns, extra)
+    check_distinct(source.task, schema, names)
     asked = pa.schema([schema.field(name) for name in names])
     batch = decode(source, asked, stop_row)
     if batch.num_rows == 0:

@@ -15,6 +15,12 @@ _UNKNOWN_FEATURES = (
     (re.compile(r"Unknown logical/physical type combination: .*'timestamp-nanos'"), "partitions by nanoseconds"),
 )
 
+# Fields that version 1 allows to be missing, and pyiceberg does not.
+_OPTIONAL_IN_VERSION_1 = {
+    "manifest-list": "a snapshot without a manifest list, as in very old tables",
+    "field-id": "partition fields without ids, as in very old tables",
+}
+
 
 @contextmanager
 def parsing(path: str, what: str) -> Iterator[None]:
@@ -55,6 +61,9 @@ def unknown_feature(error: BaseException) -> str | None:
     for each in found.errors(include_input=False, include_url=False):
         if each["type"] == "union_tag_invalid":
             return f"format version {each['ctx']['tag']}"
+        # (1, "snapshots", 0, "manifest-list"), with "metadata" before it in a catalog's answer
+        if each["type"] == "missing" and 1 in each["loc"][:2] and each["loc"][-1] in _OPTIONAL_IN_VERSION_1:
+            return _OPTIONAL_IN_VERSION_1[str(each["loc"][-1])]
         if re.search("unsupported|not (yet )?supported|type not recognized", each["msg"], re.IGNORECASE):
             return each["msg"].removeprefix("Value error, ")
     return None

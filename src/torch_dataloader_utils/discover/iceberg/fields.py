@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import IcebergType, NestedField
 
+# Iceberg spec, "Reserved Field IDs": columns that engines make up, or that files have and no schema names.
+_METADATA_COLUMNS = (
+    "_file",
+    "_pos",
+    "_deleted",
+    "_spec_id",
+    "_partition",
+    "_row_id",
+    "_last_updated_sequence_number",
+    "_change_type",
+    "_change_ordinal",
+    "_commit_snapshot_id",
+)
 _NAME_MAPPING = "schema.name-mapping.default"
 NamePath = tuple[str, ...]
 
@@ -34,29 +47,35 @@ def arrow_schema(schema: "Schema", wanted: Sequence[str] | None = None) -> pa.Sc
     fields = []
     for field in schema.fields:
         try:
-            fields.append(_arrow_field(field))
+            fields.append(_arrow_field(field, field.name))
         except UnsupportedFeatureError:
             if wanted is None or field.name in wanted:
                 raise
     return pa.schema(fields)
 
 
-def _arrow_field(field: "NestedField", *, nullable: bool = True) -> pa.Field:
+def metadata_column_hint(name: str) -> str:
+    """What to do about a name that is no column of the table."""
+    return " Metadata columns are not read; leave it out." if name in _METADATA_COLUMNS else ""
+
+
+def _arrow_field(field: "NestedField", column: str, *, nullable: bool = True) -> pa.Field:
+    """column: the name of the top-level column that the field is or lies in."""
     metadata = {FIELD_ID: str(field.field_id).encode()}
-    return pa.field(field.name, _arrow_type(field.field_type, field.name), nullable=nullable, metadata=metadata)
+    return pa.field(field.name, _arrow_type(field.field_type, column), nullable=nullable, metadata=metadata)
 
 
-def _arrow_type(iceberg_type: "IcebergType", name: str) -> pa.DataType:
+def _arrow_type(iceberg_type: "IcebergType", column: str) -> pa.DataType:
     from pyiceberg import types
 
     match iceberg_type:
         case types.StructType(fields=fields):
-            return pa.struct([_arrow_field(field) for field in fields])
+            return pa.struct([_arrow_field(field, column) for field in fields])
         case types.ListType():
-            return pa.list_(_arrow_field(iceberg_type.element_field))
+            return pa.list_(_arrow_field(iceberg_type.element_field, column))
         case types.MapType():
-            key = _arrow_field(iceberg_type.key_field, nullable=False)
-            return pa.map_(key, _arrow_field(iceberg_type.value_field))
+            key = _arrow_field(iceberg_type.key_field, column, nullable=False)
+            return pa.map_(key, _arrow_field(iceberg_type.value_field, column))
         case types.DecimalType(precision=precision, scale=scale):
             return pa.decimal128(precision, scale)
         case types.FixedType():
@@ -66,8 +85,8 @@ def _arrow_type(iceberg_type: "IcebergType", name: str) -> pa.DataType:
     plain = _PLAIN.get(str(iceberg_type))
     if plain is None:
         raise UnsupportedFeatureError(
-            f"column {name} is of Iceberg type {iceberg_type}, which is not supported. Leave it out of columns, or "
-            "drop it from the table."
+            f"column {column} holds values of Iceberg type {iceberg_type}, which is not supported. Leave it out of "
+            "columns, or drop it from the table."
         )
     return plain
 
@@ -125,7 +144,7 @@ def _chain(fields: "Sequence[NestedField]", field_id: int) -> "tuple[NestedField
 
 
 def _pruned(chain: "Sequence[NestedField]") -> pa.Field:
-    field = _arrow_field(chain[-1])
+    field = _arrow_field(chain[-1], chain[0].name)
     for outer in reversed(chain[:-1]):
         field = pa.field(outer.name, pa.struct([field]), metadata={FIELD_ID: str(outer.field_id).encode()})
     return field

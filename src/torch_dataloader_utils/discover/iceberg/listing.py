@@ -19,7 +19,6 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
 )
 from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
-from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,11 +69,6 @@ def _manifests(table: OpenTable, target: ScanTarget) -> list[Manifest]:
 
 
 def _manifest_list(table: OpenTable, snapshot: Any) -> list[Manifest]:
-    if snapshot.manifest_list is None:
-        raise UnsupportedFeatureError(
-            f"{table.name}: snapshot {snapshot.snapshot_id} has no manifest list, as in very old tables. "
-            "Commit anything to the table; newer writers make one."
-        )
     path = table.files.rules.resolve(snapshot.manifest_list)
     return read_manifest_list(path, table.files.read(path))
 
@@ -99,6 +93,8 @@ def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[Dat
         path = table.files.rules.resolve(entry.path)
         if path in found:
             raise corrupt(table.name, f"data file {redact(path)} is in the snapshot twice")
+        if entry.partition and entry.spec_id not in identity:
+            raise corrupt(table.name, f"data file {redact(path)} is of partition spec {entry.spec_id}, which it lacks")
         sources = identity.get(entry.spec_id, {})
         values = {sources[part]: value for part, value in entry.partition if part in sources}
         known = names.get(entry.spec_id, {})

@@ -14,6 +14,7 @@ from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.discover.iceberg.avro import read_records
 from torch_dataloader_utils.discover.iceberg.faults import parsing
+from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
 """Formats of data and equality delete files that are read, by their names in manifests."""
 
+# How files of encrypted tables begin (Iceberg spec, "AES GCM Stream").
+_ENCRYPTED = b"AGS1"
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID, _DATA_FILE_ID = 102, 2
 _SUMMARY_NAMES = {509: "contains_null", 518: "contains_nan", 510: "lower_bound", 511: "upper_bound"}
@@ -126,7 +129,12 @@ class ManifestEntry:
 
 
 def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
-    """The manifests of a snapshot, in the order of the list."""
+    """The manifests of a snapshot, in the order of the list.
+
+    Raises:
+        CorruptFileError: it does not decode. UnsupportedFeatureError: it is encrypted.
+    """
+    _check_plain(path, data)
     with parsing(path, "manifest list"):
         schema, records = read_records(data, _LIST_IDS)
         return [
@@ -150,12 +158,21 @@ def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistic
 
     Raises:
         CorruptFileError: it does not decode, or an entry has no sequence number it could inherit.
+        UnsupportedFeatureError: it is encrypted.
     """
+    _check_plain(path, data)
     with parsing(path, "manifest"):
         file_ids = _FILE_IDS if with_statistics else _FILE_IDS[:-_NUM_STATISTICS]
         file_schema, records = read_records(data, _ENTRY_IDS, {_DATA_FILE_ID: file_ids})
         partition_ids = _ids_inside(file_schema, _PARTITION_ID)
         return list(_entries(manifest, path, partition_ids, records))
+
+
+def _check_plain(path: str, data: Buffer) -> None:
+    if bytes(data[: len(_ENCRYPTED)]) == _ENCRYPTED:
+        raise UnsupportedFeatureError(
+            f"{redact(path)} is encrypted. Encrypted tables are not supported; read a copy that is not encrypted."
+        )
 
 
 def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], records: Iterator[Any]) -> Iterator[Any]:

@@ -24,7 +24,13 @@ from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataSca
 from torch_dataloader_utils.discover.iceberg.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
 from torch_dataloader_utils.discover.iceberg.faults import named_by_metadata
-from torch_dataloader_utils.discover.iceberg.fields import arrow_schema, initial_defaults, key_schema, name_ids
+from torch_dataloader_utils.discover.iceberg.fields import (
+    arrow_schema,
+    initial_defaults,
+    key_schema,
+    metadata_column_hint,
+    name_ids,
+)
 from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
 from torch_dataloader_utils.discover.iceberg.manifests import Content
@@ -83,7 +89,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
     """
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
     schema = arrow_schema(target.schema, options.columns)
-    check_columns(options.columns or (), schema)
+    check_columns(options.columns or (), schema, metadata_column_hint)
     request = _scan_request(table, target, options, schema)
     pruner = FilePruner(table.metadata, target.schema, pruning_expression(options.filters, options.scan_filter, schema))
     with named_by_metadata(table.name):
@@ -256,7 +262,9 @@ def _described(target: ScanTarget) -> str:
 def _snapshot_identity(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> str:
     """What binds a state to this scan: the same files of another snapshot may have other deletes."""
     snapshot = None if target.snapshot is None else target.snapshot.snapshot_id
-    return f"{table.metadata.table_uuid} snapshot {snapshot} from {options.snapshot.from_snapshot_id}"
+    # Version 1 may have no UUID; pyiceberg makes another one up each time.
+    uuid = table.metadata.table_uuid if "table_uuid" in table.metadata.model_fields_set else None
+    return f"{uuid} snapshot {snapshot} from {options.snapshot.from_snapshot_id}"
 
 
 def _delete_notes(listed: SnapshotFiles, deleted: PositionDeletes) -> tuple[str, ...]:

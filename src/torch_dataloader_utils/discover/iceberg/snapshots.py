@@ -107,14 +107,15 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
         return _at_time(metadata, choice.as_of_timestamp, name)
     for kind in ("branch", "tag"):
         wanted = getattr(choice, kind)
-        if wanted is not None:
-            refs = {key: ref for key, ref in metadata.refs.items() if ref.snapshot_ref_type.value == kind}
-            if wanted not in refs:
-                known = ", ".join(sorted(refs)) or "none"
-                raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {known}. Choose one of them.")
+        refs = {key: ref for key, ref in metadata.refs.items() if ref.snapshot_ref_type.value == kind}
+        if wanted in refs:
             return _by_id(metadata, refs[wanted].snapshot_id, name)
-    snapshot: Snapshot | None = metadata.current_snapshot()
-    return snapshot
+        # A table has its main branch from the start, and its reference from the first commit on.
+        if wanted is not None and (kind, wanted) != ("branch", "main"):
+            known = ", ".join(sorted(refs)) or "none"
+            raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {known}. Choose one of them.")
+    present = metadata.current_snapshot_id
+    return None if present is None else _by_id(metadata, present, name)
 
 
 def _by_id(metadata: "TableMetadata", snapshot_id: int, name: str) -> "Snapshot":
