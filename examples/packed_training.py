@@ -123,10 +123,16 @@ def global_batches(groups: PackingGroups, communicate: bool) -> Iterator[Schedul
     return iter(PackedLoader(samples, PackingConfig(max_seqlen_per_dp_cp_rank=128), per_rank, groups, scheduler))
 
 
-def train(rank: int, folder: str, communicate: bool) -> None:
-    """One process: an optimizer step for every global batch."""
+def run_rank(rank: int, folder: str, communicate: bool) -> None:
+    """One process. The group goes last, when the model and `PackingGroups` are gone: docs/how-to/ddp.md, at the end."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=DP_SIZE * CP_SIZE)
+    train(communicate)
+    dist.destroy_process_group()
+
+
+def train(communicate: bool) -> None:
+    """An optimizer step for every global batch."""
     groups = create_packing_groups(dp_size=DP_SIZE, cp_size=CP_SIZE)
     torch.manual_seed(0)
     model = PackedModel(groups)
@@ -145,9 +151,8 @@ def train(rank: int, folder: str, communicate: bool) -> None:
         dist.all_reduce(losses)
         optimizer.step()
         optimizer.zero_grad()
-        if rank == 0 and step % 4 == 0:
+        if dist.get_rank() == 0 and step % 4 == 0:
             print(f"step {step:2d}  {scheduled.num_microbatches} microbatches  loss {losses:.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -155,4 +160,4 @@ if __name__ == "__main__":
     parser.add_argument("--communicate", action="store_true", help="gather lengths and move sequences")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train, args=(str(Path(folder)), options.communicate), nprocs=DP_SIZE * CP_SIZE)
+        mp.spawn(run_rank, args=(str(Path(folder)), options.communicate), nprocs=DP_SIZE * CP_SIZE)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,9 +65,7 @@ def run_rank_on_device(rank: int, folder: Path) -> None:
 def run_rank(rank: int, folder: Path) -> None:
     """Joins every group of processes that has this rank, and saves what it got under `folder`."""
     torch.set_num_threads(1)
-    results: dict[tuple[tuple[int, int, int, int], str], Result] = {}
-    failures: dict[str, str] = {}
-    microbatch_failures: list[str] = []
+    saved: dict[str, Any] = {"results": {}}
     for world_size, shapes in SHAPES.items():
         if rank >= world_size:
             continue
@@ -77,17 +76,23 @@ def run_rank(rank: int, folder: Path) -> None:
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
-        for dp, cp, tp, pp in shapes:
-            groups = create_packing_groups(dp_size=dp, cp_size=cp, tp_size=tp, pp_size=pp, is_hybrid=True)
-            for name in scheduler_map:
-                results[(dp, cp, tp, pp), name] = one_global_batch(groups, name)
-            if (dp, cp, tp, pp) == (2, 2, 1, 2):
-                failures = {fault.__name__: outcome_of(fault, groups) for fault in FAULTS}
-            if (dp, cp, tp, pp) == (2, 1, 2, 1):
-                microbatch_failures = [microbatch_outcome_of(given, groups) for given in (iter([]), None, iter([{}]))]
+        for shape in shapes:
+            run_shape(shape, saved)
         dist.destroy_process_group()
-    saved = {"results": results, "failures": failures, "microbatch_failures": microbatch_failures}
     torch.save(saved, folder / f"rank{rank}.pt")
+
+
+def run_shape(shape: tuple[int, int, int, int], saved: dict[str, Any]) -> None:
+    """Every scheduler on one shape, and the faults of two shapes; its groups are gone when it returns."""
+    dp, cp, tp, pp = shape
+    groups = create_packing_groups(dp_size=dp, cp_size=cp, tp_size=tp, pp_size=pp, is_hybrid=True)
+    for name in scheduler_map:
+        saved["results"][shape, name] = one_global_batch(groups, name)
+    if shape == (2, 2, 1, 2):
+        saved["failures"] = {fault.__name__: outcome_of(fault, groups) for fault in FAULTS}
+    if shape == (2, 1, 2, 1):
+        nothings = (iter([]), None, iter([{}]))
+        saved["microbatch_failures"] = [microbatch_outcome_of(given, groups) for given in nothings]
 
 
 def one_global_batch(groups: PackingGroups, scheduler_name: str) -> Result:

@@ -56,8 +56,8 @@ def main(name: str, data: str, reports: Path) -> None:
     program = compile(text, f"{name.lower()}.py", "exec")
     exec(program, {"__name__": "__main__", "model": given, "optimizer": optimizer, "num_epochs": NUM_EPOCHS})
     (reports / f"rank{os.environ['RANK']}.json").write_text(json.dumps(model.steps))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    dist.destroy_process_group()

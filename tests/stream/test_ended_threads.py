@@ -8,6 +8,7 @@ import pytest
 
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._runtime import thread_pool
 from torch_dataloader_utils._runtime.thread_pool import ThreadPool
 
 TASKS = Path("/proc/self/task")
@@ -53,6 +54,27 @@ def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
     assert not job.done()
     may_end.set()
     assert job.result()
+
+
+def test_a_thread_that_leaves_after_the_second_is_gone_at_the_next_fork(monkeypatch):
+    pool, may_end = ThreadPool(1, "test"), threading.Event()
+    job = pool.submit(may_end.wait)
+    (thread,) = [each for each in threading.enumerate() if each.name.startswith("test")]
+    pool.shutdown(wait=False)
+    fork()
+    asked = []
+
+    def is_there(left):
+        asked.append(left)
+        return len(asked) < 3  # as if the system were slow to end it
+
+    monkeypatch.setattr(thread_pool, "_is_there", is_there)
+    may_end.set()
+    assert job.result()
+    thread.join()
+    fork()
+    fork()
+    assert asked == [thread] * 3  # and it is forgotten then
 
 
 def test_a_job_of_an_ended_pool_may_fork():
