@@ -63,7 +63,7 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
     _check_budget(source, footer, columns, rows)
     with source.open(lambda: _spans(source, footer, columns)) as file:
-        stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=stop_row is not None)
+        stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=rows < group.num_rows)
         # Iceberg's timestamps are microseconds, whatever holds them.
         int96_unit = _WIDE_UNIT if isinstance(task.extra, IcebergFile) else None
         if int96_unit is None:
