@@ -86,9 +86,12 @@ def write_parquet(path: Path, table: pa.Table, group_rows: int = 1 << 20, **opti
     return parquet_tasks(path)
 
 
-def write_orc(path: Path, table: pa.Table, stripe_bytes: int = 64 << 10) -> list[RowGroupTask]:
-    """Writes the table; its tasks, stripe lengths from an independent walk of the file tail."""
-    orc.write_table(table, path, stripe_size=stripe_bytes)
+def write_orc(path: Path, table: pa.Table, stripe_bytes: int = 64 << 10, **options: Any) -> list[RowGroupTask]:
+    """Writes the table; its tasks, stripe lengths from an independent walk of the file tail.
+
+    With stripes of one byte, an uncompressed file with a column of floats gets a stripe a batch (`batch_size` rows).
+    """
+    orc.write_table(table, path, stripe_size=stripe_bytes, **options)
     file = orc.ORCFile(path)
     tasks, first = [], 0
     for ordinal, (offset, length, rows) in enumerate(_stripes(file)):

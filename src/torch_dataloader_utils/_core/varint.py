@@ -23,3 +23,12 @@ def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, start + place + 1
     raise ValueError(f"a number of more than {_MOST_BYTES} bytes")
+
+
+def write_varint(number: int) -> bytes:
+    """The bytes of a number, not negative."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.varint import read_varint
+from torch_dataloader_utils._core.varint import read_varint, write_varint
 
 
 class Type(IntEnum):
@@ -142,22 +142,14 @@ def write_list(length: int, kind: int) -> bytes:
     """The header of a list."""
     if length < _LONG_LIST:
         return bytes([length << 4 | kind])
-    return bytes([_LONG_LIST << 4 | kind]) + _write_varint(length)
+    return bytes([_LONG_LIST << 4 | kind]) + write_varint(length)
 
 
 def write_integer(value: int) -> bytes:
     """An integer of any width, not negative."""
-    return _write_varint(value << 1)
+    return write_varint(value << 1)
 
 
 def write_binary(value: bytes) -> bytes:
     """Bytes, or a text in UTF-8."""
-    return _write_varint(len(value)) + value
-
-
-def _write_varint(value: int) -> bytes:
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*written, value])
+    return write_varint(len(value)) + value

@@ -22,9 +22,11 @@ from torch_dataloader_utils.errors import (
     UnsupportedFeatureError,
 )
 
-# Everything that Arrow's readers raise on foreign files (501 of them were probed), and no more: a TypeError or
-# KeyError of our own stays what it is.
-_FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError)
+FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError)
+"""Everything that Arrow's readers raise on foreign files (501 of them were probed), and no more.
+
+A TypeError or KeyError of our own stays what it is.
+"""
 
 # How pyarrow's Parquet reader names what is missing to read an encrypted file.
 _ENCRYPTED = re.compile(r"\bencrypted\b|\bdecrypt(ion|or)\b")
@@ -56,7 +58,7 @@ def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> I
         raise
     except LoaderError:
         raise
-    except _FOREIGN as error:
+    except FOREIGN as error:
         if isinstance(error, FileNotFoundError):
             raise _gone(task) from error
         if not file_is_planned():
