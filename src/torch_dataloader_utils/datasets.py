@@ -190,7 +190,8 @@ class StructuredDataset(WiredDataset):
             pad_to_multiple_of: what max_tokens_per_batch rounds lengths up to; None: as PadRagged in collate_fn pads.
             padding_free: max_tokens_per_batch limits the sum of lengths, and batches mix rows of all lengths.
             pack: documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.
-            inventory: from `scan_files` or `load_inventory`; then nothing is listed.
+            inventory: from `scan_files` or `load_inventory`; then it is what is read, and nothing is listed. If it has
+                files elsewhere than in `path`, that is a warning.
             page_checksums: check Parquet page checksums where the file has them.
             on_error: "skip" decodes every row group once before the plan and leaves out, with a warning that names
                 them, those that are corrupt; steps stay equal. "raise" raises when they are met.

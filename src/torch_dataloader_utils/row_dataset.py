@@ -73,7 +73,8 @@ class RowDataset(Dataset[Any]):
             files: data files, paths, or a directory or pattern.
             format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
                 credentials, remote, nulls, stack and page_checksums.
-            inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then nothing is listed. Deletes apply.
+            inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then it is what is read, and nothing is
+                listed. Deletes apply.
             output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
                 values ("dict"), or a RecordBatch of one row ("arrow").
             cache_bytes: decoded row groups kept in each process, an int or text such as "1GiB"; the last one used

@@ -1,11 +1,13 @@
 """How commands end: signals, full disks, workers that must not outlive their parent."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures.process import BrokenProcessPool
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,8 +44,17 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, number):
+# One that is sent to the whole group reaches the workers too: a terminal sends Ctrl-C so, and supervisors SIGTERM.
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [
+        (signal.SIGKILL, os.kill),
+        (signal.SIGTERM, os.kill),
+        (signal.SIGTERM, os.killpg),
+        (signal.SIGINT, os.killpg),
+    ],
+)
+def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, number, send):
     script, temporary = tmp_path / "pool.py", tmp_path / "temporary"
     script.write_text(POOL)
     temporary.mkdir()
@@ -56,8 +67,7 @@ def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, num
     )
     try:
         assert [command.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
-        # A terminal sends Ctrl-C to the whole group.
-        (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
+        send(command.pid, number)
         # The end of stdout, which the workers hold too, is the end of all of them.
         output, errors = command.communicate(timeout=60)
     except BaseException:
@@ -67,6 +77,68 @@ def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, num
     assert command.returncode != 0
     assert list(temporary.iterdir()) == []
     assert errors.count(b"Traceback") == (0 if number == signal.SIGKILL else 1)
+
+
+# Ctrl-C once the process is there and before it is told what to do. Another thread than the one that starts it takes
+# the signal, as Arrow's do.
+STARTING = """
+import multiprocessing.util, os, signal, threading, time
+from torch_dataloader_utils.cli.process_pool import process_pool
+
+def spawn(path, arguments, descriptors):
+    process = start(path, arguments, descriptors)
+    if "--multiprocessing-fork" in arguments:
+        signal.pthread_kill(other.ident, signal.SIGINT)
+        os.read(came, 1)
+    return process
+
+if __name__ == "__main__":
+    came, sent = os.pipe()
+    os.set_blocking(sent, False)
+    signal.set_wakeup_fd(sent)
+    other = threading.Thread(target=time.sleep, args=(3600,), daemon=True)
+    other.start()
+    start, multiprocessing.util.spawnv_passfds = multiprocessing.util.spawnv_passfds, spawn
+    try:
+        with process_pool(1) as pool:
+            pool.submit(int)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_worker_that_is_interrupted_as_it_starts_prints_nothing(tmp_path):
+    script = tmp_path / "pool.py"
+    script.write_text(STARTING)
+    done = subprocess.run([sys.executable, script], capture_output=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"interrupted\n", b"")
+
+
+def test_a_pool_ends_when_one_of_its_workers_is_killed():
+    with process_pool(2) as pool:
+        busy = [pool.submit(signal.pause) for _ in range(2)]
+        victim = next(iter(multiprocessing.active_children()))
+        victim.kill()
+        with pytest.raises(BrokenProcessPool):
+            busy[0].result()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_leave_it_to_their_parent_what_a_signal_means(number):
+    with process_pool(1) as pool:
+        assert pool.submit(signal.raise_signal, number).result() is None
+
+
+def test_an_interrupt_is_told_where_a_library_was_imported_in_that_moment():
+    # numpy, half imported, cannot be imported again.
+    script = """
+import sys
+sys.modules["numpy"] = None
+from torch_dataloader_utils.cli.failures import Terminated, of_interrupt
+of_interrupt(Terminated()).show()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, b"tdu: Terminated.\n")
 
 
 @pytest.mark.parametrize("name", ["verify", "bench"])

@@ -318,6 +318,18 @@ def test_states_of_unknown_counts_out_of_rank_order_are_refused(table, steps):
         merge_states([states[1], states[0], states[2]])
 
 
+def test_states_out_of_rank_order_that_give_a_rank_more_steps_than_it_has_are_refused(table):
+    topology = Topology(num_ranks=2, num_workers=1, batch_size=4)
+    ranks = [Rank(table, CHUNKS, topology, rank) for rank in range(2)]
+    longer = max(ranks, key=lambda rank: rank.steps)
+    assert longer.steps > min(rank.steps for rank in ranks) + 1
+    longer.take(longer.steps - 1)
+    states = [rank.dataset.state_dict() for rank in ranks]
+    dataset_of_rank(table, topology, 0, merge_states(states), **CHUNKS)
+    with pytest.raises(CheckpointMismatchError, match="were not in rank order"):
+        dataset_of_rank(table, topology, 0, merge_states(states[::-1]), **CHUNKS)
+
+
 def test_a_rank_that_received_nothing_yet_is_merged_where_counts_are_unknown(table):
     expected = [row for batch in receive(load(table, 1, 0, **UNKNOWN)) for row in batch]
     received, states = stop_ranks(table, [2, 0, 1], **UNKNOWN)

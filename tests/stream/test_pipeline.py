@@ -205,8 +205,24 @@ def test_a_second_shuffled_pass_without_set_epoch_warns(table):
 
 def test_an_inventory_saves_the_scan(table):
     inventory = scan_files(str(table[0]))
-    loader, _ = StructuredDataset.create_dataloader("not looked at", inventory=inventory, num_workers=0)
+    loader, _ = StructuredDataset.create_dataloader("", inventory=inventory, num_workers=0)
     assert sum(batch.num_rows for batch in loader) == table[1]
+
+
+@pytest.mark.parametrize("path", ["{table}/elsewhere", ["{table}/part-00.parquet"], "memory://table"])
+def test_an_inventory_of_other_files_than_the_path_warns(table, path):
+    path = path.format(table=table[0]) if isinstance(path, str) else [each.format(table=table[0]) for each in path]
+    inventory = scan_files(str(table[0]))
+    with pytest.warns(UserWarning, match="is not what is read: inventory= is, and has files elsewhere") as warned:
+        loader, _ = StructuredDataset.create_dataloader(path, inventory=inventory, num_workers=0)
+    assert [warning.filename for warning in warned] == [__file__]
+    assert sum(batch.num_rows for batch in loader) == table[1]
+
+
+def test_an_inventory_may_be_of_a_part_of_what_is_named(table):
+    inventory = scan_files(f"{table[0]}/part-00.parquet")
+    for path in (table[0], [f"{table[0]}/*"], [], None):
+        assert len(StructuredDataset(path, inventory=inventory)) > 0
 
 
 def test_unknown_counts_deliver_every_row_and_have_no_length(table):

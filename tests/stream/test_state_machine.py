@@ -33,7 +33,7 @@ class Rank:
     """One rank of a job: its data set, and the round robin over its workers that a DataLoader would do."""
 
     def __init__(self, inventory, options, topology, rank, state):
-        self.dataset = dataset_of_rank("inventory", topology, rank, state, inventory=inventory, **options)
+        self.dataset = dataset_of_rank("", topology, rank, state, inventory=inventory, **options)
         self.run = self.dataset.progress.begin(topology)
         self.plan = self.dataset.planner.plan(self.run.position)
         self.done = self.run.position.segment.steps_of(rank)

@@ -281,7 +281,20 @@ def test_parts_that_another_build_took_away_are_told_as_that(directory: Path, tm
     options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
     with pytest.raises(FileChangedError, match="Another process builds this corpus"):
         build_corpus(directory, tmp_path / "out", on_progress=take, **options)
-    build_corpus(directory, tmp_path / "out", **options)
+    assert build_corpus(directory, tmp_path / "out", **options).reused_parts == 8
+    assert read_corpus(str(tmp_path / "out")) == ALL
+
+
+def test_a_build_that_another_one_overtook_leaves_no_parts(directory: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
+
+    def overtake(done: int, total: int, _: int) -> None:
+        if done == 2:
+            build_corpus(directory, tmp_path / "out", **options)
+
+    with pytest.raises(FileChangedError, match="Another process builds this corpus"):
+        build_corpus(directory, tmp_path / "out", on_progress=overtake, **options)
+    assert not (tmp_path / "out.parts").exists()
     assert read_corpus(str(tmp_path / "out")) == ALL
 
 

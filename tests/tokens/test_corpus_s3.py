@@ -155,6 +155,17 @@ def test_a_build_of_two_corpora_that_failed_at_the_second_is_gone_on_with(
     assert [each.tolist() for dataset in made for each in dataset] == DOCUMENTS
 
 
+def test_a_build_that_another_one_overtook_leaves_no_parts(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
+    def overtake(done: int, total: int, _: int) -> None:
+        if done == 2:
+            _build(data, s3_access)
+
+    with pytest.raises((FileChangedError, NoDataError)):
+        _build(data, s3_access, on_progress=overtake)
+    assert not any("out.parts" in name for name in s3.names())
+    assert _documents(s3_access) == DOCUMENTS
+
+
 def test_a_large_corpus_is_joined_in_blocks_over_the_borders_of_parts(
     s3: MotoS3, s3_access: StoreAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

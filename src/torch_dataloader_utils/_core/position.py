@@ -65,9 +65,19 @@ class Segment:
         return [known[rank] for rank in wanted]
 
     def counted(self, rank_steps: tuple[int, ...]) -> "Segment":
-        """The same segment with numbers for the ranks that took all their steps; rank_steps: the plan's steps."""
+        """The same segment with numbers for the ranks that took all their steps; rank_steps: the plan's steps.
+
+        Raises:
+            CheckpointMismatchError: a rank took more steps than it has.
+        """
         if not isinstance(self.steps, tuple):
             return self
+        for rank, (taken, most) in enumerate(zip(self.steps, rank_steps, strict=True)):
+            if taken is not None and taken > most:
+                raise CheckpointMismatchError(
+                    f"The state says that rank {rank} took {taken} steps, and of this data it has {most}. The states "
+                    "that it was merged from were not in rank order: call merge_states with rank 0's first."
+                )
         steps = tuple(most if steps is None else steps for steps, most in zip(self.steps, rank_steps, strict=True))
         return replace(self, steps=steps)
 

@@ -39,11 +39,13 @@ class Failure(click.ClickException):
     """An error for people: one line without the secrets of URLs that the command was given, and the exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        from torch_dataloader_utils._store.censor import censored_text
-
         text = " ".join(message.split())
         # Without a URL (which pathlib writes with one slash) "?year=2024" is a pattern, and "a:b@c" a column.
-        super().__init__(censored_text(text) if ":/" in text else text)
+        if ":/" in text:
+            from torch_dataloader_utils._store.censor import censored_text
+
+            text = censored_text(text)
+        super().__init__(text)
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:

@@ -6,12 +6,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import ParamSpec, TypeVar
 
+from torch_dataloader_utils._runtime.held_signals import held
 from torch_dataloader_utils._runtime.parent import end_with_parent
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+# A terminal sends the one to the whole group of processes, and supervisors (systemd, timeout) the other. The parent
+# ends its workers; a traceback of each would say nothing, and a pool whose workers die first adds one of its own.
+_SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
@@ -28,25 +34,37 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             yield pool
 
 
+class _Worker(SpawnProcess):
+    def terminate(self) -> None:
+        """So the pool ends the others when one has died; by SIGKILL, as SIGTERM is blocked in them."""
+        self.kill()
+
+
+class _WorkerContext(SpawnContext):
+    Process = _Worker
+
+
 class _SpawnedPool(ProcessPoolExecutor):
     """Spawned, because Arrow's threads do not survive a fork."""
 
     def __init__(self, workers: int, directory: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        super().__init__(workers, mp_context=context, initializer=_begin, initargs=(directory,))
+        super().__init__(workers, mp_context=_WorkerContext(), initializer=_begin, initargs=(directory,))
 
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Future[Result]:
-        """See Executor. Processes are started here: they inherit that SIGINT is blocked, from their first instruction.
+        """See Executor. Processes are started here: they inherit what is blocked, from their first instruction.
 
-        A terminal sends Ctrl-C to all of them; the parent ends them, and a traceback of each would say nothing.
+        This process is interrupted only when they have been told what to do: one that has not fails with a traceback.
         """
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            return super().submit(fn, *args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        with held(*_SENT_TO_ALL) as deliver:
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
+            try:
+                future = super().submit(fn, *args, **kwargs)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        deliver()
+        return future
 
 
 def _begin(directory: str) -> None:

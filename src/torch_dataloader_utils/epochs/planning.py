@@ -187,11 +187,14 @@ class Planner:
         """The position with a number of steps, from the plan, wherever its log says that a rank took all its steps.
 
         Without row counts the position is returned as it is.
+
+        Raises:
+            CheckpointMismatchError: a rank took more steps than the plan has for it.
         """
         log: tuple[Segment, ...] = ()
         for segment in (*position.history, position.segment):
             steps = None
-            if isinstance(segment.steps, tuple) and None in segment.steps:
+            if isinstance(segment.steps, tuple) and self.space.exact:
                 before = replace(position, history=log, segment=Segment(topology=segment.topology))
                 steps = self.plan(before).rank_steps
             log = (*log, segment if steps is None else segment.counted(steps))

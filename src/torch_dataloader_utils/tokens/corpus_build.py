@@ -17,7 +17,7 @@ from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._runtime.executor import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, FileChangedError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions, CorpusPart, digest_part, divide_parts
 from torch_dataloader_utils.tokens.corpus_sources import SourceFormat, Sources, plan_parts
@@ -139,7 +139,12 @@ def build_corpus(
         )
     job = _Job.of(parts, options, store)
     _check_resumes(existing, job)
-    return _build(job, outputs, executor, on_progress)
+    try:
+        return _build(job, outputs, executor, on_progress)
+    except (FileChangedError, NoDataError):
+        if not overwrites:
+            _remove_if_published(outputs, store)
+        raise
 
 
 def _check_prefix(output_prefix: str) -> None:
@@ -180,6 +185,13 @@ def _check_resumes(existing: Sequence[str], job: _Job) -> None:
     """ConfigError, unless this very build made them and failed joining the next one: then all its parts are there."""
     if existing and len(job.store.find(job.keys)) < len(job.keys):
         raise _exists(existing[0])
+
+
+def _remove_if_published(outputs: Sequence[str], store: PartStore) -> None:
+    """Remove the parts if another build has published these corpora meanwhile: no call would go on with them."""
+    with suppress(OSError):
+        if all(store.exists(output) for output in outputs):
+            store.remove()
 
 
 def _build(job: _Job, outputs: Sequence[str], executor: Executor | None, on_progress: Progress | None) -> CorpusReport:
