@@ -15,6 +15,7 @@ from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
+from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.tables.file_source import find_inventory
 from torch_dataloader_utils.tables.keyword_options import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names
@@ -31,6 +32,9 @@ class WiredDataset(TableDataset):
     _wired_from: tuple[Inventory, TableOptions, StoreAccess] | None = None
 
     def __init__(self, inventory: Inventory, options: TableOptions, access: StoreAccess) -> None:
+        num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
+        # Not with the mesh, which would keep its process group for as long as the data set lives.
+        options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
         super().__init__(wire(inventory, options, access))
         self._wired_from = inventory, options, access
 

@@ -1,10 +1,11 @@
 """`num_ranks="auto"`, meshes and the warnings of loaders that nobody shares, without starting processes."""
 
+import gc
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -75,6 +76,23 @@ def test_what_is_no_number_in_the_environment_is_named(monkeypatch: pytest.Monke
         monkeypatch.setenv(each, "first" if each == name else "2")
     with pytest.raises(ConfigError, match=f"{name}='first' in the environment.*pass num_ranks and rank"):
         resolve_ranks("auto", 0)
+
+
+@pytest.mark.parametrize("group", [(4, 3)], indirect=True)
+def test_a_loader_does_not_hold_its_mesh(group: tuple[int, int], tmp_path: Path) -> None:
+    write_rows(tmp_path / "table")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    loader, dataset = StructuredDataset.create_dataloader(tmp_path / "table", mesh=mesh, num_workers=0)
+    held = set(map(id, (mesh, mesh.get_group("dp"), mesh.get_group("tp"))))
+    seen: set[int] = set()
+    left: list[object] = [loader, dataset]
+    while left:
+        each = left.pop()
+        if id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType):
+            seen.add(id(each))
+            left += gc.get_referents(each)
+    assert not held & seen
+    assert (dataset.plan().topology.num_ranks, dataset.rank) == (2, 1)
 
 
 @pytest.mark.parametrize("group", [(8, rank) for rank in range(8)], indirect=True)

@@ -19,7 +19,6 @@ from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.tables.rank_share import counting_share
 from torch_dataloader_utils.tables.table_options import TableOptions
@@ -34,8 +33,8 @@ _SMALL_BYTES = 64 << 10
 
 
 def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> Stages:
-    """The stages of one data set."""
-    num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
+    """The stages of one data set; options: with the ranks as numbers."""
+    num_ranks, rank = int(options.num_ranks), options.rank
     topology = options.topology(num_ranks)
     topology.check_rank(rank)
     strategy = find_strategy(options.split_strategy)
