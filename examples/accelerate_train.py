@@ -8,6 +8,7 @@ last batches of an epoch, which are not of one size on all ranks: every row come
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 from accelerate import Accelerator
 from examples.trips import FEATURES, audit, find_trips
 from torch import nn

@@ -7,7 +7,8 @@ The loader is a `Stateful`: torch.distributed.checkpoint saves and loads it besi
 a mesh of "cuda", and `batch.to("cuda", non_blocking=True)`.
 """
 
-import gc
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -18,7 +19,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import debug
 
 from torch_dataloader_utils import StructuredDataset
 
@@ -78,18 +78,11 @@ def main() -> None:
             audit(epoch, row_ids)
 
 
-def let_go_of_mesh() -> None:
-    """With gloo alone: else its threads outlive the group; see "When a job ends" in docs/how-to/ddp.md."""
-    clear_cache = getattr(debug, "_clear_sharding_prop_cache", None)  # torch 2.6 has none
-    if clear_cache is not None:
-        clear_cache()
-    gc.collect()
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     try:
         main()
-        let_go_of_mesh()
     finally:
         dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # with gloo alone: caches of torch keep its threads; see "When a job ends" in docs/how-to/ddp.md

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 from examples.trips import FEATURES, audit, find_trips
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -75,3 +76,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # which Lightning leaves to the program

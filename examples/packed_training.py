@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention

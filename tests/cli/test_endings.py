@@ -69,7 +69,7 @@ def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, num
         assert [command.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
         send(command.pid, number)
         # The end of stdout, which the workers hold too, is the end of all of them.
-        output, errors = command.communicate(timeout=60)
+        output, errors = command.communicate(timeout=200)
     except BaseException:
         os.killpg(command.pid, signal.SIGKILL)
         raise
@@ -160,9 +160,9 @@ def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
             env={**os.environ, VARIABLE: "off"},
         )
         try:
-            assert reads.wait(60)
+            assert reads.wait(200)
             command.send_signal(signal.SIGINT)
-            _, errors = command.communicate(timeout=25)
+            _, errors = command.communicate(timeout=50)
         finally:
             may_go.set()
             command.kill()
@@ -177,7 +177,7 @@ def test_a_reader_that_leaves_is_not_data_that_is_wrong(tmp_path, options):
     os.close(reading)
     try:
         command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", str(tmp_path), *options]
-        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=100)
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=300)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gloo_threads import check_ended, python_path
+
 ROOT = Path(__file__).parents[2]
 EPOCHS = [f"epoch {epoch}: 20,015 + 20,015 = 40,030 rows, each once" for epoch in range(2)]
 
@@ -21,18 +23,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str) -> list[str]:
     """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
     command = [sys.executable, "-m"]
+    fixed = {"PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
     if num_processes is not None:
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), "-m"]
     done = subprocess.run(
         [*command, f"examples.{module}", *arguments],
         cwd=home,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"},
+        env={**os.environ, **fixed},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-10_000:]
+    check_ended(done.stdout)
     return done.stdout.splitlines()
 
 
@@ -61,6 +65,11 @@ def test_fsdp2_stops_in_an_epoch_and_goes_on_with_another_number_of_ranks(home: 
         "rank 0 read the other 29,790 rows of epoch 1",
         "epoch 2: 40,030 = 40,030 rows, each once",
     ]
+
+
+def test_packed_training(home: Path) -> None:
+    lines = run(home, "packed_training", None, "--communicate")
+    assert [line.split()[:2] for line in lines] == [["step", str(step)] for step in range(0, 20, 4)]
 
 
 @needs("accelerate")

@@ -46,7 +46,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = shutil.copytree(PLUGIN, work / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     target = work / "installed"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", str(target), str(source)], check=True, timeout=120)
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True, timeout=300)
     return target
 
 
@@ -63,7 +63,7 @@ def run(script: str, files: Path, plugin: Path) -> str:
     """The output of a fresh interpreter that has the plug-in on its path."""
     environment = {**os.environ, "PYTHONPATH": str(plugin)}
     command = [sys.executable, "-W", "ignore:Ranks take different", "-c", script, str(files)]
-    return subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, check=True, timeout=300, env=environment, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_installed_strategy_is_used_by_its_name(plugin: Path, files: Path) -> None:

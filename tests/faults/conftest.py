@@ -1,13 +1,16 @@
 """One server and one open client for all tests: opening a client takes s3fs half a second."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.faults.s3_server import S3Server
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess
 
-QUICK = RetryPolicy(most_seconds=20, first_delay_seconds=0.001, most_delay_seconds=0.01, progress_seconds=0.3)
+QUICK = RetryPolicy(most_seconds=20, first_delay_seconds=0.001, most_delay_seconds=0.01)
+# On a busy machine it gives up replies that do come, too: for tests that do not count requests.
+IMPATIENT = replace(QUICK, progress_seconds=0.3)
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,9 @@ def server(lasting_server: S3Server) -> Iterator[S3Server]:
 def access(lasting_server: S3Server) -> StoreAccess:
     """How to reach it, with short waits and without caches."""
     return StoreAccess.of(lasting_server.storage_options, remote=RemoteOptions(retry=QUICK, keep_footers=False))
+
+
+@pytest.fixture(scope="session")
+def impatient_access(access: StoreAccess) -> StoreAccess:
+    """By the same client; a reply that stalls is soon asked for again."""
+    return replace(access, remote=replace(access.remote, retry=IMPATIENT))

@@ -65,7 +65,7 @@ def run(path: str, method: str, how: str) -> None:
         num_workers=2,
         transform=None if how.startswith("shot") else Doom(how),
         persistent_workers=how == "shot-after",
-        timeout=(3 if method == "fork" else 20) if how == "hangs" else 0,
+        timeout=(10 if method == "fork" else 20) if how == "hangs" else 0,
         multiprocessing_context=method,
     )
     rows: list[int] = []

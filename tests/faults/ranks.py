@@ -15,8 +15,8 @@ def run_ranks(job: Callable[..., None], meeting: Path, *args: Any) -> list[Any]:
     children = [fork.Process(target=job, args=(rank, str(meeting), *args, pipes[rank][1])) for rank in range(RANKS)]
     for child in children:
         child.start()
-    answers = [ours.recv() if ours.poll(60) else None for ours, _ in pipes]
+    answers = [ours.recv() if ours.poll(200) else None for ours, _ in pipes]
     for child in children:
-        child.join(20)
+        child.join(60)
         child.kill()
     return answers

@@ -91,6 +91,15 @@ def change(**changes: Any) -> Action:
     return act
 
 
+def once_in_flight(least: int) -> Action:
+    """Answers as soon as so many requests were under way at once, or after long."""
+
+    def act(server: "S3Server", request: Request, reply: Reply) -> None:
+        server.wait_for_requests(least)
+
+    return act
+
+
 def replace_object(key: str, data: bytes | None) -> Action:
     """Replaces (None: deletes) an object after this request was answered from the old one."""
 
@@ -125,7 +134,7 @@ class S3Server:
         self.outlasted = 0
         self.done = threading.Event()
         self._in_flight = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._httpd = _Httpd(("127.0.0.1", 0), _Handler)
         self._httpd.s3 = self
         self._thread = threading.Thread(target=self._httpd.serve_forever, args=(0.05,), daemon=True)
@@ -173,11 +182,17 @@ class S3Server:
         with self._lock:
             self._in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
+            self._lock.notify_all()
         try:
             yield
         finally:
             with self._lock:
                 self._in_flight -= 1
+
+    def wait_for_requests(self, least: int) -> None:
+        """Until so many were under way at once since the last `forget`; not for longer than a client waits."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.most_in_flight >= least, _STALL_SECONDS)
 
     def answer(self, request: Request, query: dict[str, list[str]]) -> Reply:
         """The reply, after rules."""
@@ -269,6 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         s3 = self.server.s3
+        done = s3.done
         with s3.in_flight():
             parts = urlsplit(self.path)
             key = unquote(parts.path).lstrip("/").partition("/")[2]
@@ -282,11 +298,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
             reply = s3.answer(request, parse_qs(parts.query))
             time.sleep(s3.latency_seconds + reply.delay_seconds)
-            self._send(s3, reply)
+            self._send(s3, reply, done)
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _send(self, s3: S3Server, reply: Reply) -> None:
+    def _send(self, s3: S3Server, reply: Reply, done: threading.Event) -> None:
         self.send_response(reply.status)
         self.send_header("x-amz-request-id", "REQUEST-ID")
         for name, value in ({"Content-Length": str(len(reply.body))} | reply.headers).items():
@@ -297,7 +313,7 @@ class _Handler(BaseHTTPRequestHandler):
         stop = min(n for n in (reply.cut_after, reply.stall_after, len(reply.body)) if n is not None)
         self.wfile.write(reply.body[:stop])
         self.wfile.flush()
-        if reply.stall_after is not None and not s3.done.wait(_STALL_SECONDS):
+        if reply.stall_after is not None and not done.wait(_STALL_SECONDS):
             s3.outlasted += 1
         if stop < len(reply.body):
             self.close_connection = True

@@ -39,7 +39,7 @@ class TcpProxy:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        started.wait(10)
+        started.wait(60)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -110,7 +110,7 @@ def test_a_flip_in_a_footer_never_gives_another_count_without_an_error(tmp_path:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     codes = [int(line) for line in done.stdout.split()]
     assert done.returncode == 0

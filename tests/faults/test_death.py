@@ -125,8 +125,8 @@ def test_workers_end_with_the_trainer_and_leave_nothing(
     workers = started_and_waiting(job)
     assert len(workers) >= 2
     job.send_signal(sign)
-    _, errors = job.communicate(timeout=30)
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, errors = job.communicate(timeout=100)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
     assert errors.count("Traceback") <= 1
     assert shared_memory_of([job.pid, *(worker.pid for worker in workers)]) == []

@@ -65,8 +65,8 @@ def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: 
         text=True,
     )
     try:
-        assert asked.wait(60)
-        output, _ = job.communicate("\n", timeout=25)
+        assert asked.wait(200)
+        output, _ = job.communicate("\n", timeout=50)
     finally:
         job.kill()
         job.communicate()
@@ -96,7 +96,7 @@ sys.stdin.read(1)
 @pytest.mark.parametrize(("method", "place"), [("stat", "f"), ("list_files", "f"), ("list_files", "d/*.parquet")])
 def test_a_process_ends_though_a_look_up_or_a_listing_is_under_way(method: str, place: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(60)
+        silent.settimeout(200)
         job = subprocess.Popen(
             [sys.executable, "-c", LOOK_UP, f"http://127.0.0.1:{silent.getsockname()[1]}/{place}", method],
             stdin=subprocess.PIPE,
@@ -107,7 +107,7 @@ def test_a_process_ends_though_a_look_up_or_a_listing_is_under_way(method: str, 
         try:
             connection, _ = silent.accept()
             assert connection.recv(1)
-            output, _ = job.communicate("\n", timeout=25)
+            output, _ = job.communicate("\n", timeout=50)
         finally:
             job.kill()
             job.communicate()
@@ -174,7 +174,7 @@ def test_what_fails_does_not_wait_for_what_else_is_under_way(begin: Callable[[St
     answered, may_go = threading.Event(), threading.Event()
 
     def stall(server: S3Server, request: Any, reply: Any) -> None:
-        if not may_go.wait(30):
+        if not may_go.wait(60):
             answered.set()
 
     server = S3Server()
@@ -195,5 +195,5 @@ def test_what_fails_does_not_wait_for_what_else_is_under_way(begin: Callable[[St
         may_go.set()
         for thread in set(threading.enumerate()) - before:
             if thread.name.startswith("tdu-"):
-                thread.join(20)
+                thread.join(60)
         server.close()

@@ -31,7 +31,7 @@ SOME = pc.field("n") < 3  # of every row group: statistics do not say how many r
 
 def _rank(rank: int, meeting: str, build: Callable[[int], object], answer: Any) -> None:
     # Who waits for a rank that failed ends after this time, with gloo's error.
-    limit = timedelta(seconds=20)
+    limit = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=limit)
     try:
         build(rank)

@@ -46,7 +46,7 @@ def verdicts() -> dict[str, dict[str, Any]]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     answers = [json.loads(line) for line in child.stdout.splitlines()]
     return {answer["case"]: answer for answer in answers}

@@ -50,6 +50,6 @@ def test_bad_connections_cost_time_and_no_row(server: S3Server, toxic: Toxic) ->
         proxy.close()
     for thread in threading.enumerate():
         if thread.name.startswith("tdu-"):
-            thread.join(5)
+            thread.join(60)
     left = {thread.name for thread in threading.enumerate()} - before
     assert not [name for name in left if name.startswith("tdu-")]

@@ -75,9 +75,9 @@ def test_a_process_forked_after_its_use_is_refused_and_the_parent_goes_on(server
     ours, theirs = fork.Pipe()
     child = fork.Process(target=_read, args=(url, fast, theirs))
     child.start()
-    assert ours.poll(20)
+    assert ours.poll(60)
     assert "forkserver" in ours.recv()
-    child.join(10)
+    child.join(60)
     assert child.exitcode == 0
     assert bytes(store.ranges(url, [(4, 4)])[0]) == b"4567"
 

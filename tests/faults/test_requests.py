@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.faults.s3_server import S3Server, options_for
+from tests.faults.s3_server import Rule, S3Server, once_in_flight, options_for
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
 from tests.store.moto_server import BUCKET, running_moto
 from torch_dataloader_utils import StructuredDataset
@@ -137,7 +137,8 @@ def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAc
         "s3://bucket/data", batch_size=64, num_workers=workers, storage_options=access
     )
     server.forget()
-    server.latency_seconds = 0.05
+    # The first two are alone: they tell how much memory a row group takes.
+    server.rules.append(Rule(once_in_flight(8), key="data/", first=2, count=None))
     assert_rows(loader, total)
     assert server.most_in_flight >= 8
 
@@ -145,6 +146,7 @@ def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAc
 def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=40, rows=10)
     server.latency_seconds = 0.03
+    server.rules.append(Rule(once_in_flight(8), method="HEAD", key="data/", count=None))
     paths = [f"s3://bucket/{key}" for key in server.objects]
     assert find_files(paths, access)[1].entries == find_files("s3://bucket/data", access)[1].entries
     assert len(server.of("HEAD")) == 41  # and one for the directory
@@ -155,6 +157,8 @@ def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Se
 def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=40, rows=10)
     server.latency_seconds = 0.03
+    # The first is alone: it tells whether these are Parquet files.
+    server.rules.append(Rule(once_in_flight(8), key="data/", first=1, count=None))
     assert scan_files("s3://bucket/data", storage_options=access).num_rows == total
     assert 8 <= server.most_in_flight <= 32
     assert len([request for request in server.of("GET") if request.key]) == 40

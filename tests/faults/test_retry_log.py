@@ -46,7 +46,7 @@ def test_many_retries_in_a_short_time_are_one_line(
     url = server.put("a", b"0123456789")
     server.rules.append(Rule(error(503, "SlowDown"), count=None))
     with pytest.raises(StoreError, match=r"\d+ attempts"):
-        open_store(url, patience(access, most_seconds=1, most_delay_seconds=0.05)).ranges(url, [(0, 4)])
+        open_store(url, patience(access, most_seconds=4, most_delay_seconds=0.05)).ranges(url, [(0, 4)])
     assert server.rules[0].seen > 2
     assert len(retries(caplog)) == 1
 

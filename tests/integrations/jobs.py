@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.gloo_threads import check_ended, python_path
+
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
 # Odd in total and in every part, so that nothing divides evenly between two ranks or into batches.
@@ -38,16 +40,18 @@ def run_job(module: str, table: Path, reports: Path) -> list[dict[str, Any]]:
     """Run `python -m tests.integrations.<module> TABLE REPORTS` on every rank; gives their reports, in rank order."""
     reports.mkdir(exist_ok=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+    fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         [*torchrun, "-m", f"tests.integrations.{module}", str(table), str(reports)],
         timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **fixed, "HF_HUB_OFFLINE": "1"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-10_000:]
+    check_ended(done.stdout)
     return [json.loads((reports / f"rank{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 

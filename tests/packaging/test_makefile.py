@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def steps(target: str, environment: Path) -> tuple[str, str]:
     """What make would run for a target, and what it complains about."""
     command = ["make", "--dry-run", target, f"VENV={environment}"]
-    done = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, check=True, timeout=300, capture_output=True, text=True)
     return done.stdout, done.stderr
 
 

@@ -74,7 +74,7 @@ def run_rank(rank: int, folder: Path) -> None:
             init_method=f"file://{folder}/store{world_size}",
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=240),
         )
         for shape in shapes:
             run_shape(shape, saved)

@@ -42,8 +42,8 @@ def run_ranks(run, folder):
             process.start()
         running = {process.sentinel for process in processes}
         while running and not any(process.exitcode for process in processes):
-            ended = wait(running, timeout=100)
-            assert ended, "no process has ended for 100 s"
+            ended = wait(running, timeout=300)
+            assert ended, "no process has ended for 300 s"
             running -= set(ended)
         assert not running, "a process failed; its traceback is above"
     finally:

@@ -45,7 +45,7 @@ def verdicts() -> dict[str, dict[str, Any]]:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
         )
         answers = [json.loads(line) for line in child.stdout.splitlines()]
         assert child.returncode == 0, f"died after {answers[-1:]}: {child.stderr[-3000:]}"

@@ -233,7 +233,7 @@ def test_files_of_like_leaves_and_other_columns_are_not_taken_for_each_other(
 
 def test_files_are_fetched_side_by_side(tmp_path: Path) -> None:
     (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"x": [1, 2]}))
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     class Meeting(LocalStore):
         def ranges(self, *arguments: Any) -> Any:

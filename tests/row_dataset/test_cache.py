@@ -66,12 +66,12 @@ def test_threads_that_want_the_same_group_decode_it_once():
     def decode(group):
         decoded.append(group)
         begun.set()
-        go.wait(10)
+        assert go.wait(60)
         return Bytes(5)
 
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(cache.get, 1, decode)
-        begun.wait(10)
+        assert begun.wait(60)
         others = [pool.submit(cache.get, 1, decode) for _ in range(3)]
         go.set()
         assert len({id(future.result()) for future in [first, *others]}) == 1

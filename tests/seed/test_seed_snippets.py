@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.gloo_threads import check_ended, python_path
 from tests.seed.run_snippet import NUM_EPOCHS
 from torch_dataloader_utils import StructuredDataset
 
@@ -39,17 +40,18 @@ def run(name: str, data: Path, reports: Path) -> list[list[list[float]]]:
     reports.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*torchrun, "-m", "tests.seed.run_snippet", name, str(data), str(reports)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         command,
         timeout=300,
-        env=environment,
+        env={**os.environ, **fixed},
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert done.returncode == 0, done.stdout
+    check_ended(done.stdout)
     return [json.loads((reports / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

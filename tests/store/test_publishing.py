@@ -24,7 +24,7 @@ def run(script: str, *arguments: object) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

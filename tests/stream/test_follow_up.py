@@ -64,7 +64,7 @@ def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
 
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
         alone = FollowUp(pool, job, needed)
-        pool.submit(int).result(timeout=10)
+        pool.submit(int).result(timeout=60)
         assert alone.done()
         pool.submit(gate.wait)
         wanted = FollowUp(pool, job, needed)
@@ -195,7 +195,7 @@ def test_passes_that_are_given_up_leave_no_rows(tmp_path, monkeypatch):
 
 
 def wait_until(is_so):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -2,11 +2,11 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,7 +41,8 @@ def kill(job):
     """SIGKILL to every process of the job, by id."""
     processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
     for process in processes:
-        process.send_signal(signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):  # workers end by themselves when their rank does
+            process.kill()
     psutil.wait_procs(processes, timeout=30)
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -60,20 +61,18 @@ def run(tmp_path, table, *statements, first=""):
         text=True,
         start_new_session=True,
     )
-    output, errors = job.communicate(timeout=100)
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids_of_session(job.pid)], timeout=20)
+    output, errors = job.communicate(timeout=300)
+    _, alive = psutil.wait_procs(processes_of_session(job.pid), timeout=60)
     assert (errors, job.returncode, alive, list(scratch.iterdir())) == ("", 0, [], [])
     return output.splitlines()
 
 
-def pids_of_session(session):
+def processes_of_session(session):
     found = []
-    for pid in psutil.pids():
-        try:
-            if os.getsid(pid) == session:
-                found.append(pid)
-        except ProcessLookupError:
-            continue
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                found.append(process)
     return found
 
 

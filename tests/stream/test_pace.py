@@ -106,6 +106,7 @@ class OneBuffer:
 
 def test_a_transform_may_use_one_buffer_for_all_batches(table, answers, monkeypatch):
     monkeypatch.setattr(pace, "_FAST_NS", 10**12)
+    monkeypatch.setattr(pace, "_SLOW_NS", 10**12)
     loader, _ = load(table, num_workers=2, transform=OneBuffer())
     plain, _ = load(table, num_workers=2)
     assert [batch["row"].tolist() for batch in loader] == [batch["row"].tolist() for batch in plain]

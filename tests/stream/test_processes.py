@@ -57,12 +57,15 @@ def is_worker(process):
 
 
 @pytest.fixture(autouse=True)
-def _no_processes_left():
-    """None of this test: what an earlier one left to the garbage collector is not its fault."""
+def workers_here():
+    """Gives those of this test, of which none is left; not what an earlier one left to the garbage collector."""
     before = set(psutil.Process().children())
-    yield
-    started = set(psutil.Process().children()) - before
-    _, alive = psutil.wait_procs([child for child in started if is_worker(child)], timeout=60)
+
+    def workers():
+        return [child for child in set(psutil.Process().children()) - before if is_worker(child)]
+
+    yield workers
+    _, alive = psutil.wait_procs(workers(), timeout=60)
     assert [process.as_dict(["pid", "status", "create_time", "cmdline"]) for process in alive] == []
 
 
@@ -143,7 +146,7 @@ def test_a_program_that_starts_itself_in_its_workers_is_told_what_to_do(table, t
         "for batch in loader:\n    pass\n"
     )
     done = subprocess.run(
-        [sys.executable, program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=100
+        [sys.executable, program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=300
     )
     assert done.returncode == 1
     assert 'belongs under `if __name__ == "__main__":`' in done.stderr.decode().splitlines()[-1]
@@ -421,7 +424,7 @@ def test_what_one_thread_of_a_worker_still_reads_is_told_when_another_is_done(do
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("is_given_up", [True, False])
-def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, is_given_up, kept_frames):
+def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, is_given_up, kept_frames, workers_here):
     loader, _ = load(table[0], transform=keep_frames_and_fail, shuffle=False, in_order=in_order)
     batches = iter(loader)
     next(batches)
@@ -431,7 +434,7 @@ def test_workers_end_with_their_pass_whoever_keeps_its_frames(table, in_order, i
         with pytest.raises(TransformError, match="bad label"):
             list(batches)
     assert kept_frames
-    assert list(filter(is_worker, psutil.Process().children())) == []
+    assert workers_here() == []
 
 
 def wait_for_ever_after_row_0(pipe, batch):
@@ -453,9 +456,10 @@ def test_workers_that_are_busy_are_killed_and_not_waited_for_one_by_one(table, t
         batch_size=1,
         persistent_workers=persistent,
     )
+    others = set(multiprocessing.active_children())
     batches = iter(loader)
     next(batches)
-    workers = multiprocessing.active_children()
+    workers = set(multiprocessing.active_children()) - others
     # Open for writing too: it has no end then, whichever worker comes first.
     with os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as told:
         assert [told.read(1) for _ in workers] == [b"!"] * 2
@@ -471,12 +475,12 @@ def keep_the_process(batch):
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_workers_that_do_not_end_after_their_last_batch_are_killed_without_an_error(table, in_order):
+def test_workers_that_do_not_end_after_their_last_batch_are_killed_without_an_error(table, in_order, workers_here):
     loader, _ = load(table[0], transform=keep_the_process, in_order=in_order)
     for epoch in range(2):
         loader.set_epoch(epoch)
         assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(table[1]))
-        assert list(filter(is_worker, psutil.Process().children())) == []
+        assert workers_here() == []
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -35,12 +35,12 @@ def test_both_sides_see_what_the_other_writes(method):
         tensor = shared_bytes(5000)
         assert (tensor.dtype, tensor.shape, int(tensor.sum())) == (torch.uint8, (5000,), 0)
         queue.put(tensor)
-        assert answers.get(timeout=60) == 7 * 5000
+        assert answers.get(timeout=200) == 7 * 5000
         assert (tensor == 7).all()
         assert epoch.value == 5
         assert notes.of_pid(process.pid) == f"Worker process 1 (pid {process.pid}), reading a.parquet row group 3"
         answers.put(None)
-        process.join(timeout=60)
+        process.join(timeout=200)
         assert process.exitcode == 0
     finally:
         process.kill()

@@ -64,7 +64,7 @@ def test_a_pass_that_is_given_up_leaves_no_thread(tmp_path):
     next(batches)
     batches.close()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

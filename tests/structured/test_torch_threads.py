@@ -58,7 +58,7 @@ def ends_with(folder, *, splits=False, **options):
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(options), "splits" if splits else "", str(TEAM)]
     # OMP_THREAD_LIMIT and OMP_DYNAMIC would make teams smaller.
     env = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120, env=env).stdout)
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=300, env=env).stdout)
 
 
 @counts_threads

@@ -149,7 +149,7 @@ def test_processes_build_once(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(200)
     assert [process.exitcode for process in processes] == [0] * 6
     assert (tmp_path / "log").read_text() == "built\n"
     assert len(list((tmp_path / "cache").iterdir())) == 1

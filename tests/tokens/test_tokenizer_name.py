@@ -142,7 +142,7 @@ if __name__ == "__main__":
 def test_a_function_of_a_script_has_one_name_in_all_processes(source: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(source), str(tmp_path / "out")]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=300)
     assert [sequence.tolist() for sequence in IndexedDataset(str(tmp_path / "out"))] == [[2], [1]] * 4
 
 

@@ -1,4 +1,4 @@
-"""Python imports this at its start: a program of a page says at its end which threads of gloo are left.
+"""Python imports this at its start: a job says at its end which threads of gloo are left.
 
 Such a thread may abort the process while the interpreter shuts down: docs/how-to/ddp.md, "When a job ends".
 """
