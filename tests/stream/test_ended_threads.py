@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_thread_that_leaves_after_the_second_is_gone_at_the_next_fork(monkeypa
     fork()
     fork()
     assert asked == [thread] * 3  # and it is forgotten then
+
+
+def test_a_pool_whose_threads_are_gone_is_forgotten_when_the_next_one_is_shut_down():
+    pool = ThreadPool(1, "test")
+    native_id = pool.submit(threading.get_native_id).result()
+    pool.shutdown()
+    while (TASKS / str(native_id)).exists():
+        time.sleep(0.001)
+    ThreadPool(1, "test").shutdown()
+    known = [thread.native_id for each in thread_pool._shut_down for thread in each.threads]
+    assert native_id not in known
 
 
 def test_a_job_of_an_ended_pool_may_fork():

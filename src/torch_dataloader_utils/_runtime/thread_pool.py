@@ -51,6 +51,9 @@ class ThreadPool(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """See `ThreadPoolExecutor`."""
+        for pool in list(_shut_down):
+            if not any(map(_is_there, pool.threads)):
+                _forget(pool)  # before the system gives an id of its threads to another one
         _shut_down.append(_ShutDown(self._begun))
         super().shutdown(wait, cancel_futures=cancel_futures)
 
@@ -73,8 +76,12 @@ def _wait_for_ended() -> None:
         gone |= left
     for pool in pools:
         if gone.issuperset(pool.threads):
-            with suppress(ValueError):  # another thread that forks has done it
-                _shut_down.remove(pool)
+            _forget(pool)
+
+
+def _forget(pool: _ShutDown) -> None:
+    with suppress(ValueError):  # another thread has done it
+        _shut_down.remove(pool)
 
 
 def _is_there(thread: threading.Thread) -> bool:
