@@ -76,14 +76,28 @@ def test_one_file_is_dealt_item_by_item():
     assert contents(generated([10]), 4) == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
 
 
-def test_files_are_dealt_whole_where_they_divide():
-    assert contents(generated([3, 3, 2, 2]), 2) == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]
-    assert contents(generated([3, 2, 2, 2]), 4) == [[0, 1, 2], [3, 4], [5, 6], [7, 8]]
+def test_rows_are_dealt_one_by_one_whatever_the_files():
+    assert contents(generated([7, 1, 1, 1]), 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 
 
-def test_files_left_over_are_shared_item_by_item():
-    assert contents(generated([4, 3, 3]), 2) == [[0, 1, 2, 3, 7, 9], [4, 5, 6, 8]]
-    assert contents(generated([4, 3, 3]), 2, shard_files=False) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+def test_whole_files_where_they_are_asked_for():
+    assert contents(generated([3, 3, 2, 2]), 2, shard_files=True) == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]
+    assert contents(generated([3, 2, 2, 2]), 3, shard_files=True) == [[0, 1, 2, 7, 8], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "match"),
+    [
+        (lambda: generated([4]), {}, "has 1 for 2 shards"),
+        (lambda: generated([4, 4]).take(5), {}, "behind TakeExamplesIterable"),
+        (lambda: generated([4, 4]).map(lambda row, _: row, with_indices=True), {}, "counts rows"),
+        (lambda: generated([4, 4]), {"batch_size": 2}, "leave out batch_size"),
+        (lambda: generated([4, 4]), {"contiguous": True, "length": 8}, "leave out batch_size"),
+    ],
+)
+def test_whole_files_are_refused_where_they_are_not_what_was_asked_for(source, options, match):
+    with pytest.raises(ConfigError, match=match):
+        streaming_shard(source(), 2, 0, shard_files=True, **options)
 
 
 def test_map_after_the_cut_runs_for_kept_rows_only():
@@ -120,7 +134,9 @@ def test_images_of_other_shards_are_not_decoded():
 def test_every_row_once_whatever_the_files_and_the_epoch(sizes, num_shards, shard_files, epoch):
     seen = collections.Counter()
     for index in range(num_shards):
-        shard = streaming_shard(generated(sizes), num_shards, index, shard_files=shard_files)
+        shard = streaming_shard(
+            generated(sizes), num_shards, index, shard_files=shard_files and len(sizes) >= num_shards
+        )
         shard.set_epoch(epoch)
         seen.update(ids(shard))
     assert seen == collections.Counter(range(sum(sizes)))
@@ -138,10 +154,6 @@ def test_batch_mode_has_the_order_of_the_oracle(sizes, num_shards, batch_size, t
     assert contents(generated(sizes), num_shards, batch_size=batch_size, **TAILS[tail]) == [
         oracle_shard(rows, num_shards, index, batch_size, tail) for index in range(num_shards)
     ]
-
-
-def test_batches_of_one_are_dealt_in_turn_and_not_by_files():
-    assert contents(generated([3, 1]), 2, batch_size=1, even_batches=False) == [[0, 2], [1, 3]]
 
 
 def test_tables_are_cut_as_rows_are(parquet_stream):
@@ -177,7 +189,7 @@ def test_a_span_that_has_ended_stays_at_its_end_and_notices_more_rows_than_decla
     "options",
     [
         {},
-        {"shard_files": False},
+        {"shard_files": True},
         {"batch_size": 3},
         {"batch_size": 3, "drop_last": True},
         {"batch_size": 3, "even_batches": False},
@@ -189,7 +201,7 @@ def test_a_span_that_has_ended_stays_at_its_end_and_notices_more_rows_than_decla
 def test_resume_is_exact(parquet_stream, kind, options, is_mapped):
     def make():
         source = parquet_stream if kind == "parquet" else generated([18, 7, 25])
-        shard = streaming_shard(source, 2, 1, **options)
+        shard = streaming_shard(source, 2, 0, **options)
         return shard.map(lambda row: {"id": row["id"]}) if is_mapped else shard
 
     num_rows = len(ids(make()))
@@ -205,11 +217,11 @@ def ends_at_once(monkeypatch):
 
 @pytest.mark.usefixtures("ends_at_once")
 @pytest.mark.parametrize("kind", ["generator", "parquet"])
-@pytest.mark.parametrize(("options", "epoch"), [({}, 1), ({"shard_files": False}, 0)], ids=str)
+@pytest.mark.parametrize(("options", "epoch"), [({}, 1), ({"shard_files": True}, 0)], ids=str)
 def test_resume_is_exact_after_a_shuffle_before_the_cut(parquet_stream, kind, options, epoch):
     def make():
         source = parquet_stream if kind == "parquet" else generated([18, 7, 25])
-        shard = streaming_shard(source.shuffle(seed=5, buffer_size=8), 2, 1, **options)
+        shard = streaming_shard(source.shuffle(seed=5, buffer_size=8), 2, 0, **options)
         shard.set_epoch(epoch)
         return shard.map(lambda row: {"id": row["id"]})
 
@@ -260,7 +272,7 @@ def test_resume_reads_on_and_does_not_start_over():
 
 def test_a_state_is_of_its_own_rank_or_right_on_others(parquet_stream):
     for stream in (parquet_stream, generated([18, 7, 25])):
-        for options in ({"shard_files": False}, {"batch_size": 3, "drop_last": True}, {"batch_size": 3}, {}):
+        for options in ({"shard_files": True}, {"batch_size": 3, "drop_last": True}, {"batch_size": 3}, {}):
             wholes = contents(stream, 3, **options)
             for taken in range(1, 10):
                 shard = streaming_shard(stream, 3, 0, **options)
@@ -275,19 +287,19 @@ def test_a_state_is_of_its_own_rank_or_right_on_others(parquet_stream):
 
 
 def test_a_state_of_another_shard_of_files_says_so():
-    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0)
+    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0, shard_files=True)
     next(iter(shard))
-    other = streaming_shard(generated([5, 5, 5, 5]), 4, 1)
+    other = streaming_shard(generated([5, 5, 5, 5]), 4, 1, shard_files=True)
     other.load_state_dict(shard.state_dict())
     with pytest.raises(CheckpointMismatchError, match="load each on its own"):
         list(other)
 
 
-@pytest.mark.parametrize("num_shards", [2, 3, 5])
+@pytest.mark.parametrize("num_shards", [2, 3])
 def test_a_state_of_whole_files_is_refused_where_they_are_dealt_otherwise(num_shards):
-    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0)
+    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0, shard_files=True)
     next(iter(shard))
-    for options in ({"num_shards": num_shards}, {"num_shards": 4, "shard_files": False}):
+    for options in ({"num_shards": num_shards, "shard_files": True}, {"num_shards": 4}):
         other = streaming_shard(generated([5, 5, 5, 5]), index=0, **options)
         other.load_state_dict(shard.state_dict())
         with pytest.raises(CheckpointMismatchError, match="Shard with the same options, into as many"):
@@ -355,13 +367,6 @@ def test_a_map_style_dataset_gives_a_selection():
     assert isinstance(shard, datasets.Dataset)
     assert (shard["id"][:], len(shard)) == ([2, 3, 6, 7, 0, 1], 6)
     assert contents(table, 4, contiguous=True) == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
-
-
-def test_a_span_cannot_be_dealt_to_workers_by_files():
-    shard = streaming_shard(generated([10, 10]), 2, 0, contiguous=True, length=20)
-    assert shard.num_shards == 1
-    with pytest.raises(ConfigError, match="cannot be cut by files"):
-        shard.shard(2, 0)
 
 
 def test_features_and_format_stay():

@@ -1,11 +1,12 @@
-"""One shard of a Hugging Face data set, as a data set of the same kind.
+"""One shard of a Hugging Face stream, as a stream of the same kind.
 
-Written and tested against `datasets` 5.2. Its public `filter` and `map` would decode and convert every row of every
-shard before the cut; an examples iterable of our own does not. That interface is private to `datasets`; all use of it
-is in this module, in chained_examples.py, in replayed_examples.py and in wrapped_examples.py.
+Written and tested against `datasets` 5.1 and 5.2. Its public `filter` and `map` would decode and convert every row of
+every shard before the cut; an examples iterable of our own does not. That interface is private to `datasets`; all use
+of it is in this module, in replayed_examples.py and in wrapped_examples.py.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -14,9 +15,10 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from datasets.iterable_dataset import DataSourcesShufflingDisallowed, shift_ex_examples_rngs
+from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.wrappers.chained_examples import ChainedExamples, OpenState, check_index, check_options
 from torch_dataloader_utils.wrappers.replayed_examples import ReplayedExamples, holds_rows_back
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
@@ -25,13 +27,18 @@ from torch_dataloader_utils.wrappers.shard_layout import (
     Tail,
     describe_layout,
     group_items,
-    shard_positions,
 )
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
-from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples, sources_of
+from torch_dataloader_utils.wrappers.wrapped_examples import (
+    OpenState,
+    WrappedExamples,
+    check_index,
+    check_options,
+    sources_of,
+)
 
-# Steps of a stream under which dealing out files deals out the same rows. `take`, `skip` and `interleave_datasets`
-# choose other rows when files are dealt out first, so they and all unknown steps are sharded item by item.
+# Steps of a stream that give the same rows if the files before them are divided. `take`, `skip` and
+# `interleave_datasets` give others, so behind them and all unknown steps whole files are refused.
 _FILE_SHARDABLE = {
     "ExamplesIterable",
     "ArrowExamplesIterable",
@@ -43,28 +50,33 @@ _FILE_SHARDABLE = {
     "VerticallyConcatenatedMultiSourcesExamplesIterable",
     "InterleavedShardsExamplesIterable",
     "BufferShuffledExamplesIterable",
-    "ChainedExamples",
+    "FileExamples",
     "ReplayedExamples",
 }
 
 
 def shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool) -> Any:
-    """The rows of one shard.
+    """The rows of one shard of an `IterableDataset`.
 
-    A map-style data set gives a selection of its rows. With `shard_files`, which only sample mode may ask for, a
-    stream of F ≥ num_shards files gives file `index`, `index + num_shards`, … whole, as `split_dataset_by_node` deals
-    them; each of the F mod num_shards files left over is shared, every shard taking its items of it in turn. Else all
-    items are dealt in turn.
+    With `shard_files` the shard has the files `index`, `index + num_shards`, … whole, as `split_dataset_by_node` gives
+    them; else its rows of every file.
 
-    10 rows in files of 4, 3 and 3, two shards: 0 1 2 3 7 9 and 4 5 6 8.
+    Raises:
+        ConfigError: `shard_files` with fewer files than shards or behind a step that would choose other rows; a shuffle
+            without a seed.
     """
-    if isinstance(dataset, datasets.Dataset):
-        return dataset.select(shard_positions(layout, len(dataset)))
     examples = dataset._ex_iterable
+    if layout.num_shards > 1 and _is_unseeded(examples):
+        raise ConfigError(
+            "A shuffle before streaming_shard has no seed, so every rank would read another order, and rows would be "
+            "lost and repeated. Give all ranks the same seed below 2**64, as in shuffle(seed=0)."
+        )
     if holds_rows_back(examples):
         examples = ReplayedExamples(examples)
-    if shard_files and examples.num_shards >= layout.num_shards and _is_file_shardable(examples):
-        return _with_examples(dataset, _deal_files(examples, layout))
+    if shard_files:
+        _check_files(examples, layout.num_shards)
+        mine = examples.shard_data_sources(layout.num_shards, layout.index, contiguous=False)
+        return _with_examples(dataset, FileExamples(mine, layout))
     return _with_examples(dataset, ShardExamples(examples, layout))
 
 
@@ -79,72 +91,115 @@ def _with_examples(dataset: Any, examples: Any) -> Any:
     )
 
 
-def _is_file_shardable(examples: Any) -> bool:
-    if type(examples).__name__ not in _FILE_SHARDABLE:
-        return False
-    # Row numbers would start again in every shard, and every shard would drop its own last batch.
-    if getattr(examples, "with_indices", False) or getattr(examples, "drop_last_batch", False):
-        return False
-    return all(map(_is_file_shardable, sources_of(examples)))
+def _is_unseeded(examples: Any) -> bool:
+    """Whether a random step took its seed from the system: numpy takes 128 bits, a user's seed has 64 at most."""
+    bits = getattr(getattr(examples, "generator", None), "bit_generator", None)
+    entropy = getattr(getattr(bits, "seed_seq", None), "entropy", None)
+    is_own = isinstance(entropy, int) and entropy >= 1 << 64
+    return is_own or any(map(_is_unseeded, sources_of(examples)))
 
 
-def _deal_files(examples: Any, layout: ShardLayout) -> Any:
-    """Whole files for this shard, then its items of each file that is left over."""
-    num_shards, index = layout.num_shards, layout.index
-    num_whole, num_left = divmod(examples.num_shards, num_shards)
-    mine = examples.shard_data_sources(num_shards, index, contiguous=False)
-    if num_left == 0:
-        return ChainedExamples([mine], layout)
-    # The first num_left shards hold one file more than the others: the last one of each is left over.
-    whole = _all_but_last_file(mine) if index < num_left else [mine]
-    # One cut for each file, not one over all: it stays right if files are reordered or dealt to workers.
-    shared = [
-        ShardExamples(
-            examples.shard_data_sources(num_shards, owner, contiguous=False).shard_data_sources(
-                num_whole + 1, num_whole, contiguous=True
-            ),
-            layout,
+def _check_files(examples: Any, num_shards: int) -> None:
+    if examples.num_shards < num_shards:
+        raise ConfigError(
+            f"shard_files=True gives every shard whole files, and the stream has {examples.num_shards} for "
+            f"{num_shards} shards. Leave shard_files out to cut by rows."
         )
-        for owner in range(num_left)
-    ]
-    return ChainedExamples([*whole, *shared], layout)
+    step = _unshardable_step(examples)
+    if step is not None:
+        raise ConfigError(
+            f"shard_files=True behind {step} would give other rows than the stream has: that step counts rows over all "
+            "files. Put it after streaming_shard, or leave shard_files out to cut by rows."
+        )
 
 
-def _all_but_last_file(examples: Any) -> list[Any]:
-    """All files but the last, as at most log2(files) + 1 pieces: `datasets` can only cut into equal parts."""
-    pieces = []
-    while examples.num_shards > 1:
-        pieces.append(examples.shard_data_sources(2, 0, contiguous=True))
-        examples = examples.shard_data_sources(2, 1, contiguous=True)
-    return pieces
+def _unshardable_step(examples: Any) -> str | None:
+    """The name of a step that gives other rows if the files before it are divided; None if there is none."""
+    name = type(examples).__name__
+    # Row numbers would start again in every shard, and every shard would drop its own last batch.
+    counts_rows = getattr(examples, "with_indices", False) or getattr(examples, "drop_last_batch", False)
+    if name not in _FILE_SHARDABLE or counts_rows:
+        return name
+    return next(filter(None, map(_unshardable_step, sources_of(examples))), None)
+
+
+class FileExamples(WrappedExamples):
+    """The whole files of one shard, with a state that only this shard can load, as other shards have other files."""
+
+    def __init__(self, source: Any, layout: ShardLayout) -> None:
+        """Wraps the files of the shard of this layout."""
+        super().__init__(source)
+        self.layout = layout
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict = OpenState(
+            examples_iterable=self.source._init_state_dict(),
+            layout=describe_layout(self.layout),
+            index=self.layout.index,
+            type=type(self).__name__,
+        )
+        return self._state_dict
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        self._check_state()
+        yield from self.source
+
+    def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
+        self._check_state()
+        yield from self.source.iter_arrow()
+
+    def _check_state(self) -> None:
+        state = self._state_dict or self._init_state_dict()
+        check_options(state, self.layout, type(self).__name__)
+        check_index(state["index"], self.layout)
+
+    def _over(self, source: Any) -> "FileExamples":
+        return FileExamples(source, self.layout)
 
 
 class ShardExamples(WrappedExamples):
     """The examples of one shard of another examples iterable, neither decoded nor formatted.
 
-    Under DataLoader workers `datasets` first deals the files to the workers, and each worker cuts its own part; all
-    ranks must have the same number of workers, and batch mode pads or drops once for each worker.
+    A cut counts from the start of its source, so all ranks must read the same order, and no step after the cut may
+    change what is below it: such a step reads one file, whatever the source has, and cannot reorder the source's.
+    Two things do reach the source. The epoch, as it is the same on all ranks: it reorders files and shuffles. And a
+    DataLoader worker takes some of the files, once, and cuts them by itself; all ranks must have the same number of
+    workers, and batch mode pads or drops once for each worker.
     """
 
-    def __init__(self, ex_iterable: Any, layout: ShardLayout) -> None:
-        """Wraps the examples of all shards."""
-        super().__init__(ex_iterable)
+    def __init__(
+        self, source: Any, layout: ShardLayout, *, is_reordered: bool = False, is_of_worker: bool = False
+    ) -> None:
+        """Wraps the examples of all shards.
+
+        Args:
+            source: the examples.
+            layout: which of them are ours.
+            is_reordered: whether an epoch reorders files: not if a `take` or `skip` after the cut forbids it.
+            is_of_worker: whether the source has the files of one worker only.
+        """
+        super().__init__(source)
         self.layout = layout
+        self._is_reordered = is_reordered
+        self._is_of_worker = is_of_worker
 
     @property
     def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
         """Tables instead of rows where the source has them and the cut needs no look ahead."""
         can_cut_tables = isinstance(self.layout, StridedLayout) and self.layout.tail is Tail.KEEP
-        return self._iter_arrow if can_cut_tables and self.ex_iterable.iter_arrow else None
+        return self._iter_arrow if can_cut_tables and self.source.iter_arrow else None
 
     @property
     def num_shards(self) -> int:
-        """Files that workers can share: those of the source, but one for a span, which cannot be cut by files."""
-        return 1 if isinstance(self.layout, ContiguousLayout) else super().num_shards
+        """1, but in a DataLoader worker the number of workers that files can be divided among."""
+        info = get_worker_info()
+        if info is None or self._is_of_worker or isinstance(self.layout, ContiguousLayout):
+            return 1
+        return min(info.num_workers, super().num_shards)
 
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict = OpenState(
-            examples_iterable=self.ex_iterable._init_state_dict(),
+            examples_iterable=self.source._init_state_dict(),
             layout=describe_layout(self.layout),
             index=self.layout.index,
             position=0,
@@ -166,8 +221,8 @@ class ShardExamples(WrappedExamples):
         if state["held"] is not None and reader.is_inside_held_run:
             # Loading makes a new state in the source; ours must refer to that one.
             reader.position, held = state["held"]
-            state["examples_iterable"] = self.ex_iterable.load_state_dict(held)
-        for example in reader.read(iter(self.ex_iterable)):
+            state["examples_iterable"] = self.source.load_state_dict(held)
+        for example in reader.read(iter(self.source)):
             state.update(position=reader.position, yielded=reader.yielded, held=reader.held)
             yield example
         # Behind its last item the reader looks for the end of the stream.
@@ -177,7 +232,7 @@ class ShardExamples(WrappedExamples):
         state = self._checked_state()
         # `datasets` counts the tables of a rank above us, and other ranks have other tables.
         check_index(state["index"], self.layout)
-        for key, table in self.ex_iterable.iter_arrow():
+        for key, table in self.source.iter_arrow():
             kept = self._kept_rows(state["position"], len(table))
             state["position"] += len(table)
             state["yielded"] += len(kept)
@@ -196,30 +251,44 @@ class ShardExamples(WrappedExamples):
         return state
 
     def _held_state(self, position: int) -> Any:
-        return [position, self.ex_iterable.state_dict()] if self._state_dict else None
+        return [position, self.source.state_dict()] if self._state_dict else None
 
     def _read_head(self) -> list[tuple[Any, Any]]:
         # The state of the source is live: only a copy can be read from the start without moving it.
-        fresh = deepcopy(self.ex_iterable)
+        fresh = deepcopy(self.source)
         fresh._init_state_dict()
         return list(islice(iter(fresh), group_items(self.layout)))
 
-    def shuffle_data_sources(self, generator: np.random.Generator) -> "ShardExamples":
-        """Files in another order, the same on every shard because the generator is."""
-        return ShardExamples(self.ex_iterable.shuffle_data_sources(generator), self.layout)
+    def _over(self, source: Any) -> "ShardExamples":
+        return ShardExamples(source, self.layout, is_reordered=self._is_reordered, is_of_worker=self._is_of_worker)
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> "ShardExamples":  # noqa: ARG002
+        """Notes that an epoch may reorder the files: this generator may be another one on each rank."""
+        return ShardExamples(self.source, self.layout, is_reordered=True, is_of_worker=self._is_of_worker)
+
+    def shift_rngs(self, value: int) -> "ShardExamples":
+        """The source in the order of an epoch; a worker changes nothing, as ranks need not use the same for a file."""
+        if self._is_of_worker:
+            return self
+        source = self.source
+        if self._is_reordered:
+            # As `datasets` does it: steps that fix which rows there are say so by this exception.
+            with suppress(DataSourcesShufflingDisallowed):
+                source = source.shuffle_data_sources(np.random.default_rng(value))
+        return self._over(shift_ex_examples_rngs(source, value))
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "ShardExamples":
-        """The same cut over some of the files.
+        """The same cut over the files of a DataLoader worker.
 
         Raises:
-            ConfigError: more than one part of a span.
+            ConfigError: more than one part, and not in a worker.
         """
-        if isinstance(self.layout, ContiguousLayout):
-            if num_shards > 1:
-                raise ConfigError("A contiguous shard of a stream cannot be cut by files. Shard in turn instead.")
-            return self
-        return ShardExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous), self.layout)
-
-    def reshard_data_sources(self) -> "ShardExamples":
-        """The same cut of the source, whose files are divided more finely."""
-        return ShardExamples(self.ex_iterable.reshard_data_sources(), self.layout)
+        if num_shards > 1 and get_worker_info() is None:
+            raise ConfigError(
+                f"A stream that streaming_shard has cut by rows cannot be cut by files after it (part {index} of "
+                f"{num_shards}). Call shard() before streaming_shard, or cut again with streaming_shard."
+            )
+        is_divided = self.num_shards > 1
+        source = self.source.shard_data_sources(num_shards, index, contiguous=contiguous) if is_divided else self.source
+        is_of_worker = get_worker_info() is not None
+        return ShardExamples(source, self.layout, is_reordered=self._is_reordered, is_of_worker=is_of_worker)

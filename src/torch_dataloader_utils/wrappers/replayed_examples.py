@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import CheckpointMismatchError
-from torch_dataloader_utils.wrappers.chained_examples import OpenState
-from torch_dataloader_utils.wrappers.wrapped_examples import WrappedExamples, sources_of
+from torch_dataloader_utils.wrappers.wrapped_examples import OpenState, WrappedExamples, sources_of
 
 
 def holds_rows_back(examples: Any) -> bool:
@@ -28,20 +26,15 @@ class ReplayedExamples(WrappedExamples):
     after the cut do not run for skipped examples.
     """
 
-    @property
-    def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
-        """Tables instead of rows where the source has them."""
-        return self._iter_arrow if self.ex_iterable.iter_arrow else None
-
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict = OpenState(given=0, type=type(self).__name__)
         return self._state_dict
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        yield from self._left_of(lambda: iter(self.ex_iterable))
+        yield from self._left_of(lambda: iter(self.source))
 
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
-        yield from self._left_of(lambda: self.ex_iterable.iter_arrow())
+        yield from self._left_of(lambda: self.source.iter_arrow())
 
     def _left_of(self, read: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         """The rows or tables that were not given yet; keeps the state up to date."""
@@ -51,19 +44,10 @@ class ReplayedExamples(WrappedExamples):
                 "The state was saved without a shuffle before the cut, and this stream is shuffled before it. "
                 "Build the stream with the steps it was saved with."
             )
-        self.ex_iterable._init_state_dict()  # a pass that was begun before would go on in its middle
+        self.source._init_state_dict()  # a pass that was begun before would go on in its middle
         for item in islice(read(), state["given"], None):
             state["given"] += 1
             yield item
 
-    def shuffle_data_sources(self, generator: np.random.Generator) -> "ReplayedExamples":
-        """Files in another order."""
-        return ReplayedExamples(self.ex_iterable.shuffle_data_sources(generator))
-
-    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "ReplayedExamples":
-        """Some of the files."""
-        return ReplayedExamples(self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous))
-
-    def reshard_data_sources(self) -> "ReplayedExamples":
-        """The same over the source, whose files are divided more finely."""
-        return ReplayedExamples(self.ex_iterable.reshard_data_sources())
+    def _over(self, source: Any) -> "ReplayedExamples":
+        return ReplayedExamples(source)

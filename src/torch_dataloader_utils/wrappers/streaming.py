@@ -9,15 +9,20 @@ from torch.utils.data import Dataset
 
 from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
     ShardLayout,
     StridedLayout,
     Tail,
     plan_shard,
+    shard_positions,
 )
 from torch_dataloader_utils.wrappers.sharded_stream import ShardedStream
+
+# Older ones shuffle in other steps, and mix the epoch into seeds in another way: the cut would not be the same on all
+# ranks. 5.1 and 5.2 were tested.
+_OLDEST_DATASETS = [5, 1]
 
 
 @runtime_checkable
@@ -43,7 +48,7 @@ def streaming_shard(
     even_batches: bool | None = None,
     contiguous: bool = False,
     length: int | None = None,
-    shard_files: bool = True,
+    shard_files: bool = False,
     source_splits_workers: bool = False,
 ) -> Any:
     """The part of a data set that one of `num_shards` ranks reads, for transforms to come after it.
@@ -60,6 +65,10 @@ def streaming_shard(
 
     All shards must see the same source order: shuffle the source with a fixed seed, or shuffle after the cut.
 
+    A shard keeps its rows under any step that follows it. Under DataLoader workers each of them cuts some files of a
+    Hugging Face stream by itself: shards then differ by one row (or batch) a worker, and batch mode pads or drops once
+    for each.
+
     Args:
         dataset: an iterable that can be iterated again, a function that gives one, a Hugging Face data set
             (gives one of its own kind back, so that `.map` and the rest follow), or a `SupportsRowSharding`.
@@ -73,9 +82,10 @@ def streaming_shard(
         contiguous: one span of neighbouring items for each shard; needs the length.
         length: for contiguous spans, items in the data set, if it cannot tell. A pass that finds another number is a
             RowCountError, which for more items the last shard tells alone.
-        shard_files: whether a Hugging Face stream of at least `num_shards` files deals out whole files first and
-            only the rest item by item (sample mode), so that shards differ as files do. False always deals items in
-            turn.
+        shard_files: gives each shard of a Hugging Face stream whole files, as many as there are for it, so that it
+            reads no others; shards then differ in rows as the files do, which stops collectives such as DDP's. Without,
+            every shard reads all files and keeps its rows, so N shards read the data N times, and differ by one row at
+            most.
         source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
             shard does that.
 
@@ -84,7 +94,8 @@ def streaming_shard(
         an exact `__len__`; or a data set of the kind that was given.
 
     Raises:
-        ConfigError: options that exclude each other, an index out of range, or a length that is not the data set's.
+        ConfigError: options that exclude each other, an index out of range, a length that is not the data set's, fewer
+            files than `shard_files` needs, or a source that is shuffled without a seed.
         ConfigTypeError: a data set that cannot be iterated twice, `contiguous` without a length, or an argument of
             another type.
     """
@@ -106,15 +117,32 @@ def streaming_shard(
             )
         return dataset.shard_rows(layout.num_shards, layout.index, contiguous)
     if _is_hugging_face(dataset):
-        # Imported here, because it needs `datasets`, which whoever made this data set has.
-        hugging_face = importlib.import_module("torch_dataloader_utils.wrappers.hugging_face")
         # Batch mode promises the order of accelerate, also for batches of one.
-        is_sample_mode = batch_size is None and layout.tail is Tail.KEEP and not contiguous
+        if shard_files and (batch_size is not None or layout.tail is not Tail.KEEP or contiguous):
+            raise ConfigError(
+                "shard_files=True gives whole files, which are no batches, spans or equal shards: leave out "
+                "batch_size, drop_last, even_batches and contiguous, or shard_files."
+            )
         placed = _place(dataset, layout, contiguous=contiguous, length=length)
-        return hugging_face.shard_hugging_face(dataset, placed, shard_files=shard_files and is_sample_mode)
+        return _shard_hugging_face(dataset, placed, shard_files=shard_files)
     _check_iterable(dataset)
     placed = _place(dataset, layout, contiguous=contiguous, length=length)
     return ShardedStream(dataset, placed, source_splits_workers=source_splits_workers)
+
+
+def _shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool) -> Any:
+    """The shard of a data set of `datasets`, which whoever made it has installed."""
+    if hasattr(dataset, "select"):  # map-style
+        return dataset.select(shard_positions(layout, len(dataset)))
+    version = sys.modules["datasets"].__version__
+    if [int(part) for part in version.split(".")[:2]] < _OLDEST_DATASETS:
+        raise MissingDependencyError(
+            f"streaming_shard of a Hugging Face stream needs datasets 5.1 or newer; installed is {version}. "
+            "Run: pip install 'datasets>=5.1'"
+        )
+    # Imported here, because it needs `datasets`.
+    hugging_face = importlib.import_module("torch_dataloader_utils.wrappers.hugging_face")
+    return hugging_face.shard_hugging_face(dataset, layout, shard_files=shard_files)
 
 
 def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int | None) -> ShardLayout:
