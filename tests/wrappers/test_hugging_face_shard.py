@@ -93,6 +93,8 @@ def test_whole_files_where_they_are_asked_for():
         (lambda: generated([4, 4]).map(lambda row, _: row, with_indices=True), {}, "counts rows"),
         (lambda: generated([4, 4]), {"batch_size": 2}, "leave out batch_size"),
         (lambda: generated([4, 4]), {"contiguous": True, "length": 8}, "leave out batch_size"),
+        (lambda: datasets.Dataset.from_dict({"id": range(8)}), {}, "a Dataset has no files"),
+        (lambda: range(8), {}, "a range has no files"),
     ],
 )
 def test_whole_files_are_refused_where_they_are_not_what_was_asked_for(source, options, match):

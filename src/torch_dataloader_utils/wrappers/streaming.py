@@ -116,18 +116,28 @@ def streaming_shard(
                 "drop_last, and streaming_shard neither."
             )
         return dataset.shard_rows(layout.num_shards, layout.index, contiguous)
-    if _is_hugging_face(dataset):
+    if not _is_hugging_face(dataset):
+        _check_iterable(dataset)
+    if shard_files:
         # Batch mode promises the order of accelerate, also for batches of one.
-        if shard_files and (batch_size is not None or layout.tail is not Tail.KEEP or contiguous):
-            raise ConfigError(
-                "shard_files=True gives whole files, which are no batches, spans or equal shards: leave out "
-                "batch_size, drop_last, even_batches and contiguous, or shard_files."
-            )
-        placed = _place(dataset, layout, contiguous=contiguous, length=length)
-        return _shard_hugging_face(dataset, placed, shard_files=shard_files)
-    _check_iterable(dataset)
+        _check_has_files(dataset, is_cut_by_rows=batch_size is not None or layout.tail is not Tail.KEEP or contiguous)
     placed = _place(dataset, layout, contiguous=contiguous, length=length)
+    if _is_hugging_face(dataset):
+        return _shard_hugging_face(dataset, placed, shard_files=shard_files)
     return ShardedStream(dataset, placed, source_splits_workers=source_splits_workers)
+
+
+def _check_has_files(dataset: Any, *, is_cut_by_rows: bool) -> None:
+    if not _is_hugging_face(dataset) or hasattr(dataset, "select"):
+        raise ConfigError(
+            f"shard_files=True is for a Hugging Face IterableDataset, and a {type(dataset).__name__} has no files. Leave "
+            "it out."
+        )
+    if is_cut_by_rows:
+        raise ConfigError(
+            "shard_files=True gives whole files, which are no batches, spans or equal shards: leave out batch_size, "
+            "drop_last, even_batches and contiguous, or shard_files."
+        )
 
 
 def _shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool) -> Any:
