@@ -178,7 +178,7 @@ def check_chain(source, sizes, num_shards, layout, steps, epoch, num_workers):
     return first
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=60 * EFFORT, deadline=None)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=6),
     st.integers(1, 5),
@@ -198,7 +198,7 @@ def test_any_chain_after_the_cut_keeps_the_rows(sizes, num_shards, layout, befor
             assert sorted(given) == sorted(mine)
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=20 * EFFORT, deadline=None)
 @given(
     st.integers(1, 5),
     layouts,

@@ -130,8 +130,8 @@ def streaming_shard(
 def _check_has_files(dataset: Any, *, is_cut_by_rows: bool) -> None:
     if not _is_hugging_face(dataset) or hasattr(dataset, "select"):
         raise ConfigError(
-            f"shard_files=True is for a Hugging Face IterableDataset, and a {type(dataset).__name__} has no files. Leave "
-            "it out."
+            f"shard_files=True is for a Hugging Face IterableDataset, and a {type(dataset).__name__} has no files. "
+            "Leave it out."
         )
     if is_cut_by_rows:
         raise ConfigError(
