@@ -7,8 +7,16 @@ plans one can look at. Start with `StructuredDataset.create_dataloader`.
 Names load on first use, so that importing this package imports neither torch nor pyarrow.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Positioned reads, file locks and signals are POSIX's. A refusal here is better than an error in the middle of a job.
+if os.name != "posix":
+    raise ImportError(
+        f"torch_dataloader_utils runs on Linux and macOS, and this is {os.name!r}. On Windows, run it in the Windows "
+        "Subsystem for Linux (WSL)."
+    )
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory

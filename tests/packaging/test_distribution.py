@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         [sys.executable, "-c", IMPORT], cwd=ROOT, check=True, timeout=300, stdout=subprocess.PIPE, text=True
     )
     assert done.stdout.split()[1] == "[]"
+
+
+def test_another_system_than_posix_is_refused_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_from_file_location("refused", PACKAGE / "__init__.py")
+    module = module_from_spec(spec)
+    monkeypatch.setattr(os, "name", "nt")
+    with pytest.raises(ImportError, match=r"Linux and macOS, and this is 'nt'.*WSL"):
+        spec.loader.exec_module(module)
 
 
 WITHOUT_PANDAS = """

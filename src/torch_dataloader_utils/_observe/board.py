@@ -5,6 +5,7 @@ find each other by their common parent process (a launcher such as torchrun) and
 mapped: on a full disk, to write to a map ends the process.
 """
 
+import fcntl
 import os
 import tempfile
 from contextlib import suppress
@@ -35,7 +36,7 @@ class RankBoard:
     @classmethod
     def open(cls, run: EpochRun) -> "RankBoard | None":
         """The board of this pass; None where there is no other rank to share it with, or no way to."""
-        if run.num_ranks == 1 or not hasattr(os, "getuid"):
+        if run.num_ranks == 1:
             return None
         name = f"tdu-progress-{os.getuid()}-{os.getppid()}-{run.fingerprint[:12]}-{run.num_ranks}-{run.epoch}"
         path = Path(tempfile.gettempdir()) / name
@@ -66,8 +67,6 @@ class RankBoard:
 
 def _lock(descriptor: int) -> bool:
     """Whether this process is the first to lock the file; the lock ends with the process."""
-    import fcntl  # not on every system
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -43,10 +43,10 @@ class KeptTails:
     def get(self, path: str, identity: str) -> bytes | None:
         """The footer of this version of the file, if it is here and whole."""
         try:
-            descriptor = os.open(self._place(path, identity), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+            descriptor = os.open(self._place(path, identity), os.O_RDONLY | os.O_NOFOLLOW)
             with os.fdopen(descriptor, "rb") as file:
                 # If others may write to the directory, its content cannot be trusted.
-                if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid != os.geteuid():
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None
                 content = file.read()
         except OSError:
@@ -80,7 +80,7 @@ class KeptTails:
         The directory is this user's alone, so that names need not be hard to guess, only new.
         """
         name = f"{place}.{os.getpid()}-{next(_numbers)}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             return os.open(name, flags, 0o600), name
         except FileNotFoundError:

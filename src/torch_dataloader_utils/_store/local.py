@@ -156,10 +156,10 @@ def _opened(path: str, local_path: str) -> Iterator[int]:
 
 def open_to_read(local_path: str) -> int:
     """A descriptor of the file, which the caller closes; of a pipe too, at once: nothing can be read from that one."""
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         # O_NONBLOCK has no effect on files, and keeps a pipe from waiting for a writer.
-        return os.open(local_path, flags | getattr(os, "O_NONBLOCK", 0))
+        return os.open(local_path, flags | os.O_NONBLOCK)
     except BlockingIOError:
         # Another process holds a lease (file servers do); without the flag, the system asks for it and waits.
         return os.open(local_path, flags)

@@ -6,6 +6,7 @@ while a living process holds it.
 """
 
 import contextlib
+import fcntl
 import glob
 import os
 import secrets
@@ -51,10 +52,8 @@ class PendingFile:
     def publish(self) -> None:
         """Make the file visible under its path, replacing what was there."""
         self.sync()
-        if os.name != "posix":
-            self.file.close()  # Windows renames no open file; elsewhere it is locked for as long as it can be swept
         self._pending.replace(self.path)
-        self.file.close()
+        self.file.close()  # locked for as long as it can be swept
         sync_directory(self.path.parent)
 
     def sync(self) -> None:
@@ -81,9 +80,7 @@ def write_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory durable, on systems that can."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
+    """Make renames inside a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -93,7 +90,7 @@ def sync_directory(path: Path) -> None:
 
 def _make(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     """A pending file of `path`, new and locked."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         pending = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}")
         file = os.fdopen(os.open(pending, flags, mode), "w+b")
@@ -110,9 +107,7 @@ def _make(path: Path, mode: int) -> tuple[Path, BinaryIO]:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what dead writers of `path` left behind, on systems that tell who is alive."""
-    if os.name != "posix":
-        return
+    """Remove what dead writers of `path` left behind."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
         # Another sweeper may be faster, and a file system may know no locks: then the file simply stays.
         with contextlib.suppress(OSError), left.open("rb") as file:
@@ -123,11 +118,7 @@ def _sweep(path: Path) -> None:
 
 
 def _lock(file: BinaryIO) -> None:
-    """Take the lock of a file until it is closed; OSError where another process has it, or there are none."""
-    try:
-        import fcntl  # not on every system
-    except ImportError as error:
-        raise OSError("this system has no file locks") from error
+    """Take the lock of a file until it is closed; OSError where another process has it, or the file system has none."""
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

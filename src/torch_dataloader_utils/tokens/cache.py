@@ -7,6 +7,7 @@ over.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -148,11 +149,7 @@ def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Whether the lock is ours; None where the file system or this system has no locks."""
-    try:
-        import fcntl  # not on every system
-    except ImportError:
-        return None
+    """Whether the lock is ours; None where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
