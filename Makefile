@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo test slow nightly lint docs bench clean
+.PHONY: demo quick test slow nightly lint docs bench clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -38,9 +38,13 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Lint, types and the tests that start no process, with fewer random examples: what one runs while working.
+quick: lint
+	HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -n auto --dist loadfile --quick
+
 # One pytest process a core, whole files to each: most of the time is other processes starting.
 test: lint
-	$(BIN)/pytest -q -n auto --dist loadfile
+	$(BIN)/pytest -q -n auto --dist loadfile --durations=25
 
 # What takes minutes: memory on large row groups, soak. Run before a release.
 slow: $(VENV)/.installed-test

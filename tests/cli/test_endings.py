@@ -68,7 +68,7 @@ def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, num
         assert [command.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
         send(command.pid, number)
         # The end of stdout, which the workers hold too, is the end of all of them.
-        output, errors = command.communicate(timeout=200)
+        output, errors = command.communicate(timeout=900)
     except BaseException:
         os.killpg(command.pid, signal.SIGKILL)
         raise
@@ -109,7 +109,7 @@ if __name__ == "__main__":
 def test_a_worker_that_is_interrupted_as_it_starts_prints_nothing(tmp_path):
     script = tmp_path / "pool.py"
     script.write_text(STARTING)
-    done = subprocess.run([sys.executable, script], capture_output=True, timeout=100)
+    done = subprocess.run([sys.executable, script], capture_output=True, timeout=900)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"interrupted\n", b"")
 
 
@@ -137,7 +137,7 @@ sys.modules["numpy"] = None
 from torch_dataloader_utils.cli.failures import Terminated, of_interrupt
 of_interrupt(Terminated()).show()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=900)
     assert (done.returncode, done.stderr) == (0, b"tdu: Terminated.\n")
 
 
@@ -148,7 +148,7 @@ def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
 
     def stall():
         reads.set()
-        may_go.wait(60)
+        may_go.wait(1000)
 
     with web_server() as web:
         web.files["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
@@ -160,9 +160,9 @@ def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
             env={**os.environ, VARIABLE: "off"},
         )
         try:
-            assert reads.wait(200)
+            assert reads.wait(900)
             command.send_signal(signal.SIGINT)
-            _, errors = command.communicate(timeout=50)
+            _, errors = command.communicate(timeout=900)
         finally:
             may_go.set()
             command.kill()

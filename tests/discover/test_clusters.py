@@ -21,8 +21,10 @@ __all__ = ["access", "lasting_server", "server"]  # fixtures
 
 
 @pytest.fixture(scope="module")
-def dask_client() -> Iterator[Any]:
+def dask_client(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A local dask cluster of one worker process."""
+    if request.config.getoption("--quick"):
+        pytest.skip("starts a process, in another thread")
     distributed = pytest.importorskip("distributed", reason="dask is not installed")
     with (
         distributed.LocalCluster(

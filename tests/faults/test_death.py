@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch_dataloader_utils import StructuredDataset
 
 ROOT = Path(__file__).parents[2]
 ROWS = 400
+# For what hangs, not for what is slow: on a busy machine a job takes minutes.
+HANGS_SECONDS = 1500
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +38,21 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
     assert list(tmp_path.iterdir()) == []
 
 
-def start(data: Path, scratch: Path, *how: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+@contextmanager
+def started(data: Path, scratch: Path, *how: str) -> "Iterator[subprocess.Popen[str]]":
+    """A job, which is gone afterwards: one that outlasts a failed test would fail the next one, too."""
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.faults.doomed_job", str(data), *how],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.kill()
 
 
 def shared_memory_of(pids: list[int]) -> list[str]:
@@ -94,8 +103,8 @@ def test_persistent_workers_that_die_between_two_passes_are_replaced(data: Path,
 
 def outcomes(data: Path, scratch: Path, method: str, *fates: str) -> list[dict[str, Any]]:
     """What a job says of each of its fates; its workers have left no shared memory."""
-    job = start(data, scratch, method, *fates)
-    output, errors = job.communicate(timeout=300)
+    with started(data, scratch, method, *fates) as job:
+        output, errors = job.communicate(timeout=HANGS_SECONDS)
     assert job.returncode == 0, errors[-3000:]
     told = [json.loads(line) for line in output.splitlines()]
     assert shared_memory_of([job.pid, *(pid for each in told for pid in each["workers"])]) == []
@@ -121,12 +130,12 @@ def started_and_waiting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
 def test_workers_end_with_the_trainer_and_leave_nothing(
     data: Path, scratch: Path, method: str, sign: signal.Signals
 ) -> None:
-    job = start(data, scratch, method, "waits")
-    workers = started_and_waiting(job)
-    assert len(workers) >= 2
-    job.send_signal(sign)
-    _, errors = job.communicate(timeout=100)
-    _, alive = psutil.wait_procs(workers, timeout=60)
+    with started(data, scratch, method, "waits") as job:
+        workers = started_and_waiting(job)
+        assert len(workers) >= 2
+        job.send_signal(sign)
+        _, errors = job.communicate(timeout=HANGS_SECONDS)
+        _, alive = psutil.wait_procs(workers, timeout=HANGS_SECONDS)
     assert alive == []
     assert errors.count("Traceback") <= 1
     assert shared_memory_of([job.pid, *(worker.pid for worker in workers)]) == []

@@ -18,7 +18,7 @@ def steps(target: str, environment: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "docs", "bench"])
+@pytest.mark.parametrize("target", ["demo", "quick", "test", "docs", "bench"])
 def test_each_target_makes_its_environment_before_it_runs(target: str, tmp_path: Path) -> None:
     commands, complaints = steps(target, tmp_path / "venv")
     assert complaints == ""

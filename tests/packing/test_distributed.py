@@ -48,8 +48,9 @@ def run_ranks(run, folder):
         assert not running, "a process failed; its traceback is above"
     finally:
         for process in processes:
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(NUM_PROCESSES)]
 
 

@@ -327,7 +327,8 @@ loader, _ = StructuredDataset.create_dataloader(sys.argv[1], batch_size=8, num_w
 batches = iter(loader)
 kept = [next(batches) for _ in range(5)]
 print("ready", flush=True)
-time.sleep(600)
+while True:  # a signal that comes just before one waits is heard after the wait
+    time.sleep(0.1)
 """
 
 
@@ -344,8 +345,8 @@ def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory(tmp_path, how):
         assert len(workers) >= 2
         pids = [str(process.pid) for process in (psutil.Process(trainer.pid), *workers)]
         trainer.send_signal(how)
-        trainer.wait(timeout=60)
-        _, alive = psutil.wait_procs(workers, timeout=60)
+        trainer.wait(timeout=600)
+        _, alive = psutil.wait_procs(workers, timeout=600)
         assert alive == []
     finally:
         trainer.kill()
