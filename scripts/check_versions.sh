@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of the stages with the oldest supported versions of what the library requires, then with the newest.
+# Runs tests with the oldest supported versions of what the library requires, then with the newest: those of the stages
+# without any extra, and those of command line, tables, stores and exporters with all of them.
 #
-#   scripts/check_versions.sh [minimal|newest ...]      both unless named
+#   scripts/check_versions.sh [minimal|newest|minimal-extras|newest-extras ...]      all unless named
 #
 # Each set gets an environment of its own in a temporary directory, which is removed afterwards. The oldest versions
 # are the lower bounds of pyproject.toml, taken literally. PYTHON chooses the interpreter; PIP_EXTRA_INDEX_URL or
@@ -10,24 +11,30 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-read -r -a tests <<<"${TESTS:-tests/plan tests/discover tests/read tests/shape tests/stream tests/compat tests/packaging tests/structured/test_messages.py}"
+stages="tests/plan tests/discover tests/read tests/shape tests/stream tests/compat tests/packaging tests/structured/test_messages.py"
+extras="tests/cli tests/iceberg tests/store tests/observe tests/faults/test_obstore.py tests/faults/test_other_stores.py"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-lower_bounds() {
-    "$python" - "$root/pyproject.toml" <<'PY'
+# requirements OPERATOR [extras]: what pyproject.toml requires, with "==" at its lower bounds and with "" at no bound.
+requirements() {
+    "$python" - "$root/pyproject.toml" "$@" <<'PY'
 import re, sys, tomllib
 from pathlib import Path
 
-for requirement in tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"]:
-    name, bound = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement).groups()
-    print(f"{name}=={bound}")
+project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+extras = project["optional-dependencies"]
+named = [name for name in extras if name not in ("all", "test", "lint", "docs")] if len(sys.argv) > 3 else []
+for requirement in [*project["dependencies"], *(each for name in named for each in extras[name])]:
+    name, bound = re.fullmatch(r"([\w-]+(?:\[[\w,-]+\])?)>=([\d.]+)", requirement).groups()
+    print(f"{name}=={bound}" if sys.argv[2] == "==" else name)
 PY
 }
 
 check() {
-    local name=$1
-    shift
+    local name=$1 tests
+    read -r -a tests <<<"${TESTS:-$2}"
+    shift 2
     echo "== $name: $*"
     "$python" -m venv "$work/$name"
     local pip=("$work/$name/bin/python" -m pip --disable-pip-version-check --quiet)
@@ -40,17 +47,19 @@ check() {
     (cd "$root" && HYPOTHESIS_PROFILE=ci "$work/$name/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}")
 }
 
+# What tests of the extras need besides; boto3 as s3fs wants it.
+tools=("s3fs[boto3]" "moto[server]>=5.1" opentelemetry-sdk "pyiceberg[glue]" pyiceberg-core tokenizers)
+
 chosen=("$@")
-[[ ${#chosen[@]} -gt 0 ]] || chosen=(minimal newest)
+[[ ${#chosen[@]} -gt 0 ]] || chosen=(minimal newest minimal-extras newest-extras)
 for name in "${chosen[@]}"; do
     case $name in
-        minimal)
-            mapfile -t oldest < <(lower_bounds)
-            check minimal "${oldest[@]}"
-            ;;
-        newest) check newest numpy pyarrow fsspec torch ;;
+        minimal) mapfile -t wanted < <(requirements ==) && check "$name" "$stages" "${wanted[@]}" ;;
+        newest) mapfile -t wanted < <(requirements "") && check "$name" "$stages" "${wanted[@]}" ;;
+        minimal-extras) mapfile -t wanted < <(requirements == extras) && check "$name" "$extras" "${wanted[@]}" "${tools[@]}" ;;
+        newest-extras) mapfile -t wanted < <(requirements "" extras) && check "$name" "$extras" "${wanted[@]}" "${tools[@]}" ;;
         *)
-            echo "unknown set $name: minimal or newest" >&2
+            echo "unknown set $name: minimal, newest, minimal-extras or newest-extras" >&2
             exit 2
             ;;
     esac

@@ -30,6 +30,7 @@ def picture_of(page):
 
 @pytest.mark.parametrize("options", PLANS)
 def test_bars_are_what_the_workers_read(table, options):
+    pytest.importorskip("pandas", reason="counts what the plan's table says by its own means")
     plan = plan_epoch(scan_files(str(table)), **options)
     timeline = make_timeline(plan, max_ranks=100)
     uses = plan.to_arrow().to_pandas()

@@ -41,9 +41,6 @@ Examples:
   tdu scan db.events --catalog prod
 """
 
-# How click 8.2 and later say that a group was called without a command; older ones print the help themselves.
-_ASKS_FOR_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-
 
 class CommandGroup(click.Group):
     """Commands by name, each imported when it is asked for."""
@@ -70,7 +67,7 @@ class CommandGroup(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
-            except _ASKS_FOR_HELP:
+            except click.exceptions.NoArgsIsHelpError:
                 raise
             except click.UsageError as error:
                 path = error.ctx.command_path if error.ctx is not None else "tdu"
