@@ -1,14 +1,15 @@
 """Hypothesis without a deadline and, in CI, without chance; signals as at a terminal; `--quick`."""
 
-import multiprocessing.util
 import os
 import signal
-import sys
+import subprocess
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from torch.utils.data import DataLoader
 
 from tests.effort import EFFORT
 
@@ -28,7 +29,6 @@ settings.register_profile("quick", settings.get_profile("dev"), max_examples=10)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=100 * EFFORT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
-_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"})
 _in_quick_test = False
 
 
@@ -40,10 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """See pytest."""
     if config.getoption("--quick"):
-        sys.addaudithook(lambda event, _: _skip() if event in _STARTS else None)
-        # The start methods spawn and forkserver are not audited.
-        spawn = multiprocessing.util.spawnv_passfds
-        multiprocessing.util.spawnv_passfds = lambda *arguments: _skip() or spawn(*arguments)
+        # Where nothing is half begun: an iterator of DataLoader without workers, say, complains when it is collected.
+        for owner, name in ((subprocess.Popen, "__init__"), (BaseProcess, "start"), (os, "fork")):
+            setattr(owner, name, _skipping(getattr(owner, name)))
+        make_iterator = DataLoader._get_iterator
+        starting = _skipping(make_iterator)
+        DataLoader._get_iterator = lambda loader: (starting if loader.num_workers else make_iterator)(loader)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,7 +59,13 @@ def pytest_runtest_protocol() -> Iterator[Any]:
         _in_quick_test = False
 
 
-def _skip() -> None:
-    # In another thread than that of the test this is an error: a fixture which does that asks for the option itself.
-    if _in_quick_test:
-        pytest.skip("starts a process")
+def _skipping(start: Any) -> Any:
+    """What starts a process, and within a test of `--quick` skips that test instead."""
+
+    def skip_or_start(*arguments: Any, **options: Any) -> Any:
+        # An error in another thread than the test's: a fixture that starts one there asks for the option itself.
+        if _in_quick_test:
+            pytest.skip("starts a process")
+        return start(*arguments, **options)
+
+    return skip_or_start
