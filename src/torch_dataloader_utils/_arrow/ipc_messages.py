@@ -19,42 +19,53 @@ _CONTINUATION = 0xFFFF_FFFF
 
 # Slots of flatbuffer tables.
 _MESSAGE_KIND, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 1, 2, 3
-_BATCH_ROWS = 0
+_SCHEMA_IS_BIG_ENDIAN = 0
+_BATCH_ROWS, _BATCH_COLUMNS = 0, 1
 _DICTIONARY_ID, _DICTIONARY_IS_DELTA = 0, 2
-_KIND_DICTIONARY, _KIND_RECORD_BATCH = 2, 3
+_KIND_SCHEMA, _KIND_DICTIONARY, _KIND_RECORD_BATCH = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One encapsulated message, the bytes [start, stop) of a file.
 
-    num_rows: of a record batch, else None. dictionary: the id of a dictionary batch's dictionary, else None.
-    is_delta: whether a dictionary batch adds values; else it replaces them.
+    kind: what it holds, as Message.fbs numbers it. num_rows: of a record batch, else None. dictionary: the id of a
+    dictionary batch's dictionary, else None. is_delta: whether a dictionary batch adds values; else it replaces them.
+    is_big_endian: of a schema, whether the numbers in the bodies that follow are.
     """
 
     start: int
     stop: int
+    kind: int
     num_rows: int | None = None
     dictionary: int | None = None
     is_delta: bool = False
+    is_big_endian: bool = False
 
 
 def stream_messages(read: Callable[[int, int], Any], start: int, stop: int) -> Iterator[Message]:
-    """The messages that begin in the bytes [start, stop) of a stream, up to its end mark if that is there.
+    """The messages of a stream in its bytes [start, stop), up to its end mark, which may be missing.
 
     `read(offset, length)` gives bytes of the stream: 64 KiB at once, so that many small messages take one read.
 
     Raises:
-        ArrowInvalid: these are no messages.
+        ArrowInvalid: these are no messages, one ends after `stop`, the stream's first is no schema, a later one neither
+            a dictionary nor a record batch, or bytes follow the end mark.
     """
     window = _Window(read, stop)
-    while start + 8 <= stop:
-        length, prefix = metadata_length(window.get(start, 8))
+    while start < stop:
+        length, prefix = metadata_length(window.get(start, min(8, stop - start)))
         if length == 0:
+            if start + prefix != stop:
+                raise pa.ArrowInvalid(f"the stream ends at byte {start}, and {stop - start - prefix} bytes follow")
             return
         if length < 0 or start + prefix + length > stop:
             raise pa.ArrowInvalid(f"a message at byte {start} claims {length} bytes, and {stop - start} are left")
         message = read_head(window.get(start, prefix + length), start)
+        if message.stop > stop:
+            raise pa.ArrowInvalid(f"the message of bytes {start} to {message.stop} ends after byte {stop}")
+        if message.kind not in ((_KIND_SCHEMA,) if start == 0 else (_KIND_DICTIONARY, _KIND_RECORD_BATCH)):
+            raise pa.ArrowInvalid(f"the message at byte {start} is of kind {message.kind}, which has no place there")
         yield message
         start = message.stop
 
@@ -88,24 +99,43 @@ def read_head(head: Any, start: int) -> Message:
         if body_bytes < 0:
             raise ValueError(f"a body of {body_bytes} bytes")
         kind, header = table.number(_MESSAGE_KIND, "<B"), table.table(_MESSAGE_HEADER)
-        is_batch, is_dictionary = kind == _KIND_RECORD_BATCH, kind == _KIND_DICTIONARY
+        is_dictionary = kind == _KIND_DICTIONARY
         return Message(
             start=start,
             stop=start + prefix + length + body_bytes,
-            num_rows=header.number(_BATCH_ROWS, "<q") if is_batch else None,
+            kind=kind,
+            num_rows=_batch_rows(header) if kind == _KIND_RECORD_BATCH else None,
             dictionary=header.number(_DICTIONARY_ID, "<q") if is_dictionary else None,
             is_delta=is_dictionary and header.number(_DICTIONARY_IS_DELTA, "<B") != 0,
+            is_big_endian=kind == _KIND_SCHEMA and header.number(_SCHEMA_IS_BIG_ENDIAN, "<h") != 0,
         )
     except (struct.error, ValueError) as error:
         raise pa.ArrowInvalid(f"the message at byte {start} does not decode: {error}") from error
 
 
+def _batch_rows(header: "FlatTable") -> int:
+    """The rows of a record batch; raises ValueError unless its first column has as many, if it has columns."""
+    num_rows = header.number(_BATCH_ROWS, "<q")
+    for column_rows, _ in header.structs(_BATCH_COLUMNS, "<qq"):
+        if column_rows != num_rows:
+            raise ValueError(f"{num_rows} rows, and {column_rows} in the first column")
+        break
+    return num_rows
+
+
 def metadata_length(message: Any) -> tuple[int, int]:
-    """The lengths of a message's metadata and of the prefix before it (shorter before Arrow 0.15)."""
-    (first,) = struct.unpack_from("<I", message)
-    if first != _CONTINUATION:
-        return first, 4
-    return struct.unpack_from("<i", message, 4)[0], 8
+    """The lengths of a message's metadata and of the prefix before it (shorter before Arrow 0.15).
+
+    Raises:
+        ArrowInvalid: the prefix is cut.
+    """
+    try:
+        (first,) = struct.unpack_from("<I", message)
+        if first != _CONTINUATION:
+            return first, 4
+        return struct.unpack_from("<i", message, 4)[0], 8
+    except struct.error as error:
+        raise pa.ArrowInvalid(f"{len(message)} bytes are no message") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +168,7 @@ class FlatTable:
             (count,) = struct.unpack_from("<I", self.data, place)
             step = struct.calcsize(layout)
             if place + 4 + count * step > len(self.data):
-                raise ValueError(f"a vector of {count} blocks runs over the end of the footer")
+                raise ValueError(f"a vector of {count} structs runs over the end of its buffer")
             yield from struct.iter_unpack(layout, self.data[place + 4 : place + 4 + count * step])
 
     def _place(self, slot: int) -> int:

@@ -3,6 +3,7 @@
 Source: the Arrow columnar format specification, "IPC File Format" and "IPC Streaming Format", and format/File.fbs.
 """
 
+import logging
 import struct
 from collections.abc import Callable
 
@@ -26,6 +27,8 @@ _FEATHER_V1_MAGIC = b"FEA1"
 # Slot of the footer's flatbuffer table.
 _FOOTER_BATCHES = 3
 
+_log = logging.getLogger(__name__)
+
 
 def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """The record batches of a file in the file format (also called Feather v2) or the stream format.
@@ -34,7 +37,7 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     footer, so each batch costs one more read (small ones share it).
 
     Raises:
-        CorruptFileError: neither of the two formats, or blocks outside the file.
+        CorruptFileError: neither of the two formats, or messages that are cut, missing or outside the file.
         UnsupportedFeatureError: Feather v1, which is another format.
     """
     path = item.entry.path
@@ -47,7 +50,7 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         else:
             read = _reader(store, path, tail)
             schema = _stream_schema(read, path, tail.size)
-            spans, rows = _stream_batches(read, tail.size)
+            spans, rows = _stream_batches(read, path, tail.size)
     groups = np.zeros((len(rows), 4), dtype=np.int64)
     groups[:, 0] = rows
     groups[:, 2:] = np.array(spans, dtype=np.int64).reshape(-1, 2)
@@ -79,7 +82,12 @@ def _file_batches(store: Store, path: str, tail: Tail, end: Buffer) -> tuple[lis
     if any(offset < 0 or head < 0 or body < 0 or offset + head + body > tail.size for offset, head, body in blocks):
         raise corrupt(path, f"a record batch lies outside the file of {tail.size} bytes")
     headers = store.ranges(path, [(offset, head) for offset, head, _ in blocks], tail.identity)
-    rows = [read_head(header, offset).num_rows or 0 for header, (offset, _, _) in zip(headers, blocks, strict=True)]
+    rows = []
+    for header, (offset, _, _) in zip(headers, blocks, strict=True):
+        num_rows = read_head(header, offset).num_rows
+        if num_rows is None:
+            raise corrupt(path, f"the footer names a record batch at byte {offset}, where there is none")
+        rows.append(num_rows)
     return [(offset, head + body) for offset, head, body in blocks], rows
 
 
@@ -115,10 +123,16 @@ def _stream_schema(read: Read, path: str, size: int) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(head))
 
 
-def _stream_batches(read: Read, size: int) -> tuple[list[Span], list[int]]:
+def _stream_batches(read: Read, path: str, size: int) -> tuple[list[Span], list[int]]:
     spans, rows = [], []
     for message in stream_messages(read, 0, size):
         if message.num_rows is not None:
             spans.append((message.start, message.stop - message.start))
             rows.append(message.num_rows)
+    if message.stop == size:
+        if message.dictionary is not None:
+            raise corrupt(path, f"it ends at byte {size} with a dictionary, and no record batch follows")
+        _log.warning(
+            "%s has no end mark, as Arrow allows; a stream cut between two batches looks the same", redact(path)
+        )
     return spans, rows

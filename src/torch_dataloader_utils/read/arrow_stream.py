@@ -7,6 +7,7 @@ Dictionaries (a and b) may come before any batch; b2 replaces b1, a+ adds to a1.
     schema · a1 · b2 · a+ · batch 2
 """
 
+import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.ipc_messages import Message, stream_messages
+from torch_dataloader_utils._arrow.ipc_messages import Message, metadata_length, read_head, stream_messages
 from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import Span
@@ -23,18 +24,25 @@ from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.source import TaskSource
 
+# The most that comes before a message's metadata.
+_PREFIX_BYTES = 8
+
 _streams: FileCache["ArrowStream"] = FileCache()
 
 
 def arrow_stream(source: TaskSource, file: Any) -> "ArrowStream":
     """The stream that a task belongs to, cached for the next task; file: the opened stream."""
-    return _streams.get(source.key, lambda: _read_stream(file))
+    return _streams.get(source.key, lambda: _read_stream(file, source.task.file_size))
 
 
-def _read_stream(file: Any) -> tuple["ArrowStream", int]:
+def _read_stream(file: Any, file_size: int) -> tuple["ArrowStream", int]:
     file.seek(0)
-    schema = pa.ipc.open_stream(file).schema
-    return ArrowStream(schema), schema.serialize().size
+    length, prefix = metadata_length(file.read(_PREFIX_BYTES))
+    if not 0 < length <= file_size:
+        raise pa.ArrowInvalid(f"the schema claims {length} bytes of a file of {file_size}")
+    file.seek(0)
+    head = file.read(prefix + length)
+    return ArrowStream(head), len(head)
 
 
 class ArrowStream:
@@ -43,12 +51,14 @@ class ArrowStream:
     Thread-safe: one thread walks, others that ask for a batch meanwhile wait for it.
     """
 
-    def __init__(self, schema: Any) -> None:
-        self.schema = schema
-        self._has_dictionaries = any(type_holds(kind, pa.types.is_dictionary) for kind in schema.types)
+    def __init__(self, head: bytes) -> None:
+        """head: the schema's message."""
+        self.schema = pa.ipc.read_schema(pa.py_buffer(head))
+        self._head = head
+        self._is_swapped = read_head(head, 0).is_big_endian != (sys.byteorder == "big")
+        self._has_dictionaries = any(type_holds(kind, pa.types.is_dictionary) for kind in self.schema.types)
         self._lock = threading.Lock()
-        self._walked_bytes = 0
-        self._schema_span: list[Span] = []
+        self._walked_bytes = len(head)
         self._dictionaries: dict[int, _Versions] = {}
 
     def batch(self, source: TaskSource, file: Any) -> Any:
@@ -60,30 +70,26 @@ class ArrowStream:
         file.seek(source.task.byte_offset)
         message = file.read(source.task.byte_length)
         try:
-            if not self._has_dictionaries:
+            if not self._has_dictionaries and not self._is_swapped:
                 return pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
-            parts = _read_spans(source, self._spans_before(source))
-            return pa.ipc.open_stream(pa.py_buffer(b"".join([*parts, message]))).read_next_batch()
+            # A schema keeps no byte order in pyarrow: only a stream with its own head has its numbers swapped.
+            parts = [self._head, *self._dictionaries_before(source), message]
+            return pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).read_next_batch()
         except (StopIteration, EOFError) as error:
             raise _no_such_batch(source.task) from error
 
-    def _spans_before(self, source: TaskSource) -> list[Span]:
-        """The schema and the dictionaries that hold for the task's batch, in the order of the stream."""
+    def _dictionaries_before(self, source: TaskSource) -> list[bytearray]:
+        """The dictionaries that hold for the task's batch, in the order of the stream."""
+        if not self._has_dictionaries:
+            return []
         offset = source.task.byte_offset
         with self._lock:
             for message in stream_messages(lambda at, length: source.span((at, length)), self._walked_bytes, offset):
-                if message.stop > offset:
-                    raise pa.ArrowInvalid(f"the message at byte {message.start} runs into the batch at byte {offset}")
-                self._add(message)
+                if message.dictionary is not None:
+                    self._dictionaries.setdefault(message.dictionary, _Versions()).add(message)
                 self._walked_bytes = message.stop
-            dictionaries = [span for versions in self._dictionaries.values() for span in versions.before(offset)]
-        return [*self._schema_span, *sorted(dictionaries)]
-
-    def _add(self, message: Message) -> None:
-        if message.start == 0:
-            self._schema_span = [(0, message.stop)]
-        elif message.dictionary is not None:
-            self._dictionaries.setdefault(message.dictionary, _Versions()).add(message)
+            spans = sorted(span for versions in self._dictionaries.values() for span in versions.before(offset))
+        return _read_spans(source, spans)
 
 
 @dataclass(slots=True)
