@@ -13,11 +13,14 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
 from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_metadata, checked_footer_length, footer_length
-from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, Span, Store, Tail, redact
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.schemas import leaf_counts
+
+# A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
+_UUID = b"\xec\x00\x00"
 
 _PARQUET = ds.ParquetFileFormat()
 _log = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             reader.open(pa.BufferReader(tail.data))
             metadata, schema = reader.metadata, reader.schema_arrow
         check_metadata(tail.data, metadata, redact(path))
+        schema = with_uuids(schema, tail.data)
         leaves = projected_leaves(metadata, schema, request.columns)
         rows = group_rows(metadata, leaves)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
@@ -95,6 +99,26 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
         tail = store.tail(entry.path, need, entry.stat)
     store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
     return tail
+
+
+def with_uuids(schema: pa.Schema, footer: Buffer) -> pa.Schema:
+    """The schema of a footer with its UUIDs as `arrow.uuid`, which pyarrow gives only of files that pyarrow wrote.
+
+    Other extension types stay as pyarrow gives them by itself: most compute functions refuse extension types.
+    """
+    if _UUID not in bytes(footer):
+        return schema
+    reader = pq.ParquetReader()
+    reader.open(pa.BufferReader(footer), arrow_extensions_enabled=True)
+    fields = [
+        typed if _holds_uuid(typed.type) else plain for plain, typed in zip(schema, reader.schema_arrow, strict=True)
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
+def _holds_uuid(data_type: pa.DataType) -> bool:
+    inner = (data_type.field(i).type for i in range(data_type.num_fields))
+    return isinstance(data_type, pa.UuidType) or any(map(_holds_uuid, inner))
 
 
 def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._parquet.trailer import check_footer
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanRequest
-from torch_dataloader_utils.discover.footers import group_rows, projected_leaves, read_footer
+from torch_dataloader_utils.discover.footers import group_rows, projected_leaves, read_footer, with_uuids
 from torch_dataloader_utils.errors import DataError
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def scan_sidecar(
         tail = read_footer(store, sidecar)
         metadata = pq.read_metadata(pa.BufferReader(tail.data))
         check_footer(tail.data, metadata, redact(sidecar.path))
-        schema = metadata.schema.to_arrow_schema()
+        schema = with_uuids(metadata.schema.to_arrow_schema(), tail.data)
         rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]

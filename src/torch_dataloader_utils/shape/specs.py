@@ -7,9 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
 from torch_dataloader_utils.shape.arrow_types import ColumnType, NumberType, classify, raw_type
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX, Mask, NullPolicy, parse_nulls
+
+# Intervals of other writers. Without this, pyarrow raises a KeyError with the number of the type.
+_WITHOUT_ARRAYS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
 
     Raises:
         ConfigError: an unknown column, or a name that occurs twice in `columns` or in the schema.
+        UnsupportedFeatureError: a column of a type that pyarrow has no arrays of in Python.
     """
     there = Counter(schema.names)
     names = list(there.elements() if columns is None else columns)
@@ -57,6 +61,12 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
             where = "columns=" if count > 1 and columns is not None else "the data set"
             raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names.")
     fields = {field.name: field for field in schema}
+    for name in names:
+        if fields[name].type.id in _WITHOUT_ARRAYS:
+            raise UnsupportedFeatureError(
+                f"column {name!r} is {fields[name].type}, which pyarrow {pa.__version__} cannot hand to Python. Leave "
+                "it out with columns=, or write it again as integers or month_day_nano_interval."
+            )
     return pa.schema([fields[name] for name in names])
 
 
