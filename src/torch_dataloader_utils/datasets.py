@@ -78,6 +78,7 @@ class StructuredDataset(WiredDataset):
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
+        allow_bare_files: bool = False,
         **options: Unpack[TableKeywords],
     ) -> None:
         """A data set of these files.
@@ -92,7 +93,15 @@ class StructuredDataset(WiredDataset):
         """
         chosen = TableOptions.of({"num_workers": 1, **options})
         access = StoreAccess.of(storage_options, credentials, remote)
-        found = find_inventory(files, format, chosen, partitioning=partitioning, access=access, inventory=inventory)
+        found = find_inventory(
+            files,
+            format,
+            chosen,
+            partitioning=partitioning,
+            access=access,
+            inventory=inventory,
+            allow_bare_files=allow_bare_files,
+        )
         super().__init__(found, chosen, access)
 
     @classmethod
@@ -143,6 +152,7 @@ class StructuredDataset(WiredDataset):
         decode_threads: int | None = None,
         decode_ahead_bytes: int | str = "256MiB",
         mesh: "DeviceMesh | None" = None,
+        allow_bare_files: bool = False,
         **loader_options: Unpack[LoaderKeywords],
     ) -> tuple[TableDataLoader, "StructuredDataset"]:
         """A loader of one rank's batches, and its data set.
@@ -200,6 +210,8 @@ class StructuredDataset(WiredDataset):
             mesh: a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its
                 data-parallel ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...)
                 the same.
+            allow_bare_files: read the directory of a Delta, Hudi or Iceberg table as the plain files in it, removed
+                rows and all, instead of an UnsupportedFeatureError. Files that are named themselves are always read.
             loader_options: callbacks, a sequence of LoaderCallback; and for torch's DataLoader: pin_memory,
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context, worker_init_fn, in_order.
 
@@ -220,6 +232,7 @@ class StructuredDataset(WiredDataset):
             credentials=credentials,
             remote=remote,
             inventory=inventory,
+            allow_bare_files=allow_bare_files,
             batch_size=batch_size,
             columns=columns,
             filters=filters,

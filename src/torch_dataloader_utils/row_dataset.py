@@ -66,13 +66,14 @@ class RowDataset(Dataset[Any]):
         stack: Mapping[str, Sequence[str]] | None = None,
         page_checksums: bool = True,
         decode_threads: int | None = None,
+        allow_bare_files: bool = False,
     ) -> None:
         """Finds the files and counts their rows; no row is read unless a filter makes that necessary.
 
         Args:
             files: data files, paths, or a directory or pattern.
             format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
-                credentials, remote, nulls, stack and page_checksums.
+                credentials, remote, nulls, stack, page_checksums and allow_bare_files.
             inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then it is what is read, and nothing is
                 listed. Deletes apply.
             output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
@@ -97,7 +98,15 @@ class RowDataset(Dataset[Any]):
         )
         cache_bytes = parse_bytes("cache_bytes", cache_bytes)
         access = StoreAccess.of(storage_options, credentials, remote)
-        found = find_inventory(files, format, options, partitioning=partitioning, access=access, inventory=inventory)
+        found = find_inventory(
+            files,
+            format,
+            options,
+            partitioning=partitioning,
+            access=access,
+            inventory=inventory,
+            allow_bare_files=allow_bare_files,
+        )
         rows = wire_rows(found, options, access, Share(threads=options.threads))
         schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper

@@ -141,6 +141,10 @@ class Store(Protocol):
         """Keep a footer for the other processes of this host, where that saves a request."""
         ...
 
+    def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Which of these names are directories in the directory `path`, by one listing; none if it is not there."""
+        ...
+
     def list_files(self, path: str) -> Listing:
         """The file at `path`, or all files below that directory, or all that match a pattern (*, ?, [], **).
 

@@ -86,6 +86,11 @@ class LocalStore:
     def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
         """Nothing is kept."""
 
+    def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Which of these names are directories there; looked up one by one, so that large directories cost nothing."""
+        directory = Path(self.local_path(path))
+        return tuple(name for name in names if os.path.isdir(directory / name))  # noqa: PTH112 - False without permission
+
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`, with absolute paths; links are followed, loops are not.
 

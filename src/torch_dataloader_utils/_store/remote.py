@@ -21,7 +21,7 @@ from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
-from torch_dataloader_utils._store.remote_pattern import Infos, files_at, matching_files
+from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.retry_log import RetryLog
@@ -93,6 +93,11 @@ class FsspecStore:
         # The next job's file may be another one of the same size, where the server tells no more than that.
         is_kept = self.access.remote.keep_footers and not names_no_version(identity)
         return kept_tails() if is_kept else None
+
+    def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Which of these names are directories there: one listing, unless the client has just made it."""
+        there = self._request(path, "list", None, directories_in)
+        return tuple(name for name in names if name in there)
 
     def list_files(self, path: str) -> Listing:
         """The files at, below or matching `path`; sizes and identities come with the listing."""

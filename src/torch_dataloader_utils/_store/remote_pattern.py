@@ -60,6 +60,12 @@ def files_at(filesystem: Any, key: str) -> Infos:
     return _files_below(filesystem, key, ask(filesystem, "info", key))
 
 
+def directories_in(filesystem: Any, directory: str) -> set[str]:
+    """Names of the directories in a directory; none if it is not there."""
+    entries = _entries(filesystem, directory)
+    return {name.rpartition("/")[2] for name, info in entries if info["type"] == "directory"}
+
+
 def _files_below(filesystem: Any, key: str, info: Info) -> Infos:
     return {key: info} if info["type"] == "file" else _tree(filesystem, key)
 

@@ -30,6 +30,7 @@ _DATA = (
         help="Only rows for which it is true: \"x > 3 and day >= date('2024-01-05')\".",
     ),
     click.option("--partitioning", type=click.Choice(["hive"]), help="Columns from directory names (year=2024)."),
+    click.option("--allow-bare-files", is_flag=True, help="Of Delta, Hudi and Iceberg tables, removed rows and all."),
     click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable."),
     click.option("--inventory", "inventory_path", metavar="FILE", help="What `tdu scan --save` wrote."),
     click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; PATHS is the table."),
@@ -92,6 +93,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
         catalog: str | None,
         catalog_options: tuple[str, ...],
         snapshot_id: int | None,
+        allow_bare_files: bool,
         **others: Any,
     ) -> Any:
         if not (is_required or paths or inventory_path):
@@ -106,6 +108,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
             inventory_path=inventory_path,
             catalog=catalog_properties(catalog, catalog_options),
             snapshot_id=snapshot_id,
+            allow_bare_files=allow_bare_files,
         )
         return function(source=source, **others)
 

@@ -31,6 +31,7 @@ class DataSource:
     inventory_path: str | None = None
     catalog: Mapping[str, Any] | None = field(default=None, repr=False)
     snapshot_id: int | None = None
+    allow_bare_files: bool = False
 
     def __post_init__(self) -> None:
         if not self.paths and self.inventory_path is None:
@@ -101,6 +102,7 @@ class DataSource:
                     columns=self.columns,
                     filters=self.filters,
                     partitioning=self.partitioning,
+                    allow_bare_files=self.allow_bare_files,
                     storage_options=self.storage or None,
                     on_progress=on_progress,
                 )

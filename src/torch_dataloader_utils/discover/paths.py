@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torch_dataloader_utils._arguments.flags import check_flag
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
     FileEntry,
@@ -17,6 +18,7 @@ from torch_dataloader_utils._store import (
     open_store,
     redact,
 )
+from torch_dataloader_utils.discover.table_directories import check_plain
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ def find_files(
     access: StoreAccess,
     *,
     empty_has_no_rows: bool = False,
+    allow_bare_files: bool = False,
 ) -> tuple[Store, DataFiles]:
     """The store and the data files of a file, directory (recursive), pattern, or a list of those.
 
@@ -58,8 +61,10 @@ def find_files(
 
     empty_has_no_rows: for text formats: leave out all empty files. In other formats an empty data file was not written
         completely, and its scan raises that.
+    allow_bare_files: read directories of Delta, Hudi and Iceberg tables as any other.
 
     Raises:
+        UnsupportedFeatureError: see `check_plain`.
         NoDataError: nothing there, or nothing left; or a link that leads nowhere, unless it is hidden.
         ConfigError: the list mixes stores.
         ConfigTypeError: not a path.
@@ -71,6 +76,8 @@ def find_files(
         raise ConfigError(f"{source}: the list mixes stores ({', '.join(places)}). Scan each alone.")
     store = open_store(named[0], access)
     listings = _listings(store, named)
+    if not check_flag("allow_bare_files", allow_bare_files):
+        check_plain(store, listings)
     found: dict[str, FileEntry] = {}
     for listing in listings:
         for link in listing.dead_links:

@@ -64,6 +64,7 @@ def scan_files(
     executor: Executor | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_error: OnError = "raise",
+    allow_bare_files: bool = False,
 ) -> Inventory:
     """The inventory of the files at `path`, from metadata alone.
 
@@ -83,6 +84,7 @@ def scan_files(
         on_progress: called in the caller's thread after each file with (files done, files to scan).
         on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; how many
             rows that is, nobody can say.
+        allow_bare_files: see `StructuredDataset.create_dataloader`.
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -106,7 +108,15 @@ def scan_files(
         on_error=on_error,
     )
     access = StoreAccess.of(storage_options, credentials, remote)
-    return scan_paths(path, access, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
+    return scan_paths(
+        path,
+        access,
+        request,
+        partitioning=partitioning,
+        allow_bare_files=allow_bare_files,
+        executor=executor,
+        on_progress=on_progress,
+    )
 
 
 def scan_paths(
@@ -115,12 +125,13 @@ def scan_paths(
     request: ScanRequest,
     *,
     partitioning: Literal["hive"] | None = None,
+    allow_bare_files: bool = False,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
     """As `scan_files`, with an access that readers of the files use later too, so that they share a client."""
     _check_partitioning(partitioning)
-    store, files = find_files(path, access, empty_has_no_rows=_is_text(request))
+    store, files = find_files(path, access, empty_has_no_rows=_is_text(request), allow_bare_files=allow_bare_files)
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 

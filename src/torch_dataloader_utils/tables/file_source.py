@@ -31,6 +31,7 @@ def find_inventory(
     partitioning: Any,
     access: StoreAccess,
     inventory: Inventory | None,
+    allow_bare_files: bool = False,
 ) -> Inventory:
     """The inventory that was given, if it fits the filter, or that of the files.
 
@@ -49,7 +50,7 @@ def find_inventory(
             count_rows=options.count_rows is not False,
             on_error=options.on_error,
         )
-        scan = partial(scan_paths, paths, access, request, partitioning=partitioning)
+        scan = partial(scan_paths, paths, access, request, partitioning=partitioning, allow_bare_files=allow_bare_files)
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(scan, on_progress=on_progress)
             inventory = from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, options)
