@@ -1,6 +1,7 @@
 """Types that not every writer or reader has: UUIDs, intervals, rows without columns."""
 
 import ctypes
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ import pytest
 
 from torch_dataloader_utils import RowDataset, StructuredDataset, scan_files
 from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, SchemaError, UnsupportedFeatureError
 
 IDS = [UUID(int=n << 64) for n in range(6)]
 
@@ -97,3 +98,32 @@ def test_intervals_of_months_days_and_nanoseconds_are_delivered(tmp_path: Path, 
     (batch,) = read(tmp_path, "arrow", output_format=output_format)
     gaps = batch.column("gap").to_pylist() if output_format == "arrow" else batch["gap"]
     assert gaps == table["gap"].to_pylist()
+
+
+TIMES = [datetime(1, 1, 1), datetime(9999, 12, 31), None, datetime(2020, 1, 1, 0, 0, 0, 123456)]
+
+
+@pytest.mark.parametrize("store_schema", [False, True])
+@pytest.mark.parametrize("row_filter", [None, pc.field("row") >= 0, pc.field("t") < datetime(9999, 1, 1)])
+def test_int96_timestamps_of_any_year_are_read_as_microseconds_if_asked(
+    tmp_path: Path, store_schema: bool, row_filter: Any
+) -> None:
+    times = pa.array(TIMES, pa.timestamp("us"))
+    items = pa.ListArray.from_arrays([0, 1, 2, 3, 4], times)
+    table = pa.table({"row": range(4), "t": times, "items": items})
+    for name in ("a.parquet", "b.parquet", "c.parquet"):
+        pq.write_table(table, tmp_path / name, use_deprecated_int96_timestamps=True, store_schema=store_schema)
+    with pytest.raises(SchemaError, match=r'scan_files\(\.\.\., int96_unit="us"\)'):
+        read(tmp_path)
+    inventory = scan_files(tmp_path, filters=row_filter, int96_unit="us")
+    assert decode_schema(inventory.schema).field("t").type == pa.timestamp("us")
+    rows = [row for batch in read(tmp_path, inventory=inventory, filters=row_filter) for row in batch["t"]]
+    wanted = table if row_filter is None else table.filter(row_filter)
+    assert rows == wanted["t"].to_pylist() * 3
+    (batch,) = read(tmp_path, inventory=scan_files(tmp_path / "a.parquet", int96_unit="us"), columns=["items"])
+    assert batch["items"] == [[each] for each in TIMES]
+
+
+def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="int96_unit='ms' is unknown"):
+        scan_files(tmp_path, int96_unit="ms")

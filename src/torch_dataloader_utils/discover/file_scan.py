@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +12,8 @@ from torch_dataloader_utils._arguments.integers import hold_integers
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._store import FileEntry
+
+Int96Unit = Literal["ns", "us"]
 
 
 class Verdict(IntEnum):
@@ -45,7 +47,7 @@ class ScanRequest:
 
     columns: the projection, None for all. row_filter: not bound to a schema yet. filter_columns: the names it uses.
     text_schema: the schema of text files, which carry none; None until it is inferred from the first file.
-    on_error: "skip" gives a BadFile for a file whose metadata does not decode.
+    on_error: "skip" gives a BadFile for a file whose metadata does not decode. int96_unit: of timestamps in Parquet.
     """
 
     file_format: FileFormat
@@ -56,6 +58,7 @@ class ScanRequest:
     text: TextOptions = TextOptions()
     text_schema: pa.Schema | None = None
     on_error: OnError = "raise"
+    int96_unit: Int96Unit = "ns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

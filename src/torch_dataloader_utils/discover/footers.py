@@ -15,14 +15,13 @@ from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_metadata, checked_footer_length, footer_length
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.faults import corrupt, decoding
-from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.schemas import leaf_counts
 
 # A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
 _UUID = b"\xec\x00\x00"
 
-_PARQUET = ds.ParquetFileFormat()
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +48,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
     tail = read_footer(store, item.entry)
     path = item.entry.path
     has_filter = request.row_filter is not None
-    matched = None if has_filter else _known_footers.match(_footer(tail), request.columns)
+    matched = None if has_filter else _known_footers.match(_footer(tail), (request.columns, request.int96_unit))
     with decoding(path, "Parquet footer"):
         if matched is not None and matched.known is not None:
             return _matched_scan(path, tail, matched.numbers, matched.known)
@@ -57,15 +56,16 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         if has_filter:
             # The fragment gives the statistics too, without another parse.
             file = pa.BufferReader(tail.data)
-            fragment = _PARQUET.make_fragment(file, partition_expression=guarantee(item.partition))
+            file_format = ds.ParquetFileFormat(coerce_int96_timestamp_unit=request.int96_unit)
+            fragment = file_format.make_fragment(file, partition_expression=guarantee(item.partition))
             metadata, schema = fragment.metadata, fragment.physical_schema
         else:
             # Not a ParquetFile, which looks at every column: that takes half of the time of small files.
             reader = pq.ParquetReader()
-            reader.open(pa.BufferReader(tail.data))
+            reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
             metadata, schema = reader.metadata, reader.schema_arrow
         check_metadata(tail.data, metadata, redact(path))
-        schema = with_uuids(schema, tail.data)
+        schema = with_uuids(schema, tail.data, request.int96_unit)
         leaves = projected_leaves(metadata, schema, request.columns)
         rows = group_rows(metadata, leaves)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
@@ -101,7 +101,7 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     return tail
 
 
-def with_uuids(schema: pa.Schema, footer: Buffer) -> pa.Schema:
+def with_uuids(schema: pa.Schema, footer: Buffer, int96_unit: Int96Unit) -> pa.Schema:
     """The schema of a footer with its UUIDs as `arrow.uuid`, which pyarrow gives only of files that pyarrow wrote.
 
     Other extension types stay as pyarrow gives them by itself: most compute functions refuse extension types.
@@ -109,7 +109,7 @@ def with_uuids(schema: pa.Schema, footer: Buffer) -> pa.Schema:
     if _UUID not in bytes(footer):
         return schema
     reader = pq.ParquetReader()
-    reader.open(pa.BufferReader(footer), arrow_extensions_enabled=True)
+    reader.open(pa.BufferReader(footer), coerce_int96_timestamp_unit=int96_unit, arrow_extensions_enabled=True)
     fields = [
         typed if _holds_uuid(typed.type) else plain for plain, typed in zip(schema, reader.schema_arrow, strict=True)
     ]

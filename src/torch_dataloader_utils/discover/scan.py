@@ -28,7 +28,7 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, m
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
-from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, TextOptions, Verdict
+from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import partition_values
@@ -65,6 +65,7 @@ def scan_files(
     on_progress: Callable[[int, int], None] | None = None,
     on_error: OnError = "raise",
     allow_bare_files: bool = False,
+    int96_unit: Int96Unit = "ns",
 ) -> Inventory:
     """The inventory of the files at `path`, from metadata alone.
 
@@ -85,6 +86,8 @@ def scan_files(
         on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; how many
             rows that is, nobody can say.
         allow_bare_files: see `StructuredDataset.create_dataloader`.
+        int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
+            not; what is finer is cut.
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -106,6 +109,7 @@ def scan_files(
         text=text or TextOptions(),
         text_schema=schema,
         on_error=on_error,
+        int96_unit=_checked_unit(int96_unit),
     )
     access = StoreAccess.of(storage_options, credentials, remote)
     return scan_paths(
@@ -286,6 +290,12 @@ def _path_column(entries: Sequence[FileEntry]) -> StringColumn:
         raise UnsupportedFeatureError(
             f"{os.fsencode(error.object)!r}: the name of this data file is not UTF-8. Rename it, or leave it out."
         ) from error
+
+
+def _checked_unit(unit: Int96Unit) -> Int96Unit:
+    if unit not in ("ns", "us"):
+        raise ConfigError(f'int96_unit={unit!r} is unknown; use "ns" or "us".')
+    return unit
 
 
 def _check_partitioning(partitioning: str | None) -> None:

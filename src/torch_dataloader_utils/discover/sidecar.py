@@ -27,9 +27,11 @@ def scan_sidecar(
     """The scan of each data file, in the order of `entries`; None if the sidecar is damaged or stale."""
     try:
         tail = read_footer(store, sidecar)
-        metadata = pq.read_metadata(pa.BufferReader(tail.data))
+        reader = pq.ParquetReader()
+        reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
+        metadata = reader.metadata
         check_footer(tail.data, metadata, redact(sidecar.path))
-        schema = with_uuids(metadata.schema.to_arrow_schema(), tail.data)
+        schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
         rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.record_batches import side_by_side
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import RowGroupTask
@@ -64,12 +65,23 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
     _check_budget(source, footer, columns, rows)
     with source.open(lambda: _spans(source, footer, columns)) as file:
         stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=rows < group.num_rows)
-        # Iceberg's timestamps are microseconds, whatever holds them.
-        int96_unit = _WIDE_UNIT if isinstance(task.extra, IcebergFile) else None
+        int96_unit = _WIDE_UNIT if _is_wide(task, footer, schema, columns) else None
         if int96_unit is None:
             _check_int96(source, file, footer, columns, stored)
         reader = open_parquet(source, file, footer.metadata, int96_unit)
         yield from decode_columns(reader, task, footer.columns, columns, stored)
+
+
+def _is_wide(task: RowGroupTask, footer: Footer, schema: Any, columns: Sequence[str]) -> bool:
+    """Whether INT96 timestamps are wanted as microseconds: by the schema, or by Iceberg, which has nothing finer."""
+    if isinstance(task.extra, IcebergFile):
+        return True
+    wanted = [schema.field(name).type for name in columns if name in footer.columns.int96]
+    return bool(wanted) and not any(type_holds(each, _is_nanoseconds) for each in wanted)
+
+
+def _is_nanoseconds(data_type: Any) -> bool:
+    return bool(pa.types.is_timestamp(data_type)) and data_type.unit == "ns"
 
 
 class StoredRows(NamedTuple):
@@ -183,8 +195,8 @@ def _check_int96(source: TaskSource, file: Any, footer: Footer, columns: Sequenc
             except pa.ArrowInvalid as error:
                 raise SchemaError(
                     f"{source.task.where}: column {name} has timestamps (INT96) outside of 1677 to 2262, which its "
-                    f"type, {footer.columns.schema.field(name).type}, does not hold. Write the file with timestamps in "
-                    "microseconds, or leave the column out."
+                    f"type, {footer.columns.schema.field(name).type}, does not hold. Read them as microseconds with "
+                    'inventory=scan_files(..., int96_unit="us"), or leave the column out.'
                 ) from error
 
 
