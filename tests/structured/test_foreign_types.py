@@ -127,3 +127,21 @@ def test_int96_timestamps_of_any_year_are_read_as_microseconds_if_asked(
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="int96_unit='ms' is unknown"):
         scan_files(tmp_path, int96_unit="ms")
+
+
+@pytest.mark.parametrize("output_format", ["torch", "arrow"])
+@pytest.mark.parametrize("kind", ["file", "stream", "json"])
+def test_rows_without_columns_are_counted(tmp_path: Path, kind: str, output_format: str) -> None:
+    batch = pa.record_batch({"x": [1, 2]}).select([])
+    path = tmp_path / "a"
+    if kind == "json":
+        path.write_text("{}\n" * 4)
+    else:
+        with (pa.ipc.new_file if kind == "file" else pa.ipc.new_stream)(str(path), batch.schema) as writer:
+            writer.write_batch(batch)
+            writer.write_batch(batch)
+    file_format = "json" if kind == "json" else "arrow"
+    for options in ({}, {"shuffle_rows": 4}):
+        batches = read(path, file_format, batch_size=3, output_format=output_format, **options)
+        assert [each.num_rows for each in batches] == [3, 1]
+    assert len(RowDataset(path, file_format)) == 4

@@ -50,7 +50,16 @@ def test_loaders_show_what_they_take() -> None:
 
 
 # Where files are and how they are reached; what goes by another name in plans; what only parts of an epoch have.
-FILE_OPTIONS = ("path", "format", "partitioning", "storage_options", "credentials", "remote", "inventory")
+FILE_OPTIONS = (
+    "path",
+    "format",
+    "partitioning",
+    "allow_bare_files",
+    "storage_options",
+    "credentials",
+    "remote",
+    "inventory",
+)
 PLAN_NAMES = {"shuffle_seed": "seed", "split_strategy": "strategy"}
 PART_OF_EPOCH = {"first_row", "stop_row"}
 
