@@ -1,97 +1,65 @@
-"""The counts of one worker during one pass: plain integers, cheap enough to be always on."""
+"""The counts of one worker, cheap enough to be always on, in memory that the trainer's process can read."""
 
-import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from torch_dataloader_utils._observe.requests import thread_requests
+import numpy as np
+import numpy.typing as npt
 
-
-class _Sized(Protocol):
-    @property
-    def num_bytes(self) -> int: ...
-
+from torch_dataloader_utils._observe.requests import COUNTED, Counts, count_thread_in, during
 
 T = TypeVar("T")
-Decoded = TypeVar("Decoded", bound=_Sized)
 
-Tally = tuple[int, ...]
-"""A worker's counts at one moment, in the order of `COUNTED`; what travels from a worker process with each batch."""
+Int64s = npt.NDArray[np.int64]
 
-COUNTED = (
-    "rows",
-    "decoded_groups",
-    "released_groups",
-    "decoded_bytes",
-    "decode_ns",
-    "stall_ns",
-    "requests",
-    "retries",
-    "fetched_bytes",
-)
+
+def counts_shape(threads: int) -> tuple[int, int]:
+    """The shape of a worker's memory for counts: of its main thread, and of each job of its decoding threads.
+
+    Twice as many jobs as threads, because jobs of a pass that was left early may still run in the next one.
+    """
+    return (1 + 2 * threads, len(COUNTED))
+
+
+def totals(memory: Int64s, now_ns: int) -> dict[str, int]:
+    """The sums of all counts in a memory of any shape [..., len(COUNTED)], with what is being spent up to now."""
+    counts = memory.reshape(-1, len(COUNTED)).copy()
+    spent = np.where(counts < 0, np.maximum(counts + now_ns, 0), counts)
+    return dict(zip(COUNTED, spent.sum(axis=0).tolist(), strict=True))
 
 
 class WorkerCounters:
-    """The counts of one worker, one pass.
+    """What one worker does, counted where `memory` says (see `counts_shape`); None: where only this object sees it.
 
-    rows: handed out in batches. decoded_groups, decoded_bytes, decode_ns: row groups read and shaped, the memory they
-    took, and the time of it, all decoding threads added up. released_groups: used up. stall_ns: waited for a row group
-    that was not decoded yet. requests, retries, fetched_bytes: see RequestCounts.
-
-    `rows`, `released_groups` and `stall_ns` belong to the thread that takes batches; the others are added to by the
-    decoding threads, under a lock, once for what is decoded at once.
+    rows: handed out in batches. main: of the thread that takes batches, which alone may write to both.
     """
 
-    __slots__ = (*COUNTED, "_lock")
+    __slots__ = ("_spare", "main", "memory", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Int64s | None = None) -> None:
+        self.memory = np.zeros(counts_shape(1), dtype=np.int64) if memory is None else memory
         self.rows = 0
-        self.decoded_groups = 0
-        self.released_groups = 0
-        self.decoded_bytes = 0
-        self.decode_ns = 0
-        self.stall_ns = 0
-        self.requests = 0
-        self.retries = 0
-        self.fetched_bytes = 0
-        self._lock = threading.Lock()
+        self.main, *jobs = map(Counts.from_buffer, self.memory)
+        self._spare = deque(jobs)
 
-    def count_decode(self, decode: Callable[[], Decoded], num_groups: int = 1) -> Decoded:
-        """The result of `decode()`, counted as `num_groups` row groups."""
-        seen = thread_requests()
-        requests, retries, fetched_bytes = seen.requests, seen.retries, seen.fetched_bytes
-        begin = perf_counter_ns()
-        block = decode()
-        took = perf_counter_ns() - begin
-        num_bytes = block.num_bytes
-        with self._lock:
-            self.decoded_groups += num_groups
-            self.decoded_bytes += num_bytes
-            self.decode_ns += took
-            self.requests += seen.requests - requests
-            self.retries += seen.retries - retries
-            self.fetched_bytes += seen.fetched_bytes - fetched_bytes
-        return block
+    @contextmanager
+    def decoding(self) -> Iterator[Counts]:
+        """Inside, the calling thread decodes: its time and requests are counted in what this gives."""
+        # Never empty but for a pass that was left over and over while its jobs still run; such jobs are not counted.
+        counts = self._spare.pop() if self._spare else Counts()
+        before = count_thread_in(counts)
+        counts.decode_ns -= perf_counter_ns()
+        try:
+            yield counts
+        finally:
+            counts.decode_ns += perf_counter_ns()
+            count_thread_in(before)
+            self._spare.append(counts)
 
     def count_stall(self, wait: Callable[[], T]) -> T:
         """The result of `wait()`, whose time counts as a stall."""
-        begin = perf_counter_ns()
-        try:
+        with during(self.main, "stall_ns"):
             return wait()
-        finally:
-            self.stall_ns += perf_counter_ns() - begin
-
-    def tally(self) -> Tally:
-        """The counts now."""
-        return (
-            self.rows,
-            self.decoded_groups,
-            self.released_groups,
-            self.decoded_bytes,
-            self.decode_ns,
-            self.stall_ns,
-            self.requests,
-            self.retries,
-            self.fetched_bytes,
-        )

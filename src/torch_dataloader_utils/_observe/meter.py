@@ -1,12 +1,14 @@
-"""The meter of one loader: adds up the counts of workers, measures how long the trainer waits, and calls callbacks."""
+"""The meter of one loader: adds up what workers count, measures how long the trainer waits, and calls callbacks."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-from torch_dataloader_utils._observe.counters import COUNTED, Tally, WorkerCounters
+from torch_dataloader_utils._observe.counters import Int64s, WorkerCounters, counts_shape, totals
 from torch_dataloader_utils._observe.metrics import Metrics
 
 _END = object()
@@ -17,7 +19,7 @@ class LoaderMeter:
 
     def __init__(self, callbacks: Sequence[LoaderCallback] = ()) -> None:
         self.callbacks = tuple(callbacks)
-        self._pass = _PassCounts(before=Metrics(), begin_ns=0, end_ns=0)
+        self._pass = _PassCounts(before=Metrics(), begin_ns=0, end_ns=0, final=Metrics())
 
     def __reduce__(self) -> tuple[type["LoaderMeter"], tuple[Sequence[LoaderCallback]]]:
         """A copy belongs to another loader, in another process perhaps, and has counted nothing."""
@@ -28,22 +30,31 @@ class LoaderMeter:
         counts = self._pass
         return _add(counts.before, counts.metrics())
 
-    def worker(self) -> WorkerCounters:
-        """New counters, for the one worker that runs in this process."""
-        self._pass.local = WorkerCounters()
-        return self._pass.local
+    def worker(self, threads: int) -> WorkerCounters:
+        """New counters, for the one worker that runs in this process; threads: that decode."""
+        counts = self._pass
+        counts.memory = np.zeros(counts_shape(threads), dtype=np.int64)
+        counts.local = WorkerCounters(counts.memory)
+        return counts.local
 
-    def received(self, worker: int, tally: Tally) -> None:
-        """A batch of a worker process arrived; tally: that worker's counts when it made the batch."""
-        self._pass.tallies[worker] = tally
+    def count_workers(self, memory: Int64s) -> None:
+        """Count what worker processes do from now on, which they write to this memory."""
+        self._pass.earlier = totals(memory, perf_counter_ns())
+        self._pass.memory = memory
+
+    def received(self, rows: int) -> None:
+        """A batch of so many rows arrived from a worker process."""
+        self._pass.rows += rows
 
     def answers(self, answers: Iterable[Any]) -> Iterator[Any]:
-        """The answers of worker processes; the time until each arrives counts as a stall."""
+        """The answers of worker processes; until each arrives, the trainer's process does nothing."""
         source, counts = iter(answers), self._pass
         while True:
-            begin = perf_counter_ns()
-            answer = next(source, _END)
-            counts.stall_ns += perf_counter_ns() - begin
+            counts.arrive_ns -= perf_counter_ns()
+            try:
+                answer = next(source, _END)
+            finally:
+                counts.arrive_ns += perf_counter_ns()
             if answer is _END:
                 return
             yield answer
@@ -57,9 +68,11 @@ class LoaderMeter:
             for callback in callbacks:
                 callback.on_epoch_start(run)
             while True:
-                begin = perf_counter_ns()
-                batch = next(batches, _END)
-                counts.wait_ns += perf_counter_ns() - begin
+                counts.wait_ns -= perf_counter_ns()
+                try:
+                    batch = next(batches, _END)
+                finally:
+                    counts.wait_ns += perf_counter_ns()
                 if batch is _END:
                     counts.passes = 1
                     return
@@ -81,10 +94,12 @@ class LoaderMeter:
 
 @dataclass(slots=True, kw_only=True)
 class _PassCounts:
-    """The counts of one pass; `end_ns` is None while it runs.
+    """The counts of one pass.
 
-    before: the counts of earlier passes. local: the counters of the worker in this process. tallies: the counts of each
-    worker process at its last batch.
+    before: the counts of earlier passes. rows: received from worker processes. wait_ns: in next(). arrive_ns: the part
+    of it until answers of worker processes arrived. Times that are being spent are negative, as in `Counts`.
+    local: the counters of the worker in this process. memory: where workers count. earlier: what was there when the
+    pass began. end_ns, final: None while it runs. seen: the last metrics that were asked for.
     """
 
     before: Metrics
@@ -92,11 +107,15 @@ class _PassCounts:
     end_ns: int | None = None
     passes: int = 0
     batches: int = 0
+    rows: int = 0
     padding_rows: int = 0
     wait_ns: int = 0
-    stall_ns: int = 0
+    arrive_ns: int = 0
     local: WorkerCounters | None = None
-    tallies: dict[int, Tally] = field(default_factory=dict)
+    memory: Int64s = field(default_factory=lambda: np.zeros(counts_shape(0), dtype=np.int64))
+    earlier: dict[str, int] = field(default_factory=dict)
+    seen: Metrics = field(default_factory=Metrics)
+    final: Metrics | None = None
 
     def end(self, run: EpochRun) -> None:
         """The pass is over; a trainer that took the last batch need not have asked for one more."""
@@ -104,34 +123,51 @@ class _PassCounts:
         if self.passes or self.batches == run.num_batches:
             self.passes = 1
             self.padding_rows = run.padding_rows
+        # Processes that were killed in the middle of something would spend time for ever.
+        self.final = replace(self._largest(self._now()), queue_depth=0)
 
     def metrics(self) -> Metrics:
-        """The pass up to now."""
-        tallies = [*self.tallies.copy().values(), *([] if self.local is None else [self.local.tally()])]
-        counted = dict(zip(COUNTED, map(sum, zip(*tallies, strict=True)), strict=True)) if tallies else _NOTHING
-        # A worker process waits for its own decoding while others deliver; the trainer does not.
-        stall_ns = self.stall_ns if self.local is None else counted["stall_ns"]
-        runs = self.end_ns is None
-        end_ns = perf_counter_ns() if self.end_ns is None else self.end_ns
+        """The pass up to now, with what is under way; no number is ever smaller than before, but queue_depth."""
+        self.seen = self._largest(self._now()) if self.final is None else self.final
+        return self.seen
+
+    def _largest(self, now: Metrics) -> Metrics:
+        """The larger ones of what was seen and what is read now, while other threads and processes write."""
+        seen = self.seen
+        largest = {each.name: max(getattr(seen, each.name), getattr(now, each.name)) for each in fields(Metrics)}
+        return Metrics(**largest | {"queue_depth": now.queue_depth})
+
+    def _now(self) -> Metrics:
+        now_ns = perf_counter_ns() if self.end_ns is None else self.end_ns
+        counted = totals(self.memory, now_ns)
+        counted = {name: counted[name] - self.earlier.get(name, 0) for name in counted}
+        wait_ns, arrive_ns = _spent(self.wait_ns, now_ns), _spent(self.arrive_ns, now_ns)
+        # Whoever makes batches (the trainer, or worker processes) waits for rows, calls functions, or hands over.
+        handover_ns = counted["make_ns"] + wait_ns - arrive_ns - counted["stall_ns"] - counted["transform_ns"]
         return Metrics(
             passes=self.passes,
             batches=self.batches,
-            rows=counted["rows"],
+            rows=self.rows if self.local is None else self.local.rows,
             padding_rows=self.padding_rows,
             row_groups=counted["decoded_groups"],
             decoded_bytes=counted["decoded_bytes"],
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
             retries=counted["retries"],
-            decode_seconds=counted["decode_ns"] / 1e9,
-            wait_seconds=self.wait_ns / 1e9,
-            stall_seconds=stall_ns / 1e9,
-            seconds=(end_ns - self.begin_ns) / 1e9,
-            queue_depth=counted["decoded_groups"] - counted["released_groups"] if runs else 0,
+            fetch_seconds=counted["fetch_ns"] / 1e9,
+            decode_seconds=(counted["decode_ns"] - counted["fetch_ns"]) / 1e9,
+            stall_seconds=counted["stall_ns"] / 1e9,
+            transform_seconds=counted["transform_ns"] / 1e9,
+            handover_seconds=handover_ns / 1e9,
+            wait_seconds=wait_ns / 1e9,
+            seconds=(now_ns - self.begin_ns) / 1e9,
+            queue_depth=max(0, counted["decoded_groups"] - counted["released_groups"]),
         )
 
 
-_NOTHING = dict.fromkeys(COUNTED, 0)
+def _spent(time_ns: int, now_ns: int) -> int:
+    """A time as `Counts` have it, up to now."""
+    return time_ns if time_ns >= 0 else max(0, time_ns + now_ns)
 
 
 def _add(first: Metrics, second: Metrics) -> Metrics:

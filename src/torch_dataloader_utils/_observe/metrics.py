@@ -22,13 +22,19 @@ class Metrics:
         decoded_bytes: memory of what was decoded.
         fetched_bytes: of remote storage; 0 for local files. Listings and footers that were read before the first pass
             are not counted, here and in the next two.
-        requests: to remote storage.
-        retries: requests that were sent again.
-        decode_seconds: time of reading, decoding and shaping row groups, all threads and processes added up.
-        wait_seconds: time the trainer spent in `next()` of the loader's iterator.
-        stall_seconds: the part of it in which no decoded rows were there (threads), or no finished batch (processes).
+        requests: sent to remote storage, answered or not.
+        retries: those of them that were sent again after a failure.
+        fetch_seconds: decoding threads waited for remote storage: requests, and pauses before they are sent again.
+        decode_seconds: they decoded, shaped and shuffled rows; reading local files included.
+        stall_seconds: whoever makes batches waited for a row group: the trainer's thread (threads), or workers.
+        transform_seconds: it called `transform` and `collate_fn`.
+        handover_seconds: it cut, joined, copied, pinned and moved batches: all else.
+        wait_seconds: the trainer spent in `next()` of the loader's iterator.
         seconds: time in passes, the trainer's own work between batches included.
-        queue_depth: row groups decoded and not used up yet, in all workers, at the last batch; 0 between passes.
+        queue_depth: row groups decoded and not used up yet, in all workers; 0 between passes.
+
+    Counts and times hold what is under way, up to now, and what failed. The times from fetch_seconds to
+    handover_seconds are added up over all threads and processes, so that they may exceed seconds.
     """
 
     passes: int = 0
@@ -40,9 +46,12 @@ class Metrics:
     fetched_bytes: int = 0
     requests: int = 0
     retries: int = 0
+    fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
-    wait_seconds: float = 0.0
     stall_seconds: float = 0.0
+    transform_seconds: float = 0.0
+    handover_seconds: float = 0.0
+    wait_seconds: float = 0.0
     seconds: float = 0.0
     queue_depth: int = 0
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
-from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._observe.requests import fetching, thread_requests
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.censor import censor
@@ -148,6 +148,7 @@ class FsspecStore:
             self._request(path, "read", identity, reads.fetch)
         return reads
 
+    @fetching()
     def _request(self, path: str, action: str, identity: str | None, call: Callable[[Any, str], T]) -> T:
         """Run `call(filesystem, key)` until it succeeds; raises one of our errors when it fails for good."""
         attempts, log = Attempts(self.access.remote.retry), RetryLog(path, action)

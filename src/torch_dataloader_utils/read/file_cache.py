@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
+from torch_dataloader_utils._observe.requests import fetching
 from torch_dataloader_utils._store.identity import names_no_version
 
 T = TypeVar("T")
@@ -61,12 +62,17 @@ class FileCache(Generic[T]):
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
         try:
-            with loading:
+            if not loading.acquire(blocking=False):
+                with fetching():
+                    loading.acquire()
+            try:
                 found = self._find(key)
                 if found is None:
                     found = load()
                     self._keep(key, found)
                 return found[0]
+            finally:
+                loading.release()
         finally:
             with self._lock:
                 self._loading.pop(key, None)

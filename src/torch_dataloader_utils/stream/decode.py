@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -145,7 +144,7 @@ class Decoder:
         """Count one row group as not needed any more. freed: the row groups whose bytes that gives back."""
         self._held_bytes -= sum(map(self.group_bytes, freed))
         self._held_groups -= 1
-        self.counters.released_groups += 1
+        self.counters.main.released_groups += 1
 
     def _hold(self, groups: Sequence[int]) -> None:
         self._held_bytes += sum(map(self.group_bytes, groups))
@@ -153,13 +152,19 @@ class Decoder:
 
     def _decode(self, wanted: Wanted) -> Block:
         task, stop_row = self._task(wanted)
-        block = self.counters.count_decode(lambda: read_block(self._reader, self._shaper, task, stop_row))
+        with self.counters.decoding() as counts:
+            block = read_block(self._reader, self._shaper, task, stop_row)
+            counts.decoded_groups += 1
+            counts.decoded_bytes += block.num_bytes
         self._growth.learn(self.group_bytes(wanted[0]), block.num_bytes)
         return block
 
     def _decode_joined(self, wanted: Sequence[Wanted]) -> JoinedGroups:
         tasks = map(self._task, wanted)
-        joined = self.counters.count_decode(partial(read_joined, self._reader, self._shaper, tasks), len(wanted))
+        with self.counters.decoding() as counts:
+            joined = read_joined(self._reader, self._shaper, tasks)
+            counts.decoded_groups += len(wanted)
+            counts.decoded_bytes += joined.num_bytes
         self._growth.learn(sum(self.group_bytes(group) for group, _ in wanted), joined.num_bytes)
         return joined
 

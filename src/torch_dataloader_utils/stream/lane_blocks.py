@@ -69,7 +69,12 @@ class LaneBlocks:
         Starts decoding their row groups if need be, even beyond the budget.
         """
         needed = [self._ahead.rows(self._group(use)) for use in uses]
-        return self._decoder.run_after(needed, lambda wholes: job(in_few_blocks(map(self._cut, uses, wholes))))
+
+        def gathered(wholes: Sequence[RowSpan]) -> Block:
+            with self._decoder.counters.decoding():
+                return job(in_few_blocks(map(self._cut, uses, wholes)))
+
+        return self._decoder.run_after(needed, gathered)
 
     def learn_growth(self, uses: range) -> None:
         """Wait for the first of these uses if nothing was decoded yet, so that the budget can be judged.

@@ -210,7 +210,7 @@ class TableDataLoader(DataLoader[Any]):
 
     def _from_threads(self, work: WorkerInput, run: Pass, ready: Callable[[Any], Any]) -> Generator[Any]:
         dataset = self.dataset
-        stream = WorkerStream(work, dataset.pipeline, self._decode, self._meter.worker())
+        stream = WorkerStream(work, dataset.pipeline, self._decode, self._meter.worker(self._decode.threads))
         yield from counted(stream, run, dataset.progress, 0, ready)
 
     def _from_processes(

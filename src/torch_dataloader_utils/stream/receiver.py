@@ -57,21 +57,18 @@ class Receiver:
         batch of its piece.
         """
         worker, cursor, error = answer.worker, answer.cursor, answer.error
-        piece_rows, tallies = answer.piece_rows, answer.tallies
+        piece_rows, rows_of_batches = answer.piece_rows, answer.rows
         reader = self._readers[worker]
         batches = reader.open(answer.batches)
         del answer
         if piece_rows:
-            (counts,) = tallies
-            rows_before = counts[0] - sum(map(sum, piece_rows))
             for batch_rows in piece_rows:
                 for rows, batch in zip(batch_rows, reader.cut(batches.popleft(), batch_rows), strict=True):
-                    rows_before += rows
-                    self._meter.received(worker, (rows_before, *counts[1:]))
+                    self._meter.received(rows)
                     yield worker, cursor, batch
         else:
-            for tally in tallies:
-                self._meter.received(worker, tally)
+            for rows in rows_of_batches:
+                self._meter.received(rows)
                 yield worker, cursor, reader.view(batches.popleft())
         if error is not None:
             try:

@@ -4,10 +4,13 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._observe.counters import WorkerCounters
+from torch_dataloader_utils._observe.requests import during
 from torch_dataloader_utils._runtime.parent import end_with_parent
 from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.batch_runs import LEAST_PIECE_BYTES, Run
@@ -21,17 +24,16 @@ from torch_dataloader_utils.stream.tickets import Answer, Start, Ticket
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 from torch_dataloader_utils.stream.worker_notes import Notes, NotingReader
 
-if TYPE_CHECKING:
-    from torch_dataloader_utils._observe.counters import Tally
-
 
 class TicketWorker(Dataset[Answer]):
     """The data set of a worker process: it has nothing to read until the first ticket comes.
 
-    Set before workers start: directory (see share_temporary_directory); options, how far each decodes ahead.
+    Set before workers start: directory (see share_temporary_directory); options, how far each decodes ahead; counts,
+    shared memory for what they count, int64 [workers, *counts_shape].
     """
 
     directory: str
+    counts: Tensor
 
     def __init__(self, pipeline: Pipeline, options: DecodeOptions, notes: Notes) -> None:
         self._pipeline = pipeline
@@ -43,20 +45,25 @@ class TicketWorker(Dataset[Answer]):
         self._stream: WorkerStream | None = None
         self._batches: Iterator[Any] = iter(())
         self._start: Start | None = None
+        self._counters = WorkerCounters()
 
     def __getitem__(self, ticket: Ticket) -> Answer:
-        begin = perf_counter_ns()
         if ticket.start is not None:
             self._begin(ticket.start)
         if self._start is None or self._stream is None:
             raise InternalError("A worker process was asked before it was told what to read. Please report this.")
+        with during(self._counters.main, "make_ns"):
+            return self._answer(ticket, self._start, self._stream)
+
+    def _answer(self, ticket: Ticket, start: Start, stream: WorkerStream) -> Answer:
+        begin = perf_counter_ns()
         if self._memory is not None and self._slabs is not None:
             self._memory.take_back(ticket.returned)
             self._slabs.begin()
         batches: list[Any] = []
         piece_rows: list[tuple[int, ...]] = []
-        tallies: list[Tally] = []
-        error = None
+        rows: list[int] = []
+        error, before = None, stream.counters.rows
         try:
             for batch in itertools.islice(self._batches, ticket.batches):
                 if isinstance(batch, Run):
@@ -64,17 +71,18 @@ class TicketWorker(Dataset[Answer]):
                     piece_rows += [piece.rows for piece in batch.pieces]
                 else:
                     batches.append(self._copied(batch, ticket.batches - len(batches)))
-                tallies.append(self._stream.counters.tally())
+                rows.append(stream.counters.rows - before)
+                before = stream.counters.rows
         except LoaderError as raised:
             error = raised
         self._learn(batches, perf_counter_ns() - begin)
         return Answer(
-            worker=self._start.worker,
+            worker=start.worker,
             batches=tuple(batches),
             piece_rows=tuple(piece_rows),
-            cursor=self._stream.cursor,
-            tallies=tuple(tallies),
-            ended=error is None and len(tallies) < ticket.batches,
+            cursor=stream.cursor,
+            rows=tuple(rows),
+            ended=error is None and len(rows) < ticket.batches,
             error=error,
             pace=self._pace.length,
         )
@@ -88,6 +96,7 @@ class TicketWorker(Dataset[Answer]):
             # torch checks for its parent every five seconds, which under forkserver is a server that lives on after the
             # trainer's death, as long as workers do.
             end_with_parent(self.directory)
+            self._counters = WorkerCounters(self.counts.numpy()[start.worker])
         self._start = start
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = with_sendable_results(self._pipeline.functions)
@@ -102,6 +111,7 @@ class TicketWorker(Dataset[Answer]):
             start.work,
             replace(self._pipeline, reader=reader, shaper=shaper, functions=functions),
             self.options,
+            self._counters,
             watch=lambda where: self._notes.calling(start.worker, where),
         )
         self._batches = iter(self._stream) if start.run_length is None else self._stream.runs(start.run_length)

@@ -15,7 +15,6 @@ from torch.utils.data import Sampler
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
-from torch_dataloader_utils._observe.counters import Tally
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.slab_memory import Held, SlabShare
 from torch_dataloader_utils.stream.slabs import SlabReader
@@ -47,7 +46,7 @@ class Answer(NamedTuple):
     """What a worker sends back: batches (or their messages, or the pieces of one run), and its place after them.
 
     piece_rows: for a run, the rows of each batch of each piece.
-    tallies: the worker's counts of this pass after each of `batches`, or after the run.
+    rows: of each of `batches`, or of the run.
     ended: there are fewer batches than were asked for, and no more will come.
     error: raised in place of the next batch.
     pace: how many batches the worker would send at once from now on.
@@ -59,7 +58,7 @@ class Answer(NamedTuple):
     batches: tuple[Any, ...] = ()
     piece_rows: tuple[tuple[int, ...], ...] = ()
     cursor: Cursor = (0, 0)
-    tallies: tuple[Tally, ...] = ()
+    rows: tuple[int, ...] = ()
     ended: bool = False
     error: LoaderError | None = None
     pace: int = 1

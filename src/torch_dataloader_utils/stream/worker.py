@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import Draws, RotatingLanes, SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters
+from torch_dataloader_utils._observe.requests import during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
 from torch_dataloader_utils.stream.batch_lots import Lot
@@ -202,7 +203,7 @@ class WorkerStream:
         if not self._pipeline.functions:
             return batch
         where = source.where
-        with self._watch(where):
+        with self._watch(where), during(self.counters.main, "transform_ns"):
             return self._call_functions(batch, where)
 
     def _call_functions(self, batch: Any, where: str) -> Any:
