@@ -234,7 +234,7 @@ def test_a_worker_that_dies_as_others_are_started_is_named():
         options = {"num_workers": 1, "multiprocessing_context": "fork", "worker_init_fn": death}
         loader = DataLoader([0], batch_size=None, sampler=death, **options)
         with pytest.raises(WorkerDiedError, match=r"before its first read: it ended with exit code -9\. Restart"):
-            next(answers_of(loader, Notes(1)))
+            next(answers_of(loader, Notes(1), lambda are_new: None))
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert heard

@@ -7,18 +7,17 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.program import WorkerInput, drawn_rows
 from torch_dataloader_utils._observe.counters import counts_shape
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.receiver import Delivered, Receiver
 from torch_dataloader_utils.stream.sendable import check_functions
@@ -111,12 +110,8 @@ class WorkerProcesses:
         try:
             if left == 0:
                 return
-            if torch_workers.persistent(self._loader) is None:
-                self._worker.directory = share_temporary_directory()
-                self._worker.counts = self._new_counts()
-            meter.count_workers(self._worker.counts.numpy())
             # Closed explicitly: an unpickled error that has its traceback (tblib) keeps these frames alive.
-            with closing(answers_of(self._loader, self._notes)) as arriving:
+            with closing(answers_of(self._loader, self._notes, partial(self._prepare, meter))) as arriving:
                 answers = meter.answers(self._of_pass(demand, arriving))
                 if counted is not None:
                     yield from receiver.in_turn(self._paced(answers, demand), workers, counted)
@@ -134,10 +129,13 @@ class WorkerProcesses:
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
 
-    def _new_counts(self) -> Tensor:
-        """Memory for what new processes count: ended ones may have left theirs in the middle of something."""
-        shape = (self._num_workers, *counts_shape(self._worker.options.threads))
-        return shared_bytes(math.prod(shape) * torch.int64.itemsize).view(torch.int64).view(shape)
+    def _prepare(self, meter: LoaderMeter, are_new: bool) -> None:
+        """Before a pass: say where processes that are new count; the memory of ended ones may say that they fetch."""
+        if are_new:
+            shape = (self._num_workers, *counts_shape(self._worker.options.threads))
+            self._worker.counts = shared_bytes(math.prod(shape) * torch.int64.itemsize).view(torch.int64).view(shape)
+            self._worker.directory = share_temporary_directory()
+        meter.count_workers(self._worker.counts.numpy())
 
     def _of_pass(self, demand: Demand, answers: Iterator[Answer]) -> Iterator[Answer]:
         """The answers of this pass; raises ConfigError once persistent workers work for a later pass."""

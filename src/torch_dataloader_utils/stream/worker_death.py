@@ -2,7 +2,7 @@
 
 import signal
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -20,18 +20,20 @@ _END: Any = object()
 _DEATH_SEC = 2.0
 
 
-def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
+def answers_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Generator[T]:
     """The answers of one pass over a loader.
 
     After any of the errors below all workers have ended, and the next pass starts new ones; also after an exception
     that a signal handler raised in the trainer while it waited (KeyboardInterrupt, say). Workers that are not
     persistent have ended whenever this is closed.
 
+    prepare: called before the pass begins, with whether workers are new, which are started after that.
+
     Raises:
         WorkerDiedError: a worker died, or none answered within DataLoader's `timeout`; it says what they were doing.
         TransformError: what a worker sent cannot be unpickled.
     """
-    loading = _started(loader, notes)
+    loading = _started(loader, notes, prepare)
     try:
         while True:
             if gone := torch_workers.dead(loading):
@@ -45,12 +47,14 @@ def answers_of(loader: DataLoader[T], notes: Notes) -> Generator[T]:
         torch_workers.leave(loading)
 
 
-def _started(loader: DataLoader[T], notes: Notes) -> Any:
+def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Any:
     earlier = torch_workers.persistent(loader)
     if earlier is None:
+        prepare(True)
         return torch_workers.start(loader)
     # If this is interrupted they end, because they may have tickets, whose answers would come in the next pass.
     with _failures_named(earlier, notes):
+        prepare(False)
         return torch_workers.start(loader)
 
 
