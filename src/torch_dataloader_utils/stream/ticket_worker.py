@@ -45,14 +45,14 @@ class TicketWorker(Dataset[Answer]):
         self._stream: WorkerStream | None = None
         self._batches: Iterator[Any] = iter(())
         self._start: Start | None = None
-        self._counters = WorkerCounters()
+        self._counters: WorkerCounters | None = None
 
     def __getitem__(self, ticket: Ticket) -> Answer:
         if ticket.start is not None:
             self._begin(ticket.start)
         if self._start is None or self._stream is None:
             raise InternalError("A worker process was asked before it was told what to read. Please report this.")
-        with during(self._counters.main, "make_ns"):
+        with during(self._stream.counters.main, "make_ns"):
             return self._answer(ticket, self._start, self._stream)
 
     def _answer(self, ticket: Ticket, start: Start, stream: WorkerStream) -> Answer:
@@ -96,8 +96,8 @@ class TicketWorker(Dataset[Answer]):
             # torch checks for its parent every five seconds, which under forkserver is a server that lives on after the
             # trainer's death, as long as workers do.
             end_with_parent(self.directory)
-            self._counters = WorkerCounters(self.counts.numpy()[start.worker])
         self._start = start
+        self._counters = self._counters or WorkerCounters(self.counts.numpy()[start.worker])
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)
         functions = with_sendable_results(self._pipeline.functions)
         self._slabs = self._slab_writer(start.held)
