@@ -130,8 +130,8 @@ def test_an_outage_shows_while_it_lasts(num_workers: int, server: S3Server, acce
     assert_rows(batches, total)
     first, second = seen
     assert first.batches == second.batches == first.row_groups == second.row_groups == 0
-    assert first.requests > first.retries
-    assert second.requests > second.retries > first.retries
+    assert first.requests >= first.retries
+    assert second.requests >= second.retries > first.retries
     for name in ("wait", "stall", "fetch"):
         former, later = (getattr(metrics, f"{name}_seconds") for metrics in seen)
         assert 0 < former < later <= registry.get_sample_value(f"tdu_{name}_seconds_total")
