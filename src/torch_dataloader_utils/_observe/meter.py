@@ -92,6 +92,10 @@ class LoaderMeter:
         return self._pass
 
 
+def _no_memory() -> Int64s:
+    return np.zeros(counts_shape(0), dtype=np.int64)
+
+
 @dataclass(slots=True, kw_only=True)
 class _PassCounts:
     """The counts of one pass.
@@ -112,7 +116,7 @@ class _PassCounts:
     wait_ns: int = 0
     arrive_ns: int = 0
     local: WorkerCounters | None = None
-    memory: Int64s = field(default_factory=lambda: np.zeros(counts_shape(0), dtype=np.int64))
+    memory: Int64s = field(default_factory=_no_memory)
     earlier: dict[str, int] = field(default_factory=dict)
     seen: Metrics = field(default_factory=Metrics)
     final: Metrics | None = None
@@ -125,6 +129,7 @@ class _PassCounts:
             self.padding_rows = run.padding_rows
         # Processes that were killed in the middle of something would spend time for ever.
         self.final = replace(self._largest(self._now()), queue_depth=0)
+        self.memory = _no_memory()
 
     def metrics(self) -> Metrics:
         """The pass up to now, with what is under way; no number is ever smaller than before, but queue_depth."""

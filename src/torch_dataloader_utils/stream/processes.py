@@ -119,6 +119,8 @@ class WorkerProcesses:
                     yield from receiver.as_they_come(_until_ended(answers, len(works), left))
         finally:
             self._sampler.forget(demand)
+            if self._readers is None:
+                self._worker.counts = torch.empty(0)  # an open file
 
     def _new_readers(self) -> list[SlabReader]:
         """A reader of slabs for each process.
