@@ -14,12 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
+from tests.effort import EFFORT
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
@@ -67,6 +70,67 @@ def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: P
     filtered = read_rows("db.events", config, filters=pc.field("region_id") >= 5, columns=["region_id"])
     assert sorted(row["region_id"] for row in filtered) == sorted(r["region_id"] for r in wanted if r["region_id"] >= 5)
     catalog.close()
+
+
+@given(
+    is_long=st.booleans(),
+    width=st.sampled_from([2, 3, 10, 1000]),
+    near=st.lists(st.tuples(st.integers(0, 2), st.integers(-12, 12)), min_size=1, max_size=6),
+    literal=st.tuples(st.integers(0, 2), st.integers(-12, 12)),
+    operator=st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "isin"]),
+    is_negated=st.booleans(),
+)
+@example(is_long=False, width=3, near=[(0, 0), (1, 5)], literal=(0, 0), operator="==", is_negated=False)
+@example(is_long=True, width=3, near=[(0, 0), (1, 5)], literal=(1, 0), operator="<", is_negated=False)
+@settings(max_examples=10 * EFFORT)
+def test_truncated_partitions_lose_no_row_near_the_ends_of_an_integer(
+    tmp_path_factory: pytest.TempPathFactory,
+    is_long: bool,
+    width: int,
+    near: list[tuple[int, int]],
+    literal: tuple[int, int],
+    operator: str,
+    is_negated: bool,
+) -> None:
+    greatest = 2**63 - 1 if is_long else 2**31 - 1
+    kind = pa.int64() if is_long else pa.int32()
+
+    def value(place: tuple[int, int]) -> int:
+        return min(max([-greatest - 1, 0, greatest][place[0]] + place[1], -greatest - 1), greatest)
+
+    field, against = pc.field("k"), pa.scalar(value(literal), kind)
+    kept = {
+        "==": field == against,
+        "!=": field != against,
+        "<": field < against,
+        "<=": field <= against,
+        ">": field > against,
+        ">=": field >= against,
+        "isin": field.isin(pa.array([value(literal)], kind)),
+    }[operator]
+    kept = ~kept if is_negated else kept
+    rows = pa.table({"k": pa.array([value(place) for place in near], kind)})
+    config = sqlite(tmp_path_factory.mktemp("lake"))
+    catalog = load_catalog("default", **config)
+    catalog.create_namespace("db")
+    spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=TruncateTransform(width), name="part"))
+    catalog.create_table("db.t", Schema(field_of(1, "k", "long" if is_long else "int")), partition_spec=spec).append(
+        rows
+    )
+    catalog.close()
+    wanted = rows.filter(kept).to_pylist()
+    assert in_order(read_rows("db.t", config, filters=kept, allow_empty=True)) == in_order(wanted)
+
+
+def test_other_truncated_partitions_are_pruned(tmp_path: Path) -> None:
+    config = sqlite(tmp_path)
+    catalog = load_catalog("default", **config)
+    catalog.create_namespace("db")
+    spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=TruncateTransform(10), name="part"))
+    table = catalog.create_table("db.t", Schema(field_of(1, "k", "int")), partition_spec=spec)
+    table.append(pa.table({"k": pa.array([-(2**31), 5, 15, 25], pa.int32())}))
+    catalog.close()
+    assert scan_iceberg("db.t", config, filters=pc.field("k") < 10).num_files == 2
 
 
 def test_a_table_that_a_catalog_does_not_have_and_a_catalog_that_is_none(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Rules out manifests and data files by a pyiceberg expression, with partition values and column bounds.
 
 pyiceberg does the transforms and comparisons. If statistics cannot be evaluated (such as bounds written before a type
-was widened), the file stays.
+was widened), the file stays. Partition values that have wrapped are not evaluated either:
+
+    truncate[3] of the int -2147483648     -2147483649 by the specification; writers store 2147483647
 """
 
 import struct
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import NestedField
+
+# The greatest int and long. A long column may have partition values from when it was an int.
+_GREATEST = (2**31 - 1, 2**63 - 1)
 
 # Errors that evaluating statistics of other writers can raise.
 _UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, LookupError, NotImplementedError)
@@ -53,7 +58,7 @@ class FilePruner:
         """Whether some data file of the manifest may hold a row that the expression keeps."""
         if self.keeps_all or manifest.partitions is None:
             return True
-        return _unless_no(lambda: self._manifest_test(manifest.spec_id)(manifest))
+        return _unless_no(lambda: self._may_have_wrapped(manifest) or self._manifest_test(manifest.spec_id)(manifest))
 
     def may_match(self, entry: ManifestEntry) -> bool:
         """Whether the data file may hold a row that the expression keeps."""
@@ -62,6 +67,28 @@ class FilePruner:
         if not _unless_no(lambda: self._partition_test(entry.spec_id)(entry)):
             return False
         return _unless_no(lambda: self._statistics_test()(entry))
+
+    def _widths(self, spec_id: int) -> list[int]:
+        """W for each field of the spec that truncates integers to multiples of W, 0 for the others."""
+        from pyiceberg.transforms import TruncateTransform
+        from pyiceberg.types import IntegerType, LongType
+
+        spec = self._specs[spec_id]
+        kinds = [field.field_type for field in spec.partition_type(self._schema).fields]
+        return [
+            part.transform.width
+            if isinstance(part.transform, TruncateTransform) and isinstance(kind, (IntegerType, LongType))
+            else 0
+            for part, kind in zip(spec.fields, kinds, strict=True)
+        ]
+
+    def _may_have_wrapped(self, manifest: Manifest) -> bool:
+        summaries = manifest.partitions or ()
+        return any(
+            _holds_wrapped(_integer(summary.lower_bound), _integer(summary.upper_bound), width)
+            for summary, width in zip(summaries, self._widths(manifest.spec_id), strict=True)
+            if width and summary.lower_bound is not None
+        )
 
     def _projected(self, spec_id: int) -> "BooleanExpression":
         from pyiceberg.expressions.visitors import inclusive_projection
@@ -79,10 +106,14 @@ class FilePruner:
         from pyiceberg.typedef import Record
 
         fields = self._specs[spec_id].partition_type(self._schema).fields
+        widths = {field.field_id: width for field, width in zip(fields, self._widths(spec_id), strict=True) if width}
         evaluate = expression_evaluator(Schema(*fields), self._projected(spec_id), True)
 
         def test(entry: ManifestEntry) -> bool:
             values = dict(entry.partition)
+            truncated = [(values[number], width) for number, width in widths.items() if values[number] is not None]
+            if any(_holds_wrapped(value, value, width) for value, width in truncated):
+                return True
             return evaluate(Record(*(values[field.field_id] for field in fields)))
 
         return test
@@ -94,6 +125,15 @@ class FilePruner:
         evaluator = _InclusiveMetricsEvaluator(self._schema, self._expression, True, True)
         test: Callable[[Any], bool] = evaluator.eval
         return test
+
+
+def _holds_wrapped(lower: int, upper: int, width: int) -> bool:
+    """Whether a value in [lower, upper] may be the wrapped truncation of one near the minimum of its type."""
+    return any(lower <= greatest and upper > greatest - width for greatest in _GREATEST)
+
+
+def _integer(bound: bytes) -> int:
+    return int.from_bytes(bound, "little", signed=True)
 
 
 def _all_optional(fields: "Sequence[NestedField]") -> "list[NestedField]":
