@@ -1,9 +1,12 @@
 """The command itself: fast help, exit codes, errors in one line."""
 
 import os
+import re
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.shell import one_line, tdu, tdu_json, write_parquet
@@ -124,6 +127,31 @@ def test_a_signed_url_is_not_repeated_where_a_local_file_belongs(table, argument
 )
 def test_what_is_no_url_is_repeated_as_it_is(table, arguments, says):
     assert says in one_line(tdu("scan", *(each.format(table=table) for each in arguments), code=2))
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("scan", ["--files"]), ("plan", []), ("plan", ["--ranks", 2]), ("head", []), ("verify", ["--no-read"])],
+)
+def test_names_and_values_send_no_control_characters_to_the_terminal(tmp_path, command, options):
+    escape = "\x1b]0;title\x07\x9b2J"
+    folder = tmp_path / f"k={escape}"
+    folder.mkdir()
+    data = pa.table({f"id{escape}": [1, 2], "text": [f"a{escape}", "b\rc"]})
+    pq.write_table(data, folder / f"part{escape}.parquet")
+    shown = tdu(command, tmp_path, "--partitioning", "hive", *options)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown.output)
+    if command in ("scan", "head"):
+        assert "\\x1b" in shown.output
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([""], 1), (["none\x1b[2J"], 2)])
+def test_an_error_sends_no_control_characters_to_the_terminal(tmp_path, arguments, code):
+    path, *options = arguments
+    (tmp_path / "a\x1b[2J.parquet").write_bytes(b"no parquet")
+    line = one_line(tdu("scan", tmp_path / path, *options, code=code))
+    assert "\x1b" not in line
+    assert "\\x1b" in line
 
 
 def test_warnings_are_lines_on_stderr(table):

@@ -105,6 +105,36 @@ def test_errors_of_the_system_repeat_no_secret_in_their_text_or_file_name():
     assert str(plain) == "[Errno 13] refused"
 
 
+def test_replies_that_a_chained_error_holds_repeat_no_secret_at_any_depth():
+    error = OSError("refused")
+    error.__cause__ = ValueError({"Message": f"no access for {CANARY}"}, f"Bearer {CANARY}".encode())
+    error.__cause__.response = {
+        "Error": {"Code": "Forbidden", "Message": f"{CANARY} has no access", "Token": "t"},
+        "ResponseMetadata": {"HTTPHeaders": {"x-denied": [f"https://host/a?sig={CANARY}"]}},
+    }
+    error.__cause__.__cause__ = PermissionError(13, f"key {CANARY}")
+    error.__cause__.held = held = []
+    held.append(held)
+    censor(error, {"secret": CANARY})
+    assert CANARY not in "".join(f"{e!r} {vars(e)}" for e in (error, error.__cause__, error.__cause__.__cause__))
+    assert error.__cause__.response["Error"] == {"Code": "Forbidden", "Message": "*** has no access"}
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "HF_TOKEN"])
+def test_errors_repeat_no_credential_of_the_environment(monkeypatch, name):
+    monkeypatch.setenv(name, CANARY)
+    error = OSError(f"the token {CANARY} is refused")
+    error.response = {"Error": {"Message": f"refused: {CANARY}"}}
+    censor(error)
+    assert CANARY not in f"{error} {error.response} {store_error(OSError(CANARY), 's3://b/a', 'read')}"
+
+
+def test_names_repeat_no_control_characters_in_messages():
+    assert redact("/data/\x1b[2J\x9b1m\nerror: a.parquet") == "/data/\\x1b[2J\\x9b1m\\nerror: a.parquet"
+    assert redact("/data/é…ß.parquet") == "/data/é…ß.parquet"
+    assert not has_credentials("s3://b/\x1b")
+
+
 def test_a_long_reply_without_spaces_is_looked_through_once():
     error = OSError("a" * 10**6 + " " + "a:" * 10**6)
     censor(error)
@@ -146,10 +176,10 @@ def test_options_in_the_place_of_a_format_are_not_quoted():
     assert CANARY not in str(caught.value)
 
 
-def test_a_missing_client_names_its_extra():
+def test_a_missing_client_is_named_as_its_package_is_installed():
     error = store_error(ImportError("no s3fs"), "s3://b/k", "open")
     assert isinstance(error, MissingDependencyError)
-    assert 'pip install "torch-dataloader-utils[s3]"' in str(error)
+    assert str(error).endswith("Run: pip install s3fs")
 
 
 @pytest.mark.parametrize("url", ["sftp://host/a", "sftp://a::z.zip", "simplecache::sftp://host/a"])

@@ -14,6 +14,9 @@ _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)
 # The signature in web URLs of object stores. With another scheme, clients take it for a part of the name.
 _SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature|signature)=", re.IGNORECASE)
 
+# Control characters move a terminal's cursor or change its state; those of direction make a name read as another.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 
@@ -36,20 +39,26 @@ def check_path(name: str, value: Any) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    r"""The text on one line, without control characters: these as Python escapes them.
+
+    a\x1b[2Jb      a, backslash, x1b[2Jb
+    """
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 def redact(path: str) -> str:
-    """The path without user-info and query, which may hold passwords and signatures.
+    """The path for messages: without user-info and query, which may hold passwords and signatures, and `printable`.
 
     https://me:pw@host/a.parquet?sig=x      https://host/a.parquet
     az://c/a.parquet?sv=1&sig=x             az://c/a.parquet
     """
-    if "://" not in path:
-        return path
-    return "::".join(_redact_one(part) for part in path.split("::"))
+    return printable(_without_credentials(path))
 
 
 def has_credentials(path: str) -> bool:
     """Whether the URL itself carries a password or a signature, and so must not be stored."""
-    return redact(path) != path
+    return _without_credentials(path) != path
 
 
 def check_no_password(path: str) -> None:
@@ -65,6 +74,12 @@ def check_no_password(path: str) -> None:
         else:
             continue
         raise ConfigError(f"{redact(path)}: the URL holds {held}. Pass credentials as storage_options instead.")
+
+
+def _without_credentials(path: str) -> str:
+    if "://" not in path:
+        return path
+    return "::".join(_redact_one(part) for part in path.split("::"))
 
 
 def _redact_one(part: str) -> str:

@@ -1,5 +1,8 @@
-"""Removes credentials from errors of storage clients: values of options, in URLs, and in replies of servers."""
+"""Removes credentials from errors of storage clients: values of options and of the environment, in URLs, and in replies
+of servers.
+"""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +18,14 @@ _OBSTORE_VALUES = "\n\nDebug source:"
 _KEPT = ("Code", "Message")
 
 _SECRET_NAME = re.compile("secret|token|credential|pass|key|header|auth|sas|connection_string", re.IGNORECASE)
+# Variables of the environment from which clients take credentials: AWS_SESSION_TOKEN, AZURE_STORAGE_KEY.
+_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|CONNECTION_STRING)$")
+# The environment is not ours: a short value may be any word, and a path leads to a secret but is none.
+_SHORT_VALUE = 7
+
+# Errors that hold themselves come to an end here.
+_MOST_LEVELS = 8
+
 # Words of a secret up to this length stay in messages: they reveal nothing, and to hide "a" would hide everything.
 _SHORT_WORD = 2
 
@@ -33,21 +44,21 @@ def censor(
 ) -> None:
     """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
 
-    Removed are values of `options` that are credentials, queries and passwords of URLs, and everything of a server's
-    reply except its code and message.
+    Removed are values of `options` and of the environment that are credentials, queries and passwords of URLs, and
+    everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well.
 
     handled: see `causes`.
     """
     for each in causes(error, handled):
         each.args = tuple(_censored(arg, options) for arg in each.args)
+        reply = getattr(each, "response", None)
+        if isinstance(reply, dict) and isinstance(reply.get("Error"), dict):
+            reply["Error"] = {name: value for name, value in reply["Error"].items() if name in _KEPT}
         vars(each).update({name: _censored(value, options) for name, value in vars(each).items()})
         if isinstance(each, OSError):
             for name in _OS_TEXTS:
                 if isinstance(text := getattr(each, name), str):
                     setattr(each, name, censored_text(text, options))
-        reply = getattr(each, "response", None)
-        if isinstance(reply, dict) and isinstance(reply.get("Error"), dict):
-            reply["Error"] = {name: value for name, value in reply["Error"].items() if name in _KEPT}
 
 
 def causes(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
@@ -70,15 +81,23 @@ def censored_text(text: str, options: Mapping[str, Any] | None = None) -> str:
     """
     text = _without_reply(text)
     # Longest first: one secret may begin with another.
-    for secret in sorted(_secret_words(options or {}), key=len, reverse=True):
+    for secret in sorted({*_secret_words(options or {}), *_environment_secrets()}, key=len, reverse=True):
         text = text.replace(secret, "***")
     text = _WEB_QUERY.sub(r"\1", text)
     return _PASSWORD.sub("***@", _QUERY_VALUE.sub(r"\1***", text))
 
 
-def _censored(value: Any, options: Mapping[str, Any] | None) -> Any:
+def _censored(value: Any, options: Mapping[str, Any] | None, level: int = 0) -> Any:
     if isinstance(value, str):
         return censored_text(value, options)
+    if type(value) is bytes:
+        return censored_text(value.decode("latin-1"), options).encode("latin-1")
+    if type(value) in (dict, list, tuple):
+        if level == _MOST_LEVELS:
+            return "***"
+        if isinstance(value, dict):
+            return {name: _censored(each, options, level + 1) for name, each in value.items()}
+        return type(value)(_censored(each, options, level + 1) for each in value)
     if hasattr(value, "real_url") and hasattr(value, "_replace"):  # aiohttp's RequestInfo
         url = value.real_url.with_query(None).with_user(None)
         return value._replace(url=url, real_url=url, headers={})
@@ -98,6 +117,12 @@ def _secret_words(options: Mapping[str, Any], *, are_secret: bool = False) -> It
             yield from _secret_words(value, are_secret=is_secret)
         elif is_secret and isinstance(value, str):
             yield from (word for word in value.split() if len(word) > _SHORT_WORD)
+
+
+def _environment_secrets() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if _SECRET_VARIABLE.search(name) and len(value) > _SHORT_VALUE and not value.startswith("/"):
+            yield value
 
 
 def _without_reply(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from torch_dataloader_utils._core.paths import printable
 from torch_dataloader_utils.cli.failures import (
     DATA_PROBLEM,
     USAGE,
@@ -97,7 +98,7 @@ def _shown_log() -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"warning: {' '.join(str(message).split())}", err=True)
+    click.echo(f"warning: {printable(' '.join(str(message).split()))}", err=True)
 
 
 @click.group("tdu", cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})

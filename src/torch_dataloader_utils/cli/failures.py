@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
+from torch_dataloader_utils._core.paths import printable
+
 DATA_PROBLEM = 1
 USAGE = 2
 # Shells add the number of the signal that ended a command to this.
@@ -45,7 +47,7 @@ class Failure(click.ClickException):
             from torch_dataloader_utils._store.censor import censored_text
 
             text = censored_text(text)
-        super().__init__(text)
+        super().__init__(printable(text))
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:

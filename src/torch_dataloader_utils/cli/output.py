@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from torch_dataloader_utils._core.paths import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -47,11 +49,16 @@ def console() -> "Console":
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
 
 
+def say(text: str = "") -> None:
+    """One line, whatever the names and values in it hold."""
+    click.echo(printable(text))
+
+
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Lines of a name and a value, in two columns."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        click.echo(f"{name:<{width}}  {value}")
+        say(f"{name:<{width}}  {value}")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> None:
@@ -60,6 +67,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
     from rich.cells import cell_len
     from rich.table import Table
 
+    headers = [printable(header) for header in headers]
+    rows = [[printable(cell) for cell in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for header in headers:
         table.add_column(_literal(header), justify="left" if header in left else "right", overflow="fold")

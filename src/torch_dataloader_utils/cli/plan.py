@@ -7,7 +7,7 @@ import click
 
 from torch_dataloader_utils._arguments.sizes import format_bytes
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
-from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table
+from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def command(
     _print(summary, timeline)
     for path in (html_path, png_path, save_path):
         if path is not None:
-            click.echo(f"Wrote {path}")
+            say(f"Wrote {path}")
 
 
 def summarize(plan: "EpochPlan") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import click
 
 from torch_dataloader_utils._arguments.sizes import format_bytes
 from torch_dataloader_utils.cli.options import data_options, json_option
-from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table
+from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
         return
     _print(report, inventory.notes, source.filter_text)
     if saved is not None:
-        click.echo(f"\nSaved to {saved}. Use it with --inventory {saved}")
+        say()
+        say(f"Saved to {saved}. Use it with --inventory {saved}")
 
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:
@@ -120,7 +121,8 @@ def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | No
         listed = [(each["path"], format_bytes(each["bytes"]), str(each["row_groups"])) for each in report["files"]]
         print_table(["file", "size", "row groups"], listed, left=["file"])
     for found in report["warnings"]:
-        click.echo(f"\nwarning: {found['message']}")
+        say()
+        say(f"warning: {found['message']}")
 
 
 def _remark(column: dict[str, Any], partitions: dict[str, int]) -> str:

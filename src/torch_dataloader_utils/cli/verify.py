@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
-from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, watched
+from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say, watched
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import LoaderError
 
@@ -115,7 +115,8 @@ def _print(
     facts.append(("plan", f"{ranks}: {_verdict(coverage)}"))
     print_facts(facts)
     for fault in faults[:_SHOWN]:
-        click.echo(f"\n{fault.error}: {fault.message}")
+        say()
+        say(f"{fault.error}: {fault.message}")
     if len(faults) > _SHOWN:
         click.echo(f"\n... and {len(faults) - _SHOWN:,} more row groups (--json names all)")
 
