@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)                 you called it wrong
     │   ├── ConfigTypeError (TypeError)          an argument of the wrong type
     │   ├── NoDataError (FileNotFoundError)      nothing there to read
-    │   └── MissingDependencyError (ImportError) an extra is not installed
+    │   └── MissingDependencyError (ImportError) a package is not installed
     ├── DataError (ValueError)                   the file is wrong
     │   ├── CorruptFileError (OSError)           bytes that do not decode
     │   ├── RowCountError                        more or fewer rows than planned
@@ -42,7 +42,7 @@ class NoDataError(FileNotFoundError, ConfigError):
 
 
 class MissingDependencyError(ConfigError, ImportError):
-    """A feature needs an extra that is not installed; the message has the install command."""
+    """A feature needs a package that is not installed; the message has the install command."""
 
 
 class DataError(LoaderError, ValueError):

@@ -178,13 +178,13 @@ def test_opentelemetry_observes_all_loaders_of_a_meter_that_live(table):
 
 
 @pytest.mark.parametrize(
-    ("export", "package", "extra"),
+    ("export", "package", "installs"),
     [
-        (export_to_prometheus, "prometheus_client", "prometheus"),
-        (export_to_opentelemetry, "opentelemetry", "opentelemetry"),
+        (export_to_prometheus, "prometheus_client", "prometheus-client"),
+        (export_to_opentelemetry, "opentelemetry", "opentelemetry-api"),
     ],
 )
-def test_a_missing_client_is_told_with_its_extra(export, package, extra, monkeypatch):
+def test_a_missing_client_is_named_as_its_package_is_installed(export, package, installs, monkeypatch):
     real = builtins.__import__
 
     def without(name, *arguments, **keywords):
@@ -193,5 +193,5 @@ def test_a_missing_client_is_told_with_its_extra(export, package, extra, monkeyp
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependencyError, match=rf"torch-dataloader-utils\[{extra}\]"):
+    with pytest.raises(MissingDependencyError, match=f"pip install {installs}$"):
         export(Metrics)

@@ -1,6 +1,7 @@
 """What users install: wheel and sdist build from a copy of the tree, are typed and complete, and import lightly."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -128,3 +129,8 @@ def test_nothing_needs_pandas_which_is_no_dependency(tmp_path: Path) -> None:
         [sys.executable, "-c", WITHOUT_PANDAS], cwd=tmp_path, timeout=300, capture_output=True, text=True
     )
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
+def test_no_message_advises_to_install_the_name_that_is_another_project_on_the_index() -> None:
+    advice = re.compile(r"pip install[^\n]*torch-dataloader-utils")
+    assert [path.name for path in PACKAGE.rglob("*.py") if advice.search(path.read_text())] == []

@@ -33,7 +33,7 @@ def export_to_opentelemetry(
         import opentelemetry.metrics  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            'Exporting to OpenTelemetry needs its API. Run: pip install "torch-dataloader-utils[opentelemetry]"'
+            "Exporting to OpenTelemetry needs its API. Run: pip install opentelemetry-api"
         ) from error
     check_export(metrics, "attributes", attributes)
     chosen = _default_meter() if meter is None else meter

@@ -57,7 +57,7 @@ def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
         try:
             from torch_dataloader_utils._observe.bars import TerminalBars
         except ImportError:
-            logger.info('Bars need rich: pip install "torch-dataloader-utils[cli]". Log lines instead.')
+            logger.info("Bars need rich: pip install rich. Log lines instead.")
         else:
             return TerminalBars(run)
     return LogLines(run, interval_seconds)

@@ -38,7 +38,7 @@ def export_to_prometheus(
         from prometheus_client import REGISTRY
     except ImportError as error:
         raise MissingDependencyError(
-            'Exporting to Prometheus needs its client. Run: pip install "torch-dataloader-utils[prometheus]"'
+            "Exporting to Prometheus needs its client. Run: pip install prometheus-client"
         ) from error
     check_export(metrics, "labels", labels)
     if not all(isinstance(value, str) for value in (labels or {}).values()):

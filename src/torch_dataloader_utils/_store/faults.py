@@ -23,15 +23,16 @@ from torch_dataloader_utils.errors import (
     StoreError,
 )
 
-_EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "abfs": "azure",
-    "abfss": "azure",
-    "az": "azure",
-    "adl": "azure",
+# Packages, not extras of this library: on the package index its name belongs to another one.
+_CLIENTS = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "adl": "adlfs",
 }
 
 _OTHER_MEMORY = (
@@ -142,8 +143,8 @@ def _expired(path: str, action: str, cause: str, *, is_sure: bool) -> StoreError
 
 def _no_client(path: str, cause: str) -> MissingDependencyError:
     scheme = _without_client(path)
-    extra = _EXTRAS.get(scheme)
-    install = f'Run: pip install "torch-dataloader-utils[{extra}]"' if extra else "Install what it needs."
+    client = _CLIENTS.get(scheme)
+    install = f"Run: pip install {client}" if client else "Install what it needs."
     return MissingDependencyError(f"{redact(path)}: the client for {scheme}:// is not installed ({cause}). {install}")
 
 
@@ -157,7 +158,7 @@ def _without_client(path: str) -> str:
             return scheme
         except ValueError:  # a path of the local archive at the end of the chain
             continue
-    return next((scheme for scheme in schemes if scheme in _EXTRAS), schemes[-1])
+    return next((scheme for scheme in schemes if scheme in _CLIENTS), schemes[-1])
 
 
 def failure_text(

@@ -39,9 +39,7 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     try:
         fsspec_store: Any = import_module("obstore.fsspec").FsspecStore
     except ImportError as error:
-        raise MissingDependencyError(
-            'backend="obstore" needs obstore. Run: pip install "torch-dataloader-utils[fast-s3]"'
-        ) from error
+        raise MissingDependencyError('backend="obstore" needs obstore. Run: pip install obstore') from error
     _state["was_used"] = True
     return fsspec_store(
         "s3" if scheme == "s3a" else scheme,

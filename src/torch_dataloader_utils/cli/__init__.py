@@ -24,6 +24,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.stderr.write('tdu needs click and rich. Run: pip install "torch-dataloader-utils[cli]"\n')
+        sys.stderr.write("tdu needs click and rich. Run: pip install click rich\n")
         sys.exit(2)
     app(prog_name="tdu")

@@ -22,7 +22,7 @@ def save_png(summary: dict[str, Any], timeline: Timeline, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
-            'Drawing a PNG needs matplotlib. Run: pip install "torch-dataloader-utils[viz]", or use --html.'
+            "Drawing a PNG needs matplotlib. Run: pip install matplotlib, or use --html."
         ) from error
     count = len(timeline.workers)
     figure = Figure(figsize=(12, 1.8 + min(24.0, 0.27 * max(count, 3))), dpi=150, layout="constrained")

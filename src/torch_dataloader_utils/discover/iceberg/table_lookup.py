@@ -12,7 +12,7 @@ from torch_dataloader_utils.discover.iceberg.faults import unknown_feature, unpa
 from torch_dataloader_utils.discover.iceberg.storage import with_present_names
 from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
 
-INSTALL = 'pip install "torch-dataloader-utils[iceberg]"'
+INSTALL = 'pip install "pyiceberg[sql-sqlite]" pyroaring'
 
 # Catalogs that answer do so in seconds; boto3 gives up on a dead Glue after five times 60.
 _PATIENCE_SECONDS = 300.0
