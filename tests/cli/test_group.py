@@ -55,7 +55,7 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["plan", "{table}", "--rank"], "--ranks"),
         (["state", "/nowhere"], "does not exist"),
         (["scan", "/nowhere/at/all"], "does not exist"),
-        (["plan", "{table}", "--ranks", "0"], "num_ranks=0"),
+        (["plan", "{table}", "--ranks", "0"], "'--ranks'"),
         (["plan", "{table}", "--split-bytes", "many"], "no number of bytes"),
         (["plan", "{table}", "--strategy", "mine"], "No split strategy"),
         (["plan", "{table}", "--lanes", "5", "--ranks", "2"], "num_lanes=5"),

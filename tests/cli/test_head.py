@@ -86,3 +86,17 @@ def test_the_json_of_any_number_is_json(tmp_path):
     rows = document["batches"][0]["rows"]
     assert [row["x"] for row in rows] == ["nan", "inf", 1.5, None]
     assert [row["y"] for row in rows] == [["nan"], [], None, [2.0]]
+
+
+def test_floats_are_shown_as_short_as_their_type_reads_them(tmp_path):
+    values = pa.table(
+        {"a": pa.array([3.3365107, None], pa.float32()), "b": pa.array([[0.1], []], pa.list_(pa.float32()))}
+    )
+    pq.write_table(values, tmp_path / "a.parquet")
+    report = tdu_json("head", tmp_path)
+    assert report["batches"][0]["rows"] == [{"a": 3.3365107, "b": [0.1]}, {"a": None, "b": []}]
+
+
+@pytest.mark.parametrize("option", ["--batch-size", "--split-rows", "--ranks", "--lane-rows", "--lanes"])
+def test_a_number_out_of_range_is_reported_under_the_name_of_its_option(table, option):
+    assert f"'{option}'" in one_line(tdu("head", table, option, 0, code=2))

@@ -137,3 +137,11 @@ def test_pictures_and_the_list_of_reads_are_written(table, tmp_path):
 
 def test_a_picture_of_no_format_is_one_line_that_names_formats(table, tmp_path):
     assert "Use .png, .pdf or .svg" in one_line(tdu("plan", table, "--png", tmp_path / "plan.xyz", code=2))
+
+
+def test_a_drawn_picture_names_the_files_by_their_colours(table, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.svg"
+    tdu("plan", table, "--png", picture)
+    text = picture.read_text()
+    assert all(f"part-{number}.parquet" in text for number in range(3))

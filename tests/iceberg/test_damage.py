@@ -13,6 +13,7 @@ from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils.discover.iceberg.faults import unparsed
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError, UnsupportedFeatureError
 
 
@@ -191,3 +192,23 @@ def test_a_data_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     table.remove()
     with pytest.raises(CorruptFileError, match=f"{Path(path).name} is in the snapshot twice"):
         scan_iceberg(table.metadata)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("key-id"), KeyError("value-id"), ValueError("Cannot convert field, missing field-id: {}")]
+)
+def test_manifests_without_ids_are_not_called_damaged(error: Exception) -> None:
+    found = unparsed("m.avro", "manifest", error)
+    assert isinstance(found, UnsupportedFeatureError)
+    assert "keys or values without ids" in str(found)
+
+
+def test_a_data_file_that_is_gone_names_the_snapshot_that_may_have_expired(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "v", "long"))
+    table.append([{"v": 1}])
+    loader, _ = IcebergDataset.create_dataloader(table.metadata, num_workers=0)
+    for file in (tmp_path / "data").iterdir():
+        file.unlink()
+    with pytest.raises(FileChangedError, match="snapshot has expired"):
+        list(loader)

@@ -31,6 +31,7 @@ from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
     SchemaError,
+    TransformError,
     UnsupportedFeatureError,
     of_type,
 )
@@ -360,3 +361,35 @@ def test_types_of_text_that_were_guessed_wrong_are_given_as_the_message_says(tmp
     inventory = scan_files(tmp_path, "jsonl", schema=pa.schema([("fare", pa.float32())]))
     batches = load(tmp_path, format="jsonl", inventory=inventory, output_format="dict")
     assert [batch["fare"] for batch in batches] == [[None, 1.5]]
+
+
+def _leave(_batch):
+    raise GeneratorExit("left")
+
+
+def test_a_transform_that_raises_generator_exit_ends_no_pass_early(tmp_path):
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "a.parquet")
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), num_workers=0, transform=_leave)
+    with pytest.raises(TransformError, match="GeneratorExit: left"):
+        list(loader)
+
+
+def test_the_last_epoch_that_int64_holds_is_refused_as_none_can_follow(tmp_path):
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "a.parquet")
+    loader, dataset = StructuredDataset.create_dataloader(str(tmp_path), num_workers=0)
+    with pytest.raises(ConfigError, match="no epoch can follow"):
+        dataset.set_epoch(2**63 - 1)
+    dataset.set_epoch(2**63 - 2)
+    assert len(list(loader)) == 1
+    loader.load_state_dict(loader.state_dict())
+
+
+def test_counts_of_one_are_singular(tmp_path):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    assert "1 file, 1 row group, 1 row" in str(scan_files(str(tmp_path)))
+
+
+def test_an_unknown_strategy_where_none_is_installed(tmp_path):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"none is installed|installed are '"):
+        StructuredDataset.create_dataloader(str(tmp_path), split_strategy="none-such")

@@ -45,6 +45,18 @@ def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
     return number
 
 
+def check_epoch(value: Any) -> int:
+    """The number of an epoch; the one after it is counted too, and has to fit into int64.
+
+    Raises:
+        ConfigTypeError, ConfigError: as `check_integer`.
+    """
+    epoch = check_integer("epoch", value, least=0)
+    if epoch == _MOST:
+        raise ConfigError(f"epoch={epoch}: no epoch can follow it. Pass one of at most 2**63 - 2.")
+    return epoch
+
+
 def check_seed(name: str, value: Any) -> int:
     """The value as a Python int, however large: seeds are taken modulo 2^64 (see `permute.random_words`).
 

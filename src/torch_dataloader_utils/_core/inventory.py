@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._core.strings import StringColumn, counted
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 UNKNOWN = -1
@@ -170,9 +170,10 @@ class Inventory:
         return int(self.groups.live_rows.sum()) if self.rows_are_known else UNKNOWN
 
     def __str__(self) -> str:
-        rows = f"{self.num_rows:,} rows" if self.rows_are_known else "rows not counted"
+        rows = counted(self.num_rows, "row") if self.rows_are_known else "rows not counted"
         filtered = ", filtered" if self.row_filter else ""
-        return f"{self.source}: {self.num_files:,} files, {self.num_groups:,} row groups, {rows}{filtered}"
+        held = f"{counted(self.num_files, 'file')}, {counted(self.num_groups, 'row group')}"
+        return f"{self.source}: {held}, {rows}{filtered}"
 
     def __repr__(self) -> str:
         return f"<Inventory of {self}>"

@@ -1,10 +1,15 @@
-"""Many strings as two buffers: a million paths cost their bytes, not a million Python objects."""
+"""Many strings as two buffers: a million paths cost their bytes, not a million Python objects; and counts in words."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+
+def counted(number: int, unit: str) -> str:
+    """A number with its unit: "1 file", "1,200 files"."""
+    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

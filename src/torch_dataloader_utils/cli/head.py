@@ -74,8 +74,24 @@ def _rows(batch: "pa.RecordBatch", most: int) -> list[dict[str, Any]]:
     from torch_dataloader_utils.shape.python_objects import python_objects
 
     first, names = batch.slice(0, most), batch.schema.names
-    columns = [python_objects(column, name) for name, column in zip(names, first.columns, strict=True)]
+    columns = [
+        [_shortest(value, column.type) for value in python_objects(column, name)]
+        for name, column in zip(names, first.columns, strict=True)
+    ]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _shortest(value: Any, data_type: "pa.DataType") -> Any:
+    """A float32 or float16 as its own shortest text reads: 0.1, not 0.10000000149011612; those in lists too."""
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_float32(data_type) or pa.types.is_float16(data_type):
+        return float(str(data_type.to_pandas_dtype()(value)))
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type):
+        return [_shortest(each, data_type.value_type) for each in value]
+    return value
 
 
 def _cell(value: Any) -> str:

@@ -42,18 +42,28 @@ _DATA = (
     ),
 )
 
+# Ranges are checked here, so that errors name the options as they are written.
+_COUNT = click.IntRange(min=1)
+
 _PLAN = (
-    click.option("--ranks", "num_ranks", default=1, show_default=True, help="Training processes."),
-    click.option("--workers", "num_workers", default=1, show_default=True, help="Loader workers of each rank."),
-    click.option("--batch-size", default=1024, show_default=True, help="Rows of a batch of one rank."),
+    click.option("--ranks", "num_ranks", type=_COUNT, default=1, show_default=True, help="Training processes."),
+    click.option(
+        "--workers",
+        "num_workers",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        help="Loader workers of each rank.",
+    ),
+    click.option("--batch-size", type=_COUNT, default=1024, show_default=True, help="Rows of a batch of one rank."),
     click.option("--shuffle", is_flag=True, help="Permute chunks."),
-    click.option("--shuffle-rows", type=int, metavar="N", help="Permute rows in windows of about N."),
-    click.option("--interleave", type=int, metavar="N", help="Chunks that a window draws from."),
+    click.option("--shuffle-rows", type=click.IntRange(min=0), metavar="N", help="Permute rows in windows of about N."),
+    click.option("--interleave", type=_COUNT, metavar="N", help="Chunks that a window draws from."),
     click.option("--seed", default=42, show_default=True, help="Of the shuffles."),
-    click.option("--epoch", default=0, show_default=True, help="Which epoch."),
+    click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, help="Which epoch."),
     click.option("--drop-last", is_flag=True, help="Full batches only."),
     click.option("--split-bytes", metavar="SIZE", help="Bytes of a chunk, such as 64MiB."),
-    click.option("--split-rows", type=int, metavar="N", help="Rows of a chunk; wins over bytes."),
+    click.option("--split-rows", type=_COUNT, metavar="N", help="Rows of a chunk; wins over bytes."),
     click.option(
         "--rank-sharding",
         type=click.Choice(["rows", "chunks"]),
@@ -61,8 +71,8 @@ _PLAN = (
         show_default=True,
         help="rows: equal steps on all ranks; chunks: each chunk stays on one rank.",
     ),
-    click.option("--lanes", "num_lanes", type=int, metavar="G", help="An order that survives other topologies."),
-    click.option("--lane-rows", type=int, metavar="N", help="Rows of a lane's micro-batch."),
+    click.option("--lanes", "num_lanes", type=_COUNT, metavar="G", help="An order that survives other topologies."),
+    click.option("--lane-rows", type=_COUNT, metavar="N", help="Rows of a lane's micro-batch."),
     click.option("--strategy", metavar="NAME", help="An installed split strategy."),
 )
 

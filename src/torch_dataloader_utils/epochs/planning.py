@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch_dataloader_utils._arguments.column_names import check_column_name
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._arguments.integers import check_epoch, check_integer
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.even import even_span
 from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint
@@ -101,7 +101,7 @@ def plan_epoch(
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last
     )
-    position = Position(epoch=check_integer("epoch", epoch, least=0), segment=Segment(topology=topology))
+    position = Position(epoch=check_epoch(epoch), segment=Segment(topology=topology))
     return Planner(inventory=inventory, options=options, strategy=strategy).plan(position)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_integer, check_seed
+from torch_dataloader_utils._arguments.integers import check_epoch, check_integer, check_seed
 from torch_dataloader_utils._arguments.states import check_counts, check_fits
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError, of_type
@@ -115,7 +115,7 @@ class PlannedPackedLoader:
         Raises:
             ConfigError: no whole number from 0.
         """
-        epoch = check_integer("epoch", epoch, least=0)
+        epoch = check_epoch(epoch)
         if epoch != self._epoch:
             self._epoch, self._num_given = epoch, 0
 

@@ -7,6 +7,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.kinds import PlanOfEpoch
@@ -19,7 +20,8 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_
     """
     topology, options = plan.position.topology, plan.options
     lines = [
-        f"{inventory.num_files} files, {inventory.num_groups} row groups, {_rows(inventory.num_rows)} rows, "
+        f"{counted(inventory.num_files, 'file')}, {counted(inventory.num_groups, 'row group')}, "
+        f"{_rows(inventory.num_rows)} rows, "
         f"{format_bytes(int(plan.space.byte_start[-1]))} projected; {len(plan.chunks)} chunks",
         *inventory.notes,
         f"epoch {plan.position.epoch}, {_order(options)}",

@@ -56,6 +56,10 @@ def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> I
         if not file_is_planned():
             raise changed(task) from error
         raise
+    except FileChangedError as error:
+        if task.extra is not None and isinstance(error.__cause__, FileNotFoundError):
+            raise _gone(task) from error
+        raise
     except LoaderError:
         raise
     except FOREIGN as error:
@@ -109,8 +113,9 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
 
 
 def _gone(task: RowGroupTask) -> FileChangedError:
+    expired = " If the table's snapshot has expired, scan one that is kept." if task.extra is not None else ""
     return FileChangedError(
-        f"{redact(task.path)} is gone; it was there when the plan was made. Plan the data set again."
+        f"{redact(task.path)} is gone; it was there when the plan was made. Plan the data set again.{expired}"
     )
 
 

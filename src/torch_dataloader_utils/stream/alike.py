@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.stream.rank_work import add_over_ranks
@@ -26,7 +27,9 @@ def check_alike(inventory: Inventory) -> None:
     ranks[:, dist.get_rank()] = _number(_row_groups(inventory)), _number(inventory.row_filter.encode()), *counts
     seen, filters, files, groups = add_over_ranks(ranks)
     if (other := _first_other(seen)) is not None:
-        first, others = (f"{files[rank]:,} files with {groups[rank]:,} row groups" for rank in (0, other))
+        first, others = (
+            f"{counted(files[rank], 'file')} with {counted(groups[rank], 'row group')}" for rank in (0, other)
+        )
         raise DataError(
             f"{inventory.source}: ranks see other data. Rank 0 found {first}, rank {other} found {others}"
             f"{' of other sizes or rows' if first == others else ''}. Files may have come while the ranks looked, "

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._arguments.integers import check_epoch
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -97,7 +97,7 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             ConfigTypeError: no whole number. ConfigError: one that is negative, or does not fit into 64 bits.
         """
-        epoch = check_integer("epoch", epoch, least=0)
+        epoch = check_epoch(epoch)
         self._shared_epoch.value = epoch
         self._shared_passes.forget()
         self._seen_epoch = epoch

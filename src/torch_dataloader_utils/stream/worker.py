@@ -212,7 +212,7 @@ class WorkerStream:
                 batch = function(batch)
             except LoaderError:
                 raise
-            except Exception as error:  # a user's function: any error, told with its rows
+            except (Exception, GeneratorExit) as error:  # a user's function; GeneratorExit would end the pass early
                 raise TransformError(
                     f"{function_name(function)} raised {type(error).__name__}: {error}.{_hint(error, batch)} "
                     f"The batch ends in {where}."
@@ -223,7 +223,7 @@ class WorkerStream:
         return batch
 
 
-def _hint(error: Exception, batch: Any) -> str:
+def _hint(error: BaseException, batch: Any) -> str:
     """Advice for functions made for torch's own loader, such as `default_collate`, which ask for sample 0."""
     if isinstance(error, KeyError) and error.args == (0,):
         return f" It is given one batch, {of_type(batch)} of columns, not a list of samples."

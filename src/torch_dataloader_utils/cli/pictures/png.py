@@ -10,6 +10,7 @@ from torch_dataloader_utils.cli.pictures.timeline import Timeline
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 _LABELLED_WORKERS = 64
+_LEGEND_FILES = 12
 
 
 def save_png(summary: dict[str, Any], timeline: Timeline, path: Path) -> None:
@@ -82,7 +83,22 @@ def _label(axes: Any, timeline: Timeline) -> None:
         axes.spines[side].set_visible(False)
     if timeline.imbalance >= 1.005:
         axes.axvline(timeline.mean_bytes, color="#c2410c", linestyle="--", linewidth=1, label="mean of the workers")
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=8)
+        mean = axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=8)
+        axes.add_artist(mean)  # the legend of files would take its place
+    _legend(axes, timeline)
+
+
+def _legend(axes: Any, timeline: Timeline) -> None:
+    """The colours of the first files, as on the web page."""
+    from matplotlib.patches import Patch
+
+    if len(timeline.files) < 2:
+        return
+    shown = timeline.files[:_LEGEND_FILES]
+    patches = [Patch(color=_color(timeline, file, 0), label=name) for file, name in enumerate(shown)]
+    if rest := len(timeline.files) - len(shown):
+        patches.append(Patch(color="none", label=f"and {rest:,} more files"))
+    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7)
 
 
 def _title(axes: Any, summary: dict[str, Any], timeline: Timeline) -> None:

@@ -8,6 +8,9 @@ from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.faults import corrupt
 from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
 
+# Texts of pyiceberg 0.12's errors for manifests whose Avro schema leaves out ids, as BigQuery's do.
+_NO_IDS = re.compile(r"missing (?:field-id|element-id|key-id|value-id)\b|(?:field|element|key|value)-id'?$")
+
 # Texts of pyiceberg 0.12's errors for valid metadata of format version 3; damaged metadata give others.
 _UNKNOWN_FEATURES = (
     (re.compile(r"Cannot deserialize bytes, type (.+?) not supported: "), "a default value of type {}"),
@@ -70,6 +73,8 @@ def unknown_feature(error: BaseException) -> str | None:
 
 
 def _named_feature(text: str) -> str | None:
+    if _NO_IDS.search(text):
+        return "fields, elements, keys or values without ids"
     for pattern, feature in _UNKNOWN_FEATURES:
         if found := pattern.match(text):
             return feature.format(*found.groups())
