@@ -15,9 +15,10 @@ from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
-from torch_dataloader_utils.stream.ranks import resolve_ranks
+from torch_dataloader_utils.stream.ranks import mesh_members
 from torch_dataloader_utils.tables.file_source import find_inventory
 from torch_dataloader_utils.tables.keyword_options import LoaderKeywords, TableKeywords
+from torch_dataloader_utils.tables.rank_share import ranks_of
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names
 from torch_dataloader_utils.tables.wiring import make_loader, wire
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
@@ -32,10 +33,11 @@ class WiredDataset(TableDataset):
     _wired_from: tuple[Inventory, TableOptions, StoreAccess] | None = None
 
     def __init__(self, inventory: Inventory, options: TableOptions, access: StoreAccess) -> None:
-        num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh)
+        num_ranks, rank = ranks_of(options)
+        peers = mesh_members(options.mesh) if options.check_ranks else None
         # Not with the mesh, which would keep its process group for as long as the data set lives.
         options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
-        super().__init__(wire(inventory, options, access))
+        super().__init__(replace(wire(inventory, options, access), peers=peers))
         self._wired_from = inventory, options, access
 
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
@@ -54,7 +56,8 @@ class WiredDataset(TableDataset):
             raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
         inventory, options, access = self._wired_from
         chosen = pack_tokens(column, sequence_length, **packing)
-        return TableDataset(wire(inventory, replace(options, pack=chosen, columns=None), access))
+        stages = wire(inventory, replace(options, pack=chosen, columns=None), access)
+        return TableDataset(replace(stages, peers=self.stages.peers))
 
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes only iterate: they need neither a second inventory nor the caller's options.
@@ -153,6 +156,7 @@ class StructuredDataset(WiredDataset):
         decode_ahead_bytes: int | str = "256MiB",
         mesh: "DeviceMesh | None" = None,
         allow_bare_files: bool = False,
+        check_ranks: bool = True,
         **loader_options: Unpack[LoaderKeywords],
     ) -> tuple[TableDataLoader, "StructuredDataset"]:
         """A loader of one rank's batches, and its data set.
@@ -212,6 +216,9 @@ class StructuredDataset(WiredDataset):
                 the same.
             allow_bare_files: read the directory of a Delta, Hudi or Iceberg table as the plain files in it, removed
                 rows and all, instead of an UnsupportedFeatureError. Files that are named themselves are always read.
+            check_ranks: in a process group of several ranks, num_ranks and rank have to be those of the group (or of
+                mesh), and ranks that read other data, options or epochs raise. False takes num_ranks and rank as they
+                are and compares nothing.
             loader_options: callbacks, a sequence of LoaderCallback; and for torch's DataLoader: pin_memory,
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context, worker_init_fn, in_order.
 
@@ -270,5 +277,6 @@ class StructuredDataset(WiredDataset):
             decode_threads=decode_threads,
             decode_ahead_bytes=decode_ahead_bytes,
             mesh=mesh,
+            check_ranks=check_ranks,
         )
         return make_loader(dataset, checked), dataset

@@ -18,11 +18,16 @@ from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.rank_work import from_rank_zero
-from torch_dataloader_utils.stream.ranks import resolve_ranks
 from torch_dataloader_utils.tables.counting import count_alone, under_filter
 from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.tables.keyword_options import IcebergKeywords, RowLoaderKeywords
-from torch_dataloader_utils.tables.rank_share import counting_share, shows_bars
+from torch_dataloader_utils.tables.rank_share import (
+    compare_options,
+    counting_share,
+    ranks_of,
+    scanning_share,
+    shows_bars,
+)
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names, separate_options
 from torch_dataloader_utils.tables.wiring import make_loader
 
@@ -96,13 +101,15 @@ def _find(source: TableSource, given: Inventory | None, options: TableOptions) -
 
     Every rank that needs credentials of the catalog asks for them itself: they are never sent between ranks.
     """
+    share = counting_share(options, *ranks_of(options))
     if given is not None:
+        compare_options(options, scanning_share(options))
         given = check_inventory(given)
         if source.place.allowed_roots is not None:
             source.place.allowed_roots.check_inventory(given)
         return given, source.access()
+    compare_options(options, share)
     with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
-        share = counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
         if options.broadcast_inventory:
             found = from_rank_zero(lambda: scan_table(source.open(), source.scan, on_progress))
             return found, share.together(source.access)

@@ -95,6 +95,7 @@ class RowDataset(Dataset[Any]):
             stack=stack,
             page_checksums=page_checksums,
             decode_threads=decode_threads,
+            check_ranks=False,
         )
         cache_bytes = parse_bytes("cache_bytes", cache_bytes)
         access = StoreAccess.of(storage_options, credentials, remote)

@@ -125,21 +125,22 @@ def test_a_mesh_that_does_not_say_who_shares_is_an_error(group: tuple[int, int])
 
 
 @pytest.mark.parametrize("group", [(2, 1)], indirect=True)
-def test_a_loader_for_one_rank_warns_where_it_is_built(group: tuple[int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "rank", "effect"),
+    [
+        (1, 0, "every one of them would read every row"),
+        (4, 1, "some rows would never be read"),
+        (2, 0, "some rows would be read twice and others never"),
+    ],
+)
+def test_a_loader_for_other_ranks_than_those_that_run_is_an_error(
+    group: tuple[int, int], tmp_path: Path, num_ranks: int, rank: int, effect: str
+) -> None:
     table = write_rows(tmp_path / "table")
-    with pytest.warns(UserWarning, match="each of them would read every row") as warned:
-        StructuredDataset.create_dataloader(table)
-    assert [warning.filename for warning in warned] == [__file__]
-
-
-@pytest.mark.parametrize("group", [(2, 1)], indirect=True)
-def test_a_loader_for_another_rank_than_this_process_warns(group: tuple[int, int], tmp_path: Path) -> None:
-    table = write_rows(tmp_path / "table")
-    with pytest.warns(UserWarning, match=r"rank=0 of num_ranks=2, but this process is rank 1") as warned:
-        StructuredDataset.create_dataloader(table, num_ranks=dist.get_world_size())  # rank= was forgotten
-    assert [warning.filename for warning in warned] == [__file__]
-    StructuredDataset.create_dataloader(table, num_ranks=2, rank=1)
-    StructuredDataset.create_dataloader(table, num_ranks=4, rank=0)  # not the ranks that run: nothing is known
+    with pytest.raises(ConfigError, match=effect):
+        StructuredDataset.create_dataloader(table, num_ranks=num_ranks, rank=rank)
+    loader, _ = StructuredDataset.create_dataloader(table, num_ranks=num_ranks, rank=rank, check_ranks=False)
+    assert sum(batch.num_rows for batch in loader) > 0
 
 
 def test_a_loader_for_another_rank_warns_before_the_group_is_up(
@@ -165,14 +166,13 @@ def test_a_rank_beside_auto_has_to_be_the_one_that_was_found(monkeypatch: pytest
     assert resolve_ranks("auto", 3) == (4, 3)
 
 
-def test_a_loader_that_is_built_too_early_warns_where_it_is_used(tmp_path: Path) -> None:
+def test_a_loader_that_is_built_too_early_is_refused_where_it_is_used(tmp_path: Path) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     loader, _ = StructuredDataset.create_dataloader(write_rows(tmp_path / "table"), num_ranks="auto")
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
-        with pytest.warns(UserWarning, match="each of them would read every row") as warned:
+        with pytest.raises(ConfigError, match="every one of them would read every row"):
             next(iter(loader))
-        assert [warning.filename for warning in warned] == [__file__]
     finally:
         dist.destroy_process_group()

@@ -14,9 +14,11 @@ from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, co
 from torch_dataloader_utils.blending.source import Source
 from torch_dataloader_utils.blending.steps import RowStream, mixed_batches, steps_with_last, whole_batches
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.stream.alike import ComparedPasses, options_record
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
+from torch_dataloader_utils.stream.ranks import running_ranks
 from torch_dataloader_utils.stream.unnumbered import refuse_number
 from torch_dataloader_utils.tokens.split import normalize_weights
 
@@ -93,6 +95,9 @@ class BlendedLoader:
         for source, share in zip(self.sources, normalize_weights(options.weights), strict=True):
             source.decode_part(share)
         self.progress = BlendProgress(options, self.sources)
+        compared = self.sources[0].loader.dataset.compared
+        described = options_record({"blend": options.describe()})
+        self._compared = None if compared is None else ComparedPasses(compared.peers, described)
         # Where a pass would begin, and the batches of its epoch: with per="sample" counting them makes a pick a row.
         self._counted: tuple[BlendPosition, int] | None = None
 
@@ -146,7 +151,18 @@ class BlendedLoader:
         refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:
-        return closed_at_exit(self._batches())
+        return closed_at_exit(self._checked_batches())
+
+    def _checked_batches(self) -> Generator[Any]:
+        position = self.next_position
+        batches = self._batches()
+        if self._compared is None or running_ranks() < 2:
+            yield from batches
+            return
+        counts = "none" if not position.steps else f"{position.steps} steps, {list(position.counts)} of the sources"
+        record = {"blend epoch": str(position.epoch), "log": counts}
+        place = position.epoch, position.steps, position.counts
+        yield from self._compared.watch(batches, record, place, len(self) - position.steps)
 
     def _batches(self) -> Generator[Any]:
         position = begin = self.progress.begin()

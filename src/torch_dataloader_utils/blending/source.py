@@ -22,6 +22,9 @@ class Source:
     def __init__(self, loader: TableDataLoader, unit: Unit, index: int) -> None:
         _check_loader(loader, unit, index)
         self.loader = loader
+        if loader.dataset.compared is not None:
+            # Ranks of a blend may be in different passes of a source; the blend compares where it stands itself.
+            loader.dataset.compared.compares_places = False
         self.index = index
         self.identity = loader.dataset.planner.identity
         self.passes = Passes(loader.dataset, unit, index)

@@ -1,61 +1,255 @@
-"""Checks that all ranks see the same data, before they divide its row groups by number."""
+"""Compares what the ranks of a job read, through the key-value store of torch.distributed's default process group.
 
+Each rank publishes a record, and the last one to do so says that all are there. Every rank then sees by one sum whether
+the records are equal, and reads them all only if they are not. There is no collective: a rank whose peers never publish
+goes on without an answer. See docs/design/0014-trainers.md.
+"""
+
+import json
+import sys
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import timedelta
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.strings import counted
-from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.errors import DataError
-from torch_dataloader_utils.stream.rank_work import add_over_ranks
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
+from torch_dataloader_utils.stream.ranks import running_ranks
+
+Record = Mapping[str, str]
+
+# Comparisons that a process keeps in the store: what it published before those is deleted there.
+_KEPT = 16
+
+# How long a rank waits before a collective for those that may never come to it; then it waits in the collective.
+_LONGEST_WAIT = timedelta(seconds=60)
+
+# Their sum over 2^23 ranks fits into the store's 64 bits.
+_NUMBER_BITS = 40
+
+_ADVICE = {
+    "files": "Files may have come while the ranks looked. Pass the same path on all ranks, with "
+    "broadcast_inventory=True or one inventory= for all",
+    "blend epoch": "Call set_epoch of the blend on every rank with the same number",
+    "epoch": "Call set_epoch on every rank with the same number",
+    "log": "Load the same state on every rank; merge_states makes one of several",
+    "filters": "Pass the same filter on every rank, and a list instead of a set, whose order differs in each process",
+}
+
+
+class Comparison:
+    """One comparison of the records of several ranks; making it publishes the record of this one.
+
+    peers: global ranks that compare, this one among them.
+    """
+
+    def __init__(self, name: str, peers: Sequence[int], record: Record) -> None:
+        self.key = f"torch_dataloader_utils/{name}/{_digest(str(list(peers)))}"
+        self._peers = peers
+        self._record = dict(record)
+        self._number = int(_digest(json.dumps(self._record))[: _NUMBER_BITS // 4], 16)
+        self._is_settled = False
+
+    def publish(self) -> None:
+        """Publish the record; says that all are there if it is the last one."""
+        try:
+            store = _store()
+            store.set(self._of(dist.get_rank()), json.dumps(self._record))
+            store.add(f"{self.key}/sum", self._number)
+            if store.add(f"{self.key}/count", 1) == len(self._peers):
+                store.set(f"{self.key}/all", "1")
+        except RuntimeError:  # a store that is gone, or cannot do this, ends the comparison and not the job
+            self._is_settled = True
+
+    def check(self) -> None:
+        """Compare, if all records are there; returns at once.
+
+        Raises:
+            ConfigError, DataError, CheckpointMismatchError: records differ. All ranks that look raise the same.
+        """
+        records: list[Record] = []
+        try:
+            if self._is_settled or not running_ranks() or not _store().check([f"{self.key}/all"]):
+                return
+            self._is_settled = True
+            store = _store()
+            if store.add(f"{self.key}/sum", 0) != len(self._peers) * self._number:
+                names = [self._of(rank) for rank in self._peers]
+                records = [json.loads(store.get(name)) for name in names] if store.check(names) else []
+        except RuntimeError:  # as above
+            self._is_settled = True
+        _refuse_differences(self._peers, records)
+
+    def wait(self) -> None:
+        """Compare once all records are there; for ranks that are about to meet in a collective in any case.
+
+        Raises:
+            ConfigError, DataError: see `check`.
+        """
+        try:
+            _store().wait([f"{self.key}/all"], _LONGEST_WAIT)
+        except RuntimeError:  # nobody came: the collective will say so
+            return
+        self.check()
+
+    def settle(self) -> None:
+        """Compare no more."""
+        self._is_settled = True
+
+    def delete(self) -> None:
+        """Take what this rank published, and what all share, out of the store."""
+        if not running_ranks():
+            return
+        try:
+            for name in (str(dist.get_rank()), "sum", "count", "all"):
+                _store().delete_key(f"{self.key}/{name}")
+        except RuntimeError:  # as above
+            return
+
+    def _of(self, rank: int) -> str:
+        return f"{self.key}/{rank}"
+
+
+_recent: deque[Comparison] = deque()
+_built: Counter[str] = Counter()
+
+
+def publish(name: str, peers: Sequence[int], record: Record) -> Comparison:
+    """A comparison under this name; the one that there is, if this process has published it already.
+
+    peers: () for all ranks of the default process group.
+    """
+    comparison = Comparison(name, peers or range(running_ranks()), record)
+    for earlier in _recent:
+        if earlier.key == comparison.key:
+            return earlier
+    comparison.publish()
+    _recent.append(comparison)
+    if len(_recent) > _KEPT:
+        _recent.popleft().delete()
+    return comparison
+
+
+def check_published() -> None:
+    """`Comparison.check` of all that this process keeps."""
+    for comparison in tuple(_recent):
+        comparison.check()
+
+
+def name_of_call(kind: str) -> str:
+    """A name that ranks have in common if they run the same code: by the lines that called, and how often they did.
+
+    So what one rank alone builds elsewhere in the program does not shift the names of what all build.
+    """
+    lines, frame = [], sys._getframe(1)
+    while frame is not None:
+        lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    name = f"{kind}-{_digest(' '.join(lines))}"
+    _built[name] += 1
+    return f"{name}-{_built[name]}"
 
 
 def check_alike(inventory: Inventory) -> None:
-    """Check that all ranks have the same row groups; every rank of the default process group must call it.
-
-    Paths and times may differ: ranks may have copies on local disks. Filters are compared as text, and a difference is
-    only a warning: a filter with a set of strings has another text in each process and keeps the same rows.
+    """Check that all ranks have the same row groups and filter, before they divide them by number; all must call it.
 
     Raises:
-        DataError: ranks have different files or row groups; all ranks raise it.
+        DataError, ConfigError: they differ. All ranks raise it.
     """
-    ranks = np.zeros((4, dist.get_world_size()), dtype=np.int64)
-    counts = inventory.num_files, inventory.num_groups
-    ranks[:, dist.get_rank()] = _number(_row_groups(inventory)), _number(inventory.row_filter.encode()), *counts
-    seen, filters, files, groups = add_over_ranks(ranks)
-    if (other := _first_other(seen)) is not None:
-        first, others = (
-            f"{counted(files[rank], 'file')} with {counted(groups[rank], 'row group')}" for rank in (0, other)
-        )
-        raise DataError(
-            f"{inventory.source}: ranks see other data. Rank 0 found {first}, rank {other} found {others}"
-            f"{' of other sizes or rows' if first == others else ''}. Files may have come while the ranks looked, "
-            "arguments differ, or loaders are built in another order. Pass the same on all ranks, with "
-            "broadcast_inventory=True or one inventory= for all."
-        )
-    if (other := _first_other(filters)) is not None:
-        warn_user(
-            f"filters= of rank {other} is not that of rank 0. If they keep other rows, rows are lost or reading fails. "
-            "If it holds a set, as in isin(names), pass sorted(names): processes have sets in other orders, and a "
-            "state of one filter does not load under the other."
-        )
+    publish(name_of_call("data"), (), {**data_record(inventory), "filters": _short(inventory.row_filter)}).wait()
 
 
-def _first_other(values: npt.NDArray[np.int64]) -> int | None:
-    """The first rank whose value is not that of rank 0."""
-    others = np.flatnonzero(values != values[0])
-    return int(others[0]) if len(others) else None
-
-
-def _number(content: bytes) -> int:
-    return int.from_bytes(blake2b(content, digest_size=7).digest(), "little")
-
-
-def _row_groups(inventory: Inventory) -> bytes:
-    """The bytes of all that decides which rows row group i has."""
+def data_record(inventory: Inventory) -> dict[str, str]:
+    """What decides which rows row group i has; without paths and times: ranks may have copies on local disks."""
     groups = inventory.groups
     arrays = inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows
-    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    content = b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, groups.projected_bytes))
+    counts = f"{inventory.num_files:,} files with {inventory.num_groups:,} row groups"
+    return {"files": f"{counts}, sizes and rows {_digest(content)}", "snapshot": inventory.snapshot or "none"}
+
+
+def options_record(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as short texts."""
+    return {name: _short(str(value)) for name, value in options.items()}
+
+
+class ComparedPasses:
+    """Publishes and checks the passes of one data set, each under a number that ranks have in common.
+
+    A pass that was left and begins again at its old place keeps its number, so that a rank may look at a batch alone.
+
+    peers, options: see `Comparison` and `options_record`.
+    compares_places: whether epoch and log are compared; they are not where a blend chooses them.
+    """
+
+    def __init__(self, peers: Sequence[int], options: Record) -> None:
+        self.peers = peers
+        self.options = options
+        self.compares_places = True
+        self._name = name_of_call("pass")
+        self._number = 0
+        self._place: Any = None
+        self._left: int | None = None
+
+    def watch(self, batches: Iterator[Any], record: Record, place: Any, left: int | None) -> Generator[Any]:
+        """The batches; published records are checked before batches 2, 4, 8, ... are given, and after the last.
+
+        In a job whose ranks meet in a collective at each step, all have published before the second batch, and so all
+        raise there; a check before the first would leave some waiting for those that raise.
+
+        place: where the pass begins; any value. None: passes are not told apart.
+        left: how many batches there are, None if not known.
+        """
+        if self._place is not None and (place != self._place or self._left == 0):
+            self._number += 1
+        self._place, self._left = place, left
+        next_check = 2
+        with closing(batches):  # type: ignore[type-var]  # passes are generators
+            publish(f"{self._name}-{self._number}", self.peers, {**self.options, **record})
+            for number, batch in enumerate(batches, start=1):
+                if number == next_check:
+                    check_published()
+                    next_check *= 2
+                if self._left:
+                    self._left -= 1
+                yield batch
+        if self._place is not None:
+            self._left = 0
+        check_published()
+
+
+def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None:
+    """Raise if a record is not the first one; the message has each field that differs, and both values."""
+    other = next((index for index, record in enumerate(records) if record != records[0]), None)
+    if other is None:
+        return
+    first, second = records[0], records[other]
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    sides = f"rank {peers[0]}", f"rank {peers[other]}"
+    values = [f"{name} is {first.get(name)} on {sides[0]} and {second.get(name)} on {sides[1]}" for name in names]
+    kind = {"files": DataError, "snapshot": DataError, "log": CheckpointMismatchError}.get(names[0], ConfigError)
+    for comparison in _recent:  # who catches this is not told of the same difference again
+        comparison.settle()
+    raise kind(
+        f"Ranks read other things: {'; '.join(values)}. Rows would be lost, read twice or waited for. "
+        f"{_ADVICE.get(names[0], 'Pass the same on every rank')}; or pass check_ranks=False if this is meant."
+    )
+
+
+def _store() -> Any:
+    # The only way to the store that every process group has, however it was initialised.
+    return dist.distributed_c10d._get_default_store()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:184]}... {_digest(text)}"
+
+
+def _digest(content: str | bytes) -> str:
+    return blake2b(content.encode() if isinstance(content, str) else content, digest_size=8).hexdigest()

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -13,11 +14,13 @@ from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.stream.alike import ComparedPasses, data_record
 from torch_dataloader_utils.stream.callers import collates_anew, is_asked_by_torchdata
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
-from torch_dataloader_utils.stream.plans import PlanSource
+from torch_dataloader_utils.stream.plans import Plan, PlanSource
 from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.ranks import check_running, running_ranks
 from torch_dataloader_utils.stream.sendable import with_sendable_results
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.stream.shared_passes import SharedPasses
@@ -31,6 +34,8 @@ class Stages:
     num_processes: worker processes of its loader; 0 decodes in threads, and the topology then has 1 worker.
     credentials: the user's function that gives storage credentials; workers call it too.
     start_method: how worker processes start if the caller does not say; None leaves that to Python.
+    peers: the global ranks that this one is compared with, () for all of the process group; None for no comparison.
+    compared: the options that these need to have alike, as texts.
     """
 
     planner: PlanSource
@@ -42,6 +47,8 @@ class Stages:
     callbacks: tuple[LoaderCallback, ...] = ()
     credentials: Callable[..., Any] | None = None
     start_method: str | None = None
+    peers: tuple[int, ...] | None = None
+    compared: Mapping[str, str] = field(default_factory=dict)
 
 
 class TableDataset(IterableDataset[Any]):
@@ -58,6 +65,7 @@ class TableDataset(IterableDataset[Any]):
         stages.topology.check_rank(stages.rank)
         self.stages = stages
         self.progress = Progress(self.planner.identity, self.topology, self.rank)
+        self.compared = None if stages.peers is None else ComparedPasses(stages.peers, stages.compared)
         self._shared_epoch = SharedEpoch()
         self._seen_epoch = 0
         self._shared_passes = SharedPasses()
@@ -166,9 +174,39 @@ class TableDataset(IterableDataset[Any]):
                 f"Split strategy {planner.options.strategy} has no rank arguments: every rank reads everything, so "
                 "shards in turn would repeat rows. Give generate() num_ranks and rank, or shard with contiguous=True."
             )
-        shard = TableDataset(replace(self.stages, planner=planner, topology=topology, rank=rank))
+        # Shards are those of a wrapper, which may give any of them to any rank.
+        shard = TableDataset(replace(self.stages, planner=planner, topology=topology, rank=rank, peers=None))
         shard.set_epoch(self.epoch)
         return shard
+
+    def check_ranks(self) -> None:
+        """Check that torch.distributed, if it is up by now, runs the ranks that this data set was made for.
+
+        Raises:
+            ConfigError: see `check_running`.
+        """
+        if self.compared is not None and not self.compared.peers:
+            check_running(self.topology.num_ranks, self.rank)
+
+    def compared_with_peers(self, batches: Iterator[Any], position: Position, plan: Plan) -> Iterator[Any]:
+        """The batches of a pass from `position` on; other ranks that read other things are found while they are given.
+
+        Raises, with a batch:
+            ConfigError, DataError, CheckpointMismatchError: see `Comparison.check`.
+        """
+        if self.compared is None or running_ranks() < 2:
+            return batches
+        planner, record, place, left = self.planner, self._data_record, None, None
+        # Elsewhere ranks may differ in steps, and so in where they stand.
+        if plan.rank_steps is not None and planner.options.rank_sharding == "rows" and self.compared.compares_places:
+            log = "; ".join(f"{each.topology}, {each.steps} steps" for each in position.segments) or "none"
+            record = {**record, "epoch": str(position.epoch), "log": log}
+            place, left = position, plan.rank_steps[self.rank] - position.segment.steps_of(self.rank)
+        return self.compared.watch(batches, record, place, left)
+
+    @cached_property
+    def _data_record(self) -> dict[str, str]:
+        return data_record(self.planner.inventory)
 
     def plan(self) -> Any:
         """The plan of the pass that would begin now (an EpochPlan): print `dataset.plan().explain()`."""
@@ -213,6 +251,8 @@ class TableDataset(IterableDataset[Any]):
 
     def _batches(self) -> Generator[Any]:
         info = get_worker_info()
+        if info is None:
+            self.check_ranks()
         worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
         self._follow_trainer(None if info is None else worker)
         run = self.progress.begin(replace(self.topology, num_workers=num_workers), None if info is None else worker)
@@ -222,7 +262,8 @@ class TableDataset(IterableDataset[Any]):
         pipeline = self.pipeline
         if info is not None:
             pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
-        yield from counted(WorkerStream(work, pipeline, self.stages.decode), run, self.progress, index)
+        batches = counted(WorkerStream(work, pipeline, self.stages.decode), run, self.progress, index)
+        yield from batches if info is not None else self.compared_with_peers(batches, run.position, plan)
 
     def _follow_trainer(self, worker: int | None) -> None:
         """Take over what was set in the trainer's process since this copy of the data set last looked.

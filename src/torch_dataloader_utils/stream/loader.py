@@ -21,7 +21,6 @@ from torch_dataloader_utils.stream.loader_options import check_callbacks, check_
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
-from torch_dataloader_utils.stream.ranks import running_ranks, warn_if_unshared
 from torch_dataloader_utils.stream.sendable import check_functions
 from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement
 from torch_dataloader_utils.stream.unnumbered import refuse_number
@@ -75,7 +74,6 @@ class TableDataLoader(DataLoader[Any]):
         # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
-        self._ranks_at_build = running_ranks()
         self._decode = stages.decode
         self._processes: WorkerProcesses | None = None
         if num_workers > 0:
@@ -180,8 +178,7 @@ class TableDataLoader(DataLoader[Any]):
 
     def _batches(self) -> Generator[Any]:
         dataset = self.dataset
-        if self._ranks_at_build < 2:
-            warn_if_unshared(dataset.topology.num_ranks, running_ranks())
+        dataset.check_ranks()
         run = dataset.progress.begin(dataset.topology)
         plan = dataset.planner.plan(run.position)
         works = plan.worker_inputs(dataset.rank)
@@ -206,7 +203,7 @@ class TableDataLoader(DataLoader[Any]):
         given = self._meter.watch(batches, watched)
         if placement is not None:
             given = placement.follow(given, left, repeats_at_end=plan.padding_rows(dataset.rank) > 0)
-        yield from given
+        yield from dataset.compared_with_peers(given, run.position, plan)
 
     def _from_threads(self, work: WorkerInput, run: Pass, ready: Callable[[Any], Any]) -> Generator[Any]:
         dataset = self.dataset

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import WorkerInput
@@ -37,6 +38,11 @@ class PlanSource(Protocol):
     @property
     def identity(self) -> Identity:
         """What states are bound to: the data, and the options."""
+        ...
+
+    @property
+    def inventory(self) -> Inventory:
+        """The files and row groups that plans are of."""
         ...
 
     @property

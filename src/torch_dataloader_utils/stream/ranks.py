@@ -56,19 +56,20 @@ _MODEL_DIMENSIONS = frozenset(
 )
 
 
-def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = None) -> tuple[int, int]:
+def resolve_ranks(
+    num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = None, *, check_ranks: bool = True
+) -> tuple[int, int]:
     """(num_ranks, rank) among the processes that train on different rows.
 
     With a mesh: see `mesh_ranks`. "auto" asks torch.distributed if it is up, else a Ray Train worker's context, else
     RANK and WORLD_SIZE, else gives (1, 0).
 
-    Warns of num_ranks=1 while torch.distributed runs several ranks, since each would read everything; and of as many
-    ranks as "auto" finds with a `rank` that this process is not, since some rows would be read twice and others never.
+    Before torch.distributed is up, warns of a `rank` that its launcher says this process is not.
 
     Raises:
         ConfigTypeError: num_ranks is neither "auto" nor a whole number.
         ConfigError: num_ranks is given beside a mesh; the mesh or the environment does not say which rank this is, or
-            says another one than `rank`.
+            says another one than `rank`; see `check_running` too, which check_ranks=False leaves out.
     """
     if mesh is not None:
         if num_ranks not in (1, "auto") or rank != 0:
@@ -79,8 +80,9 @@ def resolve_ranks(num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = N
     if not is_integer(num_ranks):
         raise ConfigTypeError(f'num_ranks={num_ranks!r}: pass the number of training processes, or "auto".')
     num_ranks = check_integer("num_ranks", num_ranks, least=1)
-    warn_if_unshared(num_ranks, running_ranks())
-    _warn_if_not_ours(num_ranks, rank)
+    if check_ranks:
+        check_running(num_ranks, rank)
+        _warn_if_not_ours(num_ranks, rank)
     return num_ranks, rank
 
 
@@ -111,30 +113,50 @@ def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
     return num_ranks, rank
 
 
+def mesh_members(mesh: "DeviceMesh | None") -> tuple[int, ...]:
+    """The global ranks of all processes of a mesh; () for None."""
+    return () if mesh is None else tuple(mesh.mesh.flatten().tolist())
+
+
 def running_ranks() -> int:
     """Processes of torch.distributed; 0 if it is not up."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
 
 
-def warn_if_unshared(num_ranks: int, running: int) -> None:
-    """Warn of a loader for one rank in one of several running processes."""
-    if num_ranks == 1 and running > 1:
-        warn_user(
-            f"num_ranks=1, but torch.distributed runs {running} ranks: each of them would read every row. Pass "
-            'num_ranks="auto", or num_ranks=dist.get_world_size() and rank=dist.get_rank().'
-        )
+def check_running(num_ranks: int, rank: int) -> None:
+    """Check that the ranks of a loader are those of torch.distributed, if it is up.
+
+    Raises:
+        ConfigError: they are more or fewer, or this process is another one than `rank`.
+    """
+    running = running_ranks()
+    if running == 0 or (num_ranks, rank) == (running, found := dist.get_rank()):
+        return
+    if num_ranks == 1:
+        effect = "every one of them would read every row"
+    elif num_ranks == running:
+        effect = "some rows would be read twice and others never"
+    else:
+        effect = "some rows would be read several times" if num_ranks < running else "some rows would never be read"
+    raise ConfigError(
+        f"num_ranks={num_ranks} and rank={rank}, but torch.distributed runs {running} ranks, and this process is rank "
+        f'{found}: {effect}. Pass num_ranks="auto", which finds both; mesh= where several processes train on the same '
+        "rows (tensor or pipeline parallelism); or check_ranks=False if these numbers are meant."
+    )
 
 
 def _warn_if_not_ours(num_ranks: int, rank: int) -> None:
     """Warn of a rank that this process is not: it was left out, and so is 0 everywhere, or is the local one."""
+    if running_ranks():
+        return
     try:
         surrounding, found = _surrounding_ranks()
     except ConfigError:  # a launcher that does not say which rank this is
         return
     if num_ranks > 1 and num_ranks == surrounding and rank != found:
         warn_user(
-            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {found}, as torch.distributed or its "
-            'launcher says: some rows would be read twice and others never. Pass num_ranks="auto", which finds both.'
+            f"rank={rank} of num_ranks={num_ranks}, but this process is rank {found}, as its launcher "
+            'says: some rows would be read twice and others never. Pass num_ranks="auto", which finds both.'
         )
 
 

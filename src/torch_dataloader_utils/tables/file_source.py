@@ -17,7 +17,7 @@ from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.stream.rank_work import from_rank_zero
 from torch_dataloader_utils.tables.counting import under_filter
-from torch_dataloader_utils.tables.rank_share import scanning_share, shows_bars
+from torch_dataloader_utils.tables.rank_share import compare_options, scanning_share, shows_bars
 from torch_dataloader_utils.tables.table_options import TableOptions
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
@@ -39,8 +39,9 @@ def find_inventory(
 
     Raises:
         ConfigTypeError: `inventory` is no inventory. ConfigError: it was scanned with another filter.
-        ConfigError, DataError, StoreError: as `scan_files`. DataError: see Share.check_alike.
+        ConfigError, DataError, StoreError: as `scan_files`; and see `compare_options`, Share.check_alike.
     """
+    compare_options(options, scanning_share(options))
     if inventory is None:
         paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
         request = ScanRequest(

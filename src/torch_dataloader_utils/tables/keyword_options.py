@@ -57,6 +57,7 @@ class RowKeywords(TypedDict, total=False):
     decode_threads: int | None
     decode_ahead_bytes: int | str
     mesh: "DeviceMesh | None"
+    check_ranks: bool
 
 
 class RowLoaderKeywords(RowKeywords, LoaderKeywords, total=False):

@@ -1,10 +1,32 @@
-"""The part of this process in the reading before the first batch, and whether it shows progress bars for that."""
+"""What this process shares with the other ranks before the first batch: their numbers, the reading, a comparison."""
 
+from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils.stream.alike import check_alike
+from torch_dataloader_utils.epochs.plugins import find_strategy
+from torch_dataloader_utils.plan.strategy_check import strategy_name
+from torch_dataloader_utils.stream.alike import check_alike, name_of_call, options_record, publish
 from torch_dataloader_utils.stream.rank_work import add_over_ranks, all_or_none, counting_part
-from torch_dataloader_utils.stream.ranks import resolve_ranks
-from torch_dataloader_utils.tables.table_options import TableOptions
+from torch_dataloader_utils.stream.ranks import mesh_members, resolve_ranks, running_ranks
+from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions
+
+# What ranks may have of their own: it decides neither which rows a rank has nor how many.
+_OF_ONE_RANK = frozenset(
+    [
+        "rank",
+        "mesh",
+        "num_workers",
+        "output_format",
+        "collate_fn",
+        "transform",
+        "nulls",
+        "stack",
+        "page_checksums",
+        "decode_threads",
+        "decode_ahead_bytes",
+        "show_progress",
+        "progress_interval_sec",
+    ]
+)
 
 
 def shows_bars(options: TableOptions) -> bool:
@@ -12,8 +34,13 @@ def shows_bars(options: TableOptions) -> bool:
     if not options.show_progress:
         return False
     if options.num_ranks == "auto" or options.mesh is not None:
-        return resolve_ranks(options.num_ranks, options.rank, options.mesh)[1] == 0
+        return ranks_of(options)[1] == 0
     return options.rank == 0
+
+
+def ranks_of(options: TableOptions) -> tuple[int, int]:
+    """(num_ranks, rank); see `resolve_ranks`."""
+    return resolve_ranks(options.num_ranks, options.rank, options.mesh, check_ranks=options.check_ranks)
 
 
 def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
@@ -32,8 +59,33 @@ def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
     )
 
 
+def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
+    """The options that all ranks need to have alike, as texts."""
+    shown = {name: getattr(options, name) for name in TABLE_OPTIONS if name not in _OF_ONE_RANK}
+    shown["num_ranks"] = num_ranks
+    shown["filters"] = filter_text(options.filters) or None
+    shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
+    shown["pack"] = options.pack and options.pack.describe()
+    return options_record(shown)
+
+
+def compare_options(options: TableOptions, share: Share) -> None:
+    """Let the ranks compare their options; with a share of several, before they meet in a collective.
+
+    Raises:
+        ConfigError: they differ. Ranks that share no work raise it at their first batch.
+    """
+    if not options.check_ranks or running_ranks() < 2:
+        return
+    comparison = publish(
+        name_of_call("build"), mesh_members(options.mesh), compared_options(options, ranks_of(options)[0])
+    )
+    if share.count > 1 or options.broadcast_inventory:
+        comparison.wait()
+
+
 def scanning_share(options: TableOptions) -> Share:
     """The share of a scan: with all ranks if they read together after it, so that an error reaches all of them."""
     if not options.reads_before_plan or (options.num_ranks == 1 and options.mesh is None):
         return Share()
-    return counting_share(options, *resolve_ranks(options.num_ranks, options.rank, options.mesh))
+    return counting_share(options, *ranks_of(options))

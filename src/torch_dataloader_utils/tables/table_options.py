@@ -67,6 +67,7 @@ class TableOptions:
     decode_threads: int | None = None
     decode_ahead_bytes: int | str = "256MiB"
     mesh: Any = None
+    check_ranks: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "TableOptions":
@@ -103,7 +104,7 @@ class TableOptions:
         chosen_split_bytes(self.split_bytes)
         object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
         flags = ("shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory", "padding_free")
-        hold_flags(self, *flags)
+        hold_flags(self, *flags, "check_ranks")
         if is_integer(self.num_ranks):
             object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
         if self.stack is not None and not isinstance(self.stack, Mapping):

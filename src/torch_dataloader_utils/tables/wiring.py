@@ -20,7 +20,7 @@ from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.tables.rank_share import counting_share
+from torch_dataloader_utils.tables.rank_share import compared_options, counting_share
 from torch_dataloader_utils.tables.table_options import TableOptions
 from torch_dataloader_utils.tables.table_rows import wire_lengths, wire_rows
 
@@ -61,6 +61,7 @@ def wire(inventory: Inventory, options: TableOptions, access: StoreAccess) -> St
         credentials=access.credentials,
         # Discovery has used obstore in this process already; see _store/obstore.py.
         start_method="forkserver" if access.remote.backend == "obstore" else None,
+        compared=compared_options(options, num_ranks),
     )
 
 
