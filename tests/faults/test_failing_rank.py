@@ -196,7 +196,7 @@ def test_a_table_that_one_rank_cannot_open(tmp_path: Path, broken: int) -> None:
 
 def test_a_table_that_one_rank_cannot_scan(tmp_path: Path) -> None:
     build = partial(IcebergDataset, make_table(tmp_path / "t"), num_ranks="auto", filters=SOME)
-    first, second = raised(tmp_path, lambda rank: build(columns=["n", "zz"][: rank + 1]))
+    first, second = raised(tmp_path, lambda rank: build(columns=["n", "zz"][: rank + 1], check_ranks=False))
     assert second.startswith("ConfigError: columns names 'zz'")
     assert first.startswith("ConfigError: rank 1 failed: columns names 'zz'")
 

@@ -18,7 +18,10 @@ from tests.faults.ranks import RANKS, run_ranks
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.blending import blend
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:A second pass over epoch"),
+]
 
 SOME = pc.field("group") < 3
 

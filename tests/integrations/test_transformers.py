@@ -123,3 +123,14 @@ def test_a_trainer_that_ends_within_an_epoch_is_told_where_the_epoch_ends(tmp_pa
             )
     same = {"max_steps": 2 * 13, "num_train_epochs": 2}
     resume(tmp_path / "table", loader.state_dict(), ends=same, num_train_epochs=2, ignore_data_skip=True)
+
+
+def test_a_data_set_given_to_the_trainer_itself_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    dataset = StructuredDataset(write_rows(tmp_path / "table"), batch_size=BATCH_ROWS)
+    arguments = TrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, max_steps=1, report_to=[])
+    trainer = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=dataset)
+    with pytest.raises(ConfigError, match=r"get_train_dataloader.*integrations\.transformers"):
+        trainer.train()

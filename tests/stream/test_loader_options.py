@@ -140,3 +140,11 @@ def test_workers_are_not_forked_once_obstore_was_used(table):
     spawned = TableDataLoader(StructuredDataset(table, **options), multiprocessing_context="spawn")
     assert spawned.multiprocessing_context.get_start_method() == "spawn"
     assert load(table, num_workers=0, remote=options["remote"]).multiprocessing_context is None
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_an_init_function_that_cannot_be_sent_to_workers_is_refused_when_the_loader_is_built(table, context):
+    with pytest.raises(ConfigError, match=r"lambda.*cannot be sent to worker processes"):
+        StructuredDataset.create_dataloader(
+            table, num_workers=1, worker_init_fn=lambda _: None, multiprocessing_context=context
+        )

@@ -5,7 +5,7 @@ not depend on how often the others were repeated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -145,18 +145,23 @@ class Passes:
         if len({place.number for place in places}) > 1:
             raise CheckpointMismatchError(
                 f"Source {self.index} of the blend has begun another pass on some ranks only, and its topology was "
-                f"{mark.topology}, here it is {self.topology}. Resume on the topology that the state was saved on, or "
-                "start the epoch afresh."
+                f"{mark.topology}, here it is {self.topology}. Resume on {_said(mark.topology)}, which alone fits this "
+                "state, or start the epoch afresh."
             )
         rows = self.step_units(mark.topology)
         if any(place.units % rows for place in places):
             raise CheckpointMismatchError(
                 f"Source {self.index} of the blend stands inside a batch of {rows} rows, and its topology was "
-                f"{mark.topology}, here it is {self.topology}. Blends per sample resume anywhere on the topology they "
-                "were saved on; for another one use per='batch', or give each source a batch size that is its share "
-                "of the blend's."
+                f"{mark.topology}, here it is {self.topology}. Resume on {_said(mark.topology)}, which alone fits this "
+                "state. States fit other topologies where every source stands between two of its batches (give each a "
+                "batch size that is its share of the blend's), and with per='batch'."
             )
         steps = tuple(place.units // rows for place in places)
         segment = replace(places[0].start.segment, steps=steps[0] if len(set(steps)) == 1 else steps)
         stopped = replace(places[0].start, segment=segment)
         return Mark(start=stopped.under(self.topology), passes=places[0].number)
+
+
+def _said(topology: Topology) -> str:
+    """The topology as options: num_ranks=2, num_workers=1, batch_size=50, drop_last=False."""
+    return ", ".join(f"{each.name}={getattr(topology, each.name)}" for each in fields(topology))

@@ -19,6 +19,17 @@ def collates_anew(asking: FrameType) -> bool:
     return bool(known.get("auto_collation")) and known.get("collate_fn") is default_collate
 
 
+def is_asked_by_transformers(asking: FrameType) -> bool:
+    """Whether the caller is the DataLoader that a Trainer of transformers makes, in one process or several."""
+    frame: FrameType | None = asking
+    while frame is not None and _module(frame).startswith("accelerate."):
+        frame = frame.f_back
+    if frame is None or _module(frame) != _FETCHER or not frame.f_locals.get("auto_collation"):
+        return False
+    collate = frame.f_locals.get("collate_fn")
+    return str(getattr(collate, "__module__", None)).startswith("transformers.")
+
+
 def is_asked_by_torchdata(asking: FrameType) -> bool:
     """Whether a loader of torchdata is among the callers, direct or through a data set that wraps this one."""
     frame: FrameType | None = asking

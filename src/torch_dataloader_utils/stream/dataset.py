@@ -15,7 +15,7 @@ from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.alike import ComparedPasses, data_record
-from torch_dataloader_utils.stream.callers import collates_anew, is_asked_by_torchdata
+from torch_dataloader_utils.stream.callers import collates_anew, is_asked_by_torchdata, is_asked_by_transformers
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.plans import Plan, PlanSource
@@ -241,6 +241,13 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             ConfigError: a DataLoader would make batches of these batches.
         """
+        if is_asked_by_transformers(sys._getframe(1)):
+            raise ConfigError(
+                f"Trainer(train_dataset={type(self).__name__}) would collate batches as if they were rows, and shard "
+                'them again. Return the loader of create_dataloader(..., num_ranks="auto") from '
+                "get_train_dataloader of a Trainer of your own (get_eval_dataloader likewise), as "
+                "torch_dataloader_utils.integrations.transformers shows, and pass no train_dataset."
+            )
         if collates_anew(sys._getframe(1)):
             raise ConfigError(
                 f"A DataLoader with a batch_size of its own would make batches of batches: {type(self).__name__} gives "

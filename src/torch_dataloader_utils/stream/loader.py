@@ -77,8 +77,8 @@ class TableDataLoader(DataLoader[Any]):
         self._decode = stages.decode
         self._processes: WorkerProcesses | None = None
         if num_workers > 0:
-            if stages.credentials is not None:
-                check_functions([stages.credentials], options.get("multiprocessing_context"))
+            sent = [each for each in (stages.credentials, options.get("worker_init_fn")) if each is not None]
+            check_functions(sent, options.get("multiprocessing_context"))
             self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 
     def __repr__(self) -> str:
