@@ -19,6 +19,7 @@ import numpy as np
 import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
 from torch_dataloader_utils.stream.ranks import running_ranks
 
@@ -170,7 +171,7 @@ def data_record(inventory: Inventory) -> dict[str, str]:
     groups = inventory.groups
     arrays = inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows
     content = b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, groups.projected_bytes))
-    counts = f"{inventory.num_files:,} files with {inventory.num_groups:,} row groups"
+    counts = f"{counted(inventory.num_files, 'file')} with {counted(inventory.num_groups, 'row group')}"
     return {"files": f"{counts}, sizes and rows {_digest(content)}", "snapshot": inventory.snapshot or "none"}
 
 
