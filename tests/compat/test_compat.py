@@ -10,8 +10,9 @@ from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.state import Identity, decode_state
 from torch_dataloader_utils.epochs.planning import Planner
+from torch_dataloader_utils.errors import CheckpointMismatchError
 
-VERSIONS = sorted(path for path in Path(__file__).parent.iterdir() if (path / "state.json").exists())
+VERSIONS = sorted(path.parent for path in Path(__file__).parent.glob("*/plan.json"))
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
@@ -30,6 +31,17 @@ def test_states_still_load_and_continue(version):
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_plans_are_what_they_were(version):
     assert make_plan() == json.loads((version / "plan.json").read_text())
+
+
+def test_a_state_from_before_plans_changed_is_refused_and_says_what_to_do():
+    old = json.loads((Path(__file__).parent / "0.1" / "state.json").read_text())
+    identity = Identity(
+        fingerprint=Planner(inventory=make_inventory(), options=OPTIONS).identity.fingerprint, options=OPTIONS
+    )
+    with pytest.raises(
+        CheckpointMismatchError, match=r"version 1, this library reads version 2\. Load it with the rel"
+    ):
+        decode_state(old, identity, Topology())
 
 
 def test_this_version_writes_what_is_kept():

@@ -207,3 +207,19 @@ def test_a_cache_that_cannot_be_written_costs_requests_and_nothing_else(
         "s3://bucket/data", batch_size=64, num_workers=0, storage_options=keeping
     )
     assert_rows(loader, total)
+
+
+def test_chunks_of_single_row_groups_cost_no_request_more_than_chunks_of_whole_files(
+    server: S3Server, access: StoreAccess
+) -> None:
+    total = upload(server, files=3, rows=10_000, extra_columns=2, group_rows=2_000)
+    requests = []
+    for split_bytes in ("128MiB", None):
+        options = {"shuffle": True, "split_bytes": split_bytes, "num_workers": 0, "storage_options": access}
+        loader, _ = StructuredDataset.create_dataloader("s3://bucket/data", **options)
+        assert len(loader.plan.details.chunks) == (3 if split_bytes else 15)
+        assert_rows(loader, total)  # fetches the footers, once in a process
+        server.forget()
+        assert_rows(loader, total)
+        requests.append(len(server.of("GET")))
+    assert requests == [15, 15]

@@ -16,8 +16,8 @@ from torch_dataloader_utils.plan.lane_plan import LanePlan
 from torch_dataloader_utils.plan.order import order_chunks
 
 
-def make_space(files):
-    """A row space of files given as lists of row counts; a group weighs ten bytes a row and one more."""
+def make_space(files, group_bytes=(70, 400, 31, 0, 90, 2, 1300)):
+    """A row space of files given as lists of row counts; row groups have these bytes in turn, whatever their rows."""
     file = np.repeat(np.arange(len(files)), [len(groups) for groups in files]).astype(np.int32)
     rows = np.array([rows for groups in files for rows in groups], dtype=np.int64)
     zeros = np.zeros_like(rows)
@@ -28,7 +28,7 @@ def make_space(files):
             first_row=zeros,
             physical_rows=rows,
             live_rows=rows,
-            projected_bytes=rows * 10 + 1,
+            projected_bytes=np.resize(np.array(group_bytes, dtype=np.int64), len(rows)),
             byte_offset=zeros,
             byte_length=zeros,
         )
@@ -88,6 +88,7 @@ def under(plan, topology):
 
 
 files = st.lists(st.lists(st.integers(0, 40), max_size=6), max_size=8)
+bytes_of_groups = st.lists(st.integers(0, 500), min_size=1, max_size=12)
 topologies = st.builds(
     Topology,
     num_ranks=st.integers(1, 7),
@@ -98,7 +99,7 @@ topologies = st.builds(
 options = st.builds(
     PlanOptions,
     split_rows=st.one_of(st.none(), st.integers(1, 60)),
-    split_bytes=st.integers(1, 500),
+    split_bytes=st.one_of(st.none(), st.integers(1, 500)),
     shuffle=st.booleans(),
     seed=st.integers(0, 2**64 - 1),
     shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
@@ -118,5 +119,8 @@ def make_plan(*, space, options, epoch=0, topology):
 def plans(draw):
     """Fresh plans over random files, options and topologies."""
     return make_plan(
-        space=make_space(draw(files)), options=draw(options), epoch=draw(st.integers(0, 3)), topology=draw(topologies)
+        space=make_space(draw(files), draw(bytes_of_groups)),
+        options=draw(options),
+        epoch=draw(st.integers(0, 3)),
+        topology=draw(topologies),
     )

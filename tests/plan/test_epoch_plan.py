@@ -76,6 +76,26 @@ def test_chains_of_resumes_deliver_every_row_once(plan, chain, final_steps):
     assert len({len(batches) for batches in ranks}) == 1
 
 
+@given(plans(), st.lists(st.tuples(st.integers(0, 30), topologies), min_size=1, max_size=3))
+@settings(max_examples=200 * EFFORT, deadline=None)
+def test_rows_that_one_topology_would_drop_are_left_for_the_next(plan, chain):
+    received = Counter()
+    for number, (steps, topology) in enumerate(chain):
+        ranks, counts = deliver(plan)
+        assert int(plan.rank_rows.sum()) + plan.dropped_rows == plan.space.num_rows - len(received)
+        assert not set(counts) & set(received)
+        steps = min(steps, int(plan.rank_steps[0]))
+        if plan.repeated_rows:
+            steps = min(steps, int(plan.rank_steps[0]) - 1)
+        received.update(row for batches in ranks for batch in batches[:steps] for row in batch)
+        is_last = number == len(chain) - 1
+        plan = resume(advance(plan, steps), replace(topology, drop_last=topology.drop_last and not is_last))
+    rest = deliver(plan)[1]
+    assert sum(rest.values()) - len(rest) == plan.repeated_rows
+    received.update(set(rest))
+    assert received == Counter(range(plan.space.num_rows))
+
+
 @given(plans())
 @settings(max_examples=100 * EFFORT, deadline=None)
 def test_levelling_moves_at_most_one_range_fewer_than_ranks(plan):

@@ -13,7 +13,6 @@ from torch_dataloader_utils import (
     pack_tokens,
 )
 from torch_dataloader_utils._arguments.sizes import parse_bytes
-from torch_dataloader_utils._core.fingerprints import options_text
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
@@ -23,7 +22,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, Internal
 def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones() -> None:
     given = PlanOptions(seed=np.int64(7), split_rows=np.int32(5), stop_row=np.uint8(9))
     plain = PlanOptions(seed=7, split_rows=5, stop_row=9)
-    assert (given, options_text(given)) == (plain, options_text(plain))
+    assert (given, repr(given)) == (plain, repr(plain))
     topology = Topology(num_ranks=np.int64(2), batch_size=np.int64(4))
     position = Position(epoch=1, segment=Segment(topology=topology, steps=3))
     state = json.loads(json.dumps(encode_state(Identity(fingerprint="f", options=given), position)))
@@ -49,7 +48,7 @@ def test_what_is_no_whole_number_is_refused_by_name(name: str, value: Any) -> No
 
 def test_none_stays_where_it_is_a_value_and_is_refused_elsewhere() -> None:
     assert PlanOptions(split_rows=None, stop_row=None) == PlanOptions()
-    for name in ("seed", "split_bytes", "interleave"):
+    for name in ("seed", "first_row", "interleave"):
         with pytest.raises(ConfigTypeError, match=f"{name}=None"):
             PlanOptions(**{name: None})
     with pytest.raises(ConfigTypeError, match="num_ranks=None"):

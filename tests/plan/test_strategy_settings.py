@@ -148,5 +148,5 @@ def test_a_shuffle_that_nobody_does_is_told(files, strategy):
 def test_a_shuffle_that_somebody_does_is_not(files, strategy):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(files, strategy, shuffle=True)
+        load(files, strategy, shuffle=True, shuffle_rows=50)
         load(files, RoundRobinSplitStrategy())

@@ -1,6 +1,5 @@
-"""A data set and its options as fingerprints and short texts, to tell whether a state fits and why not."""
+"""A data set as a fingerprint and short texts, to tell whether a state fits and why not."""
 
-from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
 
@@ -8,24 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.options import PlanOptions
-
-# Options that 0.1 did not have when its plans were recorded (tests/compat).
-_ADDED_OPTIONS = frozenset(["max_tokens_per_batch", "pad_to_multiple_of", "padding_free"])
 
 
 def planning_fingerprint(inventory: Inventory) -> str:
     """The inventory's fingerprint together with the weights that plans depend on; a state is bound to it."""
     weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
     return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()
-
-
-def options_text(options: PlanOptions) -> str:
-    """All options in one line; options added after 0.1 only if used, so that older plans keep their fingerprints."""
-    defaults = PlanOptions()
-    pairs = [(field.name, getattr(options, field.name)) for field in fields(PlanOptions)]
-    shown = [(n, value) for n, value in pairs if n not in _ADDED_OPTIONS or value != getattr(defaults, n)]
-    return f"PlanOptions({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
 
 def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,6 @@ from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError
 
-DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 DEFAULT_INTERLEAVE = 4
 
 RankSharding = Literal["rows", "chunks"]
@@ -25,20 +24,21 @@ _COUNTS = (
 )
 
 
-def chosen_split_bytes(split_bytes: int | str | None) -> int:
-    """Bytes of a chunk as a user asks for them: an int, text such as "64MiB", or None for the default.
+def chosen_split_bytes(split_bytes: int | str | None) -> int | None:
+    """Bytes of a chunk as a user asks for them: an int, text such as "64MiB", or None for the default of plan/chunk.py.
 
     Raises:
         ConfigTypeError, ConfigError: no such number of bytes, or 0.
     """
-    return DEFAULT_SPLIT_BYTES if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1)
+    return None if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options that decide the order of rows; a state resumes only under equal ones.
 
-    split_bytes: projected, uncompressed bytes of a chunk. split_rows: rows of a chunk; wins over bytes.
+    split_bytes: projected, uncompressed bytes of a chunk, None for the default of plan/chunk.py. split_rows: rows of a
+    chunk; wins over bytes.
     shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle; 0
     is kept as None. interleave: chunks open at once in a window.
     num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
@@ -49,7 +49,7 @@ class PlanOptions:
     first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.
     """
 
-    split_bytes: int = DEFAULT_SPLIT_BYTES
+    split_bytes: int | None = None
     split_rows: int | None = None
     shuffle: bool = False
     seed: int = 42

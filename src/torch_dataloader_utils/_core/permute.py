@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     BUCKETS = 3
     SORT_TIES = 4
     PACKS = 5
+    WORKERS = 6
 
 
 def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:

@@ -1,6 +1,6 @@
 """The loader's state as JSON: a log of topologies, not a cursor for every file.
 
-    {"version": 1, "fingerprint": "...", "settings": [["columns", "all"], ["filters", "none"], ...],
+    {"version": 2, "fingerprint": "...", "settings": [["columns", "all"], ["filters", "none"], ...],
      "options": [["seed", 42], ["shuffle", true]], "epoch": 3,
      "log": {"num_ranks": [8], "num_workers": [4], "batch_size": [1024], "drop_last": [false], "steps": [1200],
              "cursors": []}, "checksum": "..."}
@@ -24,7 +24,9 @@ from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
 from torch_dataloader_utils._core.state_values import check_values, log_entries
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
-VERSION = 1
+VERSION = 2
+"""2: with `shuffle`, chunks of another default size, and workers that change from epoch to epoch."""
+
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
 _OPTIONAL_KEYS = {"worker", "settings"}
 

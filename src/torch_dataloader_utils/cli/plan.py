@@ -84,6 +84,8 @@ def command(
 
 def summarize(plan: "EpochPlan") -> dict[str, Any]:
     """The plan's facts as a JSON-able dict. steps: (least, most) over the ranks, or None where not known."""
+    from torch_dataloader_utils.plan.explain import describe_mixing
+
     details, topology = plan.details, plan.topology
     options = details.options
     return {
@@ -101,6 +103,7 @@ def summarize(plan: "EpochPlan") -> dict[str, Any]:
         "num_row_groups": plan.inventory.num_groups,
         "num_rows": plan.inventory.num_rows if plan.inventory.rows_are_known else None,
         "num_chunks": len(details.chunks),
+        "mixing": describe_mixing(details) or None,
         "steps": None if plan.rank_steps is None else (min(plan.rank_steps), max(plan.rank_steps)),
         "rank_rows": None if plan.rank_rows is None else (min(plan.rank_rows), max(plan.rank_rows)),
         "cuts": details.cuts,
@@ -134,6 +137,7 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
             "order",
             f"epoch {summary['epoch']}, {summary['num_chunks']:,} chunks {shuffle}{windows}, seed {summary['seed']}",
         ),
+        *(("mixing", text) for text in [summary["mixing"]] if text),
         ("steps", _steps(summary)),
         ("levelling", f"{summary['moved_rows']:,} rows moved between ranks, in {summary['cuts']} ranges"),
         ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes{timeline.shown_ranks_note}"),

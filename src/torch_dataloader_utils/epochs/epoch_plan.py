@@ -7,10 +7,11 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._core.fingerprints import options_text, planning_fingerprint
+from torch_dataloader_utils._core.fingerprints import planning_fingerprint
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.program import WorkerInput, worker_input
+from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.plan.explain import explain_plan
 from torch_dataloader_utils.plan.inexact_plan import InexactPlan
@@ -81,11 +82,10 @@ class EpochPlan:
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of all inputs of this plan."""
         plan = self.details
-        data, options = planning_fingerprint(self.inventory), options_text(plan.options)
-        position = plan.position
-        # Before anything was received the topology alone counts, as in version 0.1, so that fingerprints stay.
+        position, data = plan.position, planning_fingerprint(self.inventory)
+        # Before anything was received only the topology counts, also where a state was loaded.
         present = position.segment if position.segment.has_begun else position.topology
-        text = f"({data!r}, {options}, {position.epoch}, {position.history!r}, {present!r})"
+        text = f"({STATE_VERSION}, {data!r}, {plan.options!r}, {position.epoch}, {position.history!r}, {present!r})"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:

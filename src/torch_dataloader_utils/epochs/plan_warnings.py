@@ -6,11 +6,12 @@ from itertools import chain
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+from torch_dataloader_utils.plan.explain import FEW_CHUNKS
 
 
 def warn_about(plan: EpochPlan) -> None:
-    """Warn of all `plan_problems`, and of shuffle=True where nothing is shuffled."""
-    for problem in chain(_unused_shuffle(plan), plan_problems(plan)):
+    """Warn of all `plan_problems`, and of shuffle=True where it does nothing, or little."""
+    for problem in chain(_unused_shuffle(plan), _weak_shuffle(plan), plan_problems(plan)):
         warn_user(problem)
 
 
@@ -56,6 +57,27 @@ def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
             f"shuffle=True does nothing beside a split_strategy: {name} orders files and chunks itself. Have it "
             "shuffle (the built-in ones take shuffle=True, seed=...) and leave shuffle out here, or pass shuffle_rows."
         )
+
+
+def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
+    """Few chunks a worker, where windows do not shuffle rows either."""
+    options, topology, num_chunks = plan.details.options, plan.topology, len(plan.details.chunks)
+    workers = topology.num_ranks * topology.num_workers
+    if not options.shuffle or options.strategy or options.shuffle_rows or not 0 < num_chunks < FEW_CHUNKS * workers:
+        return
+    smaller = ""
+    if num_chunks < plan.inventory.num_groups:
+        size = "split_bytes" if options.split_rows is None else "split_rows"
+        smaller = f"smaller chunks ({plan.inventory.num_groups:,} row groups: leave out {size}=), "
+    yield (
+        f"shuffle=True mixes little: {_count(num_chunks, 'chunk')}, whose rows stay in stored order, for "
+        f"{_count(workers, 'worker')} (of all ranks). With fewer than {FEW_CHUNKS} each, epochs and batches are much "
+        f"alike. Pass shuffle_rows=65_536, which permutes rows too, {smaller}or write smaller row groups."
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _why_nothing_comes(plan: EpochPlan) -> str:

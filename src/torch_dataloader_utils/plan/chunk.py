@@ -7,18 +7,26 @@ from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 
+_MOST_CHUNK_BYTES = 128 << 20
+
+# 1,024 chunks mix as well as rows do where batches are of that order, and each is still a long read.
+_SHUFFLED_CHUNKS = 1024
+
 
 def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
     """The chunks of a data set in file order, as plain units.
 
     A chunk takes row groups until it has `split_rows` rows or else `split_bytes` projected bytes, never crosses a
-    file, and has at least one row group. Chunks without rows are left out: there is nothing to deal.
+    file, and has at least one row group. Without either it takes 128 MiB; with `shuffle` a 1,024th of the data set, if
+    that is less, so that small data is shuffled too. Chunks depend on data and options, never on ranks or workers.
+    Those without rows are left out.
 
         split_rows=4, files of groups (3, 3, 3) and (2)      6, 3 | 2
     """
-    measure, target = space.byte_start, options.split_bytes
     if options.split_rows is not None:
         measure, target = space.group_start, options.split_rows
+    else:
+        measure, target = space.byte_start, options.split_bytes or _default_bytes(space, options)
     # No chunk needs more than everything, and places plus a larger target may pass int64.
     target = min(target, int(measure[-1]) + 1)
     first = _first_groups(measure, space, target)
@@ -26,6 +34,12 @@ def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
     start, stop = space.group_start[bounds[:-1]], space.group_start[bounds[1:]]
     filled = stop > start
     return Units.plain(start[filled], stop[filled])
+
+
+def _default_bytes(space: RowSpace, options: PlanOptions) -> int:
+    if not options.shuffle:
+        return _MOST_CHUNK_BYTES
+    return min(max(1, int(space.byte_start[-1]) // _SHUFFLED_CHUNKS), _MOST_CHUNK_BYTES)
 
 
 def keep_span(units: Units, options: PlanOptions) -> Units:

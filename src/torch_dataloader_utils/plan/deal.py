@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.assign import assign_units
+from torch_dataloader_utils.plan.assign import assign_units, worker_order
 from torch_dataloader_utils.plan.level import Transfers, even_targets, level_list, plan_transfers
 from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
 from torch_dataloader_utils.plan.steps import StepSizes, count_steps, step_sizes
@@ -70,6 +70,7 @@ class FreshDeal:
     units: Units
     space: RowSpace
     options: PlanOptions
+    epoch: int
     topology: Topology
 
     @property
@@ -106,7 +107,8 @@ class FreshDeal:
         sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
         kept, dropped = units.split_at(sizes.rows)
         weights = self.space.bytes_between(kept.start, kept.stop)
-        lanes = level_workers(assign_units(kept, weights, self.topology.num_workers), sizes)
+        order = worker_order(self.topology.num_workers, self.options, self.epoch, rank)
+        lanes = level_workers(assign_units(kept, weights, order), sizes)
         workers = tuple(shuffle_windows(lane, self.options, self.topology.batch_size) for lane in lanes)
         return RankDeal(workers=workers, sizes=sizes, dropped=dropped)
 

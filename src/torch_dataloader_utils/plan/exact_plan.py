@@ -62,7 +62,13 @@ class ExactPlan:
 
     def _fresh_deal(self, topology: Topology) -> Deal:
         if self.strategy is None:
-            return FreshDeal(units=self.chunks, space=self.space, options=self.options, topology=topology)
+            return FreshDeal(
+                units=self.chunks,
+                space=self.space,
+                options=self.options,
+                epoch=self.position.epoch,
+                topology=topology,
+            )
         return StrategyDeal(
             given=tuple(
                 tuple(keep_span(units, self.options) for units in workers)

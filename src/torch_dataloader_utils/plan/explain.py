@@ -27,6 +27,7 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_
         f"epoch {plan.position.epoch}, {_order(options)}",
         f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
         f'rank_sharding="{options.rank_sharding}"',
+        *(f"mixing: {text}" for text in [describe_mixing(plan)] if text),
         _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if is_shared else ""),
         "",
         f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'row groups':>10}",
@@ -48,6 +49,33 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_
         imbalance = max(loads) * len(loads) / sum(loads)
         lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
     return "\n".join(lines)
+
+
+FEW_CHUNKS = 8
+"""Chunks of a worker below which epochs, and the batches of one epoch, are much alike."""
+
+
+def describe_mixing(plan: PlanOfEpoch) -> str:
+    """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
+
+    24 chunks, 3 a worker: FEW, 8 or more mix well; a batch of 100 rows draws from about 2 chunks
+    """
+    options, topology, num_chunks = plan.options, plan.position.topology, len(plan.chunks)
+    if not options.shuffle or options.strategy or num_chunks == 0:
+        return ""
+    of_worker = num_chunks / (topology.num_ranks * topology.num_workers)
+    batch_rows, chunk_rows = topology.batch_size, plan.chunks.num_rows / num_chunks
+    drawn = batch_rows / chunk_rows
+    if options.shuffle_rows:
+        # A row of the batch comes from each of the chunks in its window with the same probability.
+        held = max(1, options.interleave, options.shuffle_rows / chunk_rows)
+        drawn = max(drawn, held * (1 - (1 - 1 / held) ** batch_rows))
+    drawn = max(1, min(drawn, of_worker))
+    few = f": FEW, {FEW_CHUNKS} or more mix well" if of_worker < FEW_CHUNKS else ""
+    return (
+        f"{num_chunks:,} chunks, {of_worker:,.3g} a worker{few}; a batch of {batch_rows:,} rows draws from about "
+        f"{drawn:,.0f} chunk{'s' if round(drawn) != 1 else ''}"
+    )
 
 
 def _order(options: PlanOptions) -> str:

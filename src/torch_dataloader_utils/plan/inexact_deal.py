@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.assign import assign_units
+from torch_dataloader_utils.plan.assign import assign_units, worker_order
 from torch_dataloader_utils.plan.slice import slice_units
 from torch_dataloader_utils.plan.strategy_check import RankUnits
 from torch_dataloader_utils.plan.window import group_windows
@@ -31,6 +31,7 @@ class InexactDeal:
     units: Units
     space: RowSpace
     options: PlanOptions
+    epoch: int
     topology: Topology
     given: tuple[RankUnits, ...] | None = None
 
@@ -40,7 +41,8 @@ class InexactDeal:
             workers = list(self.given[rank])
         else:
             mine = slice_units(self.units, rank, self.topology.num_ranks)
-            workers = assign_units(mine, self._weights(mine), self.topology.num_workers)
+            order = worker_order(self.topology.num_workers, self.options, self.epoch, rank)
+            workers = assign_units(mine, self._weights(mine), order)
         return [self._windows(lane) for lane in workers]
 
     def _windows(self, lane: Units) -> Units:

@@ -1,6 +1,6 @@
 """The plan of one epoch without row counts: chunks dealt whole, batches until each lane ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch_dataloader_utils._core.options import PlanOptions
@@ -48,10 +48,17 @@ class InexactPlan:
         first, given = self.position.first_topology, None
         if self.strategy is not None:
             given = self.strategy.units(self.position.epoch, first.num_ranks, first.num_workers)
-        deal = InexactDeal(units=self.chunks, space=self.space, options=self.options, topology=first, given=given)
+        deal = InexactDeal(
+            units=self.chunks,
+            space=self.space,
+            options=self.options,
+            epoch=self.position.epoch,
+            topology=first,
+            given=given,
+        )
         for segment, following in self.position.changes():
             rest = remaining_after(deal, segment.cursors_of(range(segment.topology.num_ranks)))
-            deal = InexactDeal(units=rest, space=self.space, options=self.options, topology=following)
+            deal = replace(deal, units=rest, topology=following, given=None)
         return deal
 
     def padding_rows(self, rank: int) -> int:  # noqa: ARG002

@@ -8,12 +8,12 @@ import numpy as np
 from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.options import DEFAULT_SPLIT_BYTES, PlanOptions
+from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.assign import assign_owners, assign_units
+from torch_dataloader_utils.plan.assign import assign_owners, assign_units, worker_order
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.order import order_chunks
 from torch_dataloader_utils.plan.slice import slice_units
@@ -23,10 +23,11 @@ from torch_dataloader_utils.plan.slice import slice_units
 class TargetSizeSplitStrategy:
     """Chunks of about target_bytes (or target_rows, which win), dealt in turn to ranks and by LPT to workers.
 
-    A file without row groups is one chunk. The same as without a strategy, except that ranks are not levelled.
+    Without either, chunks are of 128 MiB; with shuffle of a 1,024th of the data, if that is less. A file without row
+    groups is one chunk. The same as without a strategy, except that ranks are not levelled.
     """
 
-    target_bytes: int = DEFAULT_SPLIT_BYTES
+    target_bytes: int | None = None
     target_rows: int | None = None
     shuffle: bool = False
     seed: int = 42
@@ -45,7 +46,8 @@ class TargetSizeSplitStrategy:
         space = _space_of_files(files)
         chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
         mine = slice_units(chunks, rank, num_ranks)
-        workers = assign_units(mine, space.bytes_between(mine.start, mine.stop), max(1, num_workers))
+        order = worker_order(max(1, num_workers), options, epoch, rank)
+        workers = assign_units(mine, space.bytes_between(mine.start, mine.stop), order)
         return [Shard(worker, _splits_of(units, space, files)) for worker, units in enumerate(workers)]
 
 
@@ -83,10 +85,11 @@ class SizeBalancedSplitStrategy:
     ) -> list[Shard]:
         """See SplitStrategy."""
         mine = _ordered(files, shuffle=self.shuffle, seed=self.seed, epoch=epoch)[rank::num_ranks]
-        owner = assign_owners(_weights(mine), [0] * max(1, num_workers))
+        options, workers = PlanOptions(shuffle=self.shuffle, seed=self.seed), max(1, num_workers)
+        owner = assign_owners(_weights(mine), [0] * workers, worker_order(workers, options, epoch, rank))
         return [
             Shard(worker, [Split(file) for file, by in zip(mine, owner.tolist(), strict=True) if by == worker])
-            for worker in range(max(1, num_workers))
+            for worker in range(workers)
         ]
 
 

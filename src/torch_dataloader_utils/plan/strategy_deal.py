@@ -76,4 +76,4 @@ class StrategyDeal:
         own = own[:num_kept]
         weights = self.space.bytes_between(units.start, units.stop)
         loads = [int(weights[:num_kept][own == worker].sum()) for worker in range(self.topology.num_workers)]
-        return np.concatenate([own, assign_owners(weights[num_kept:], loads)])
+        return np.concatenate([own, assign_owners(weights[num_kept:], loads, range(len(loads)))])
