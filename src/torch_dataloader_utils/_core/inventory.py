@@ -8,6 +8,7 @@ were counted, after the row filter; UNKNOWN where nobody has counted yet.
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import blake2b
+from platform import node
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,14 @@ class PartitionColumn:
     codes: Int32s
 
 
+def pinned(identity: str, changed_ns: int | None) -> str:
+    """What reads within one job are pinned to: the identity, and of a local file the time of its last change.
+
+    "2048-1700000000", 1700000005      "2048-1700000000@1700000005"
+    """
+    return identity if changed_ns is None else f"{identity}@{changed_ns}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileTable:
     """The data files, in the order of their paths. All columns have one entry a file.
@@ -51,6 +60,9 @@ class FileTable:
     formats: FileFormat values, uint8.
     extras: () or one frozen picklable value (or None) a file, meant for the read stage alone (deletes, field
         ids); planning never looks inside.
+    changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
+        one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
+        of the files have other times.
     """
 
     paths: StringColumn
@@ -59,9 +71,17 @@ class FileTable:
     formats: npt.NDArray[np.uint8]
     partitions: tuple[PartitionColumn, ...] = ()
     extras: tuple[Any, ...] = ()
+    changed_ns: Int64s | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (node(), {name: getattr(self, name) for name in self.__slots__})
+
+    def pin(self, file: int) -> str:
+        """What reads of a file are pinned to; see `pinned`."""
+        return pinned(self.identities[file], None if self.changed_ns is None else int(self.changed_ns[file]))
 
     def take(self, indices: Int64s) -> "FileTable":
         """The files at `indices`, in that order."""
@@ -72,7 +92,12 @@ class FileTable:
             formats=self.formats[indices],
             partitions=tuple(replace(column, codes=column.codes[indices]) for column in self.partitions),
             extras=tuple(self.extras[int(i)] for i in indices) if self.extras else (),
+            changed_ns=None if self.changed_ns is None else self.changed_ns[indices],
         )
+
+
+def _unpickled(host: str, columns: dict[str, Any]) -> FileTable:
+    return FileTable(**columns if host == node() else {**columns, "changed_ns": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +130,10 @@ class GroupTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroupTask:
-    """All a reader needs to read one row group; one is made when a group is read, never for planning."""
+    """All a reader needs to read one row group; one is made when a group is read, never for planning.
+
+    identity: with the time of the last change, where that is known; see `pinned`.
+    """
 
     path: str
     file_size: int
@@ -185,7 +213,7 @@ class Inventory:
         return RowGroupTask(
             path=files.paths[file],
             file_size=int(files.sizes[file]),
-            identity=files.identities[file],
+            identity=files.pin(file),
             file_format=FileFormat(int(files.formats[file])),
             ordinal=int(groups.ordinal[group]),
             first_row=int(groups.first_row[group]),

@@ -65,13 +65,26 @@ def stat_of(info: Mapping[str, Any]) -> FileStat:
     return FileStat(size=size, identity=identity, modified_ns=modified_ns)
 
 
+def is_planned(planned: str | None, now: FileStat) -> bool:
+    """Whether `now` is the file that was planned, by its identity or its pin (None: nothing was planned)."""
+    return planned in (None, now.identity, now.pin)
+
+
 def check_identity(path: str, planned: str | None, now: FileStat) -> None:
-    """Raises FileChangedError unless `now` is the file that was planned (None: nothing was)."""
-    if planned is not None and planned != now.identity:
+    """Raises FileChangedError unless `now` is the file that was planned; see `is_planned`."""
+    if is_planned(planned, now):
+        return
+    if now.changed_ns is not None and str(planned).startswith(f"{now.identity}@"):
         raise FileChangedError(
-            f"{redact(path)} is not the file that was planned: identity {now.identity} ({now.size} bytes), planned "
-            f"{planned}. It was replaced or appended to; plan the data set again."
+            f"{redact(path)} was changed after it was planned, though its size and modification time are the planned "
+            f"ones (change time {now.changed_ns}, planned {str(planned).rpartition('@')[2]}): it was overwritten and "
+            "its time set back, or only its mode, owner, name or number of links changed. If its rows are still the "
+            "same, go on from the last state, which fits; if not, restore the file, or plan the data set again."
         )
+    raise FileChangedError(
+        f"{redact(path)} is not the file that was planned: identity {now.identity} ({now.size} bytes), planned "
+        f"{planned}. It was replaced or appended to; plan the data set again."
+    )
 
 
 def short_read(path: str, what: str) -> DataError:

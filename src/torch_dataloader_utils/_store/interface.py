@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch_dataloader_utils._arguments.integers import hold_integers
 from torch_dataloader_utils._arguments.reals import hold_not_negative
+from torch_dataloader_utils._core.inventory import pinned
 
 Span = tuple[int, int]
 """A range of bytes of a file: (offset, length)."""
@@ -19,11 +20,18 @@ class FileStat:
 
     modified_ns: when it was written, in nanoseconds since 1970; None if the store does not say, or not in a comparable
         form. It is not part of the identity.
+    changed_ns: of a local file, when its bytes or attributes changed last (st_ctime), which no program can set back.
     """
 
     size: int
     identity: str
     modified_ns: int | None = field(default=None, compare=False)
+    changed_ns: int | None = field(default=None, compare=False)
+
+    @property
+    def pin(self) -> str:
+        """What reads of one job are pinned to; see `pinned`."""
+        return pinned(self.identity, self.changed_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,9 @@ def open_to_read(local_path: str) -> int:
 def file_stat(status: os.stat_result) -> FileStat:
     """Size and "size-mtime_ns" of a local file, from what the operating system says of it."""
     identity = f"{status.st_size}-{status.st_mtime_ns}"
-    return FileStat(size=status.st_size, identity=identity, modified_ns=status.st_mtime_ns)
+    return FileStat(
+        size=status.st_size, identity=identity, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns
+    )
 
 
 def _new_buffer(length: int) -> memoryview:

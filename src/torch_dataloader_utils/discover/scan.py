@@ -250,7 +250,7 @@ def _collect(
             bad.append((paths[file], scan))
             continue
         check_same_schema(first.file_schema, first.path, scan.schema, paths[file])
-        stats[file] = FileStat(size=scan.size, identity=scan.identity)
+        stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
         judged = scan.verdict
@@ -262,12 +262,15 @@ def _collect(
 def _file_table(
     paths: StringColumn, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
+    # Those of the listing: a file that is changed before its footer is read is noticed as well.
+    changed = [stat.changed_ns for stat in stats]
     return FileTable(
         paths=paths,
         sizes=np.array([stat.size for stat in stats], dtype=np.int64),
         identities=StringColumn.of(stat.identity for stat in stats),
         formats=np.full(len(stats), file_format, dtype=np.uint8),
         partitions=partitions,
+        changed_ns=None if None in changed else np.array(changed, dtype=np.int64),
     )
 
 

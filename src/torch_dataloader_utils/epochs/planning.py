@@ -70,8 +70,8 @@ def plan_epoch(
         shuffle: permute chunks by (seed, epoch).
         seed: any integer, taken modulo 2^64.
         drop_last: only full batches; the plan says how many rows that leaves out.
-        split_bytes: projected bytes of a chunk, an int or text; None for 128 MiB. split_rows: rows of a chunk, wins
-            over bytes.
+        split_bytes: projected bytes of a chunk, an int or text; None for 128 MiB, with `shuffle` for a 1,024th of the
+            data if that is less. split_rows: rows of a chunk, wins over bytes.
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
         shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from; None
             for 4.

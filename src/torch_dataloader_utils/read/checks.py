@@ -119,11 +119,11 @@ def _gone(task: RowGroupTask) -> FileChangedError:
     )
 
 
-def changed(task: RowGroupTask, seen: str = "another one") -> FileChangedError:
+def changed(task: RowGroupTask) -> FileChangedError:
     """The error for a file whose identity is not the planned one."""
     return FileChangedError(
-        f"{redact(task.path)} is not the file that was planned: identity {seen}, planned {task.identity}. It was "
-        "replaced or written to; plan the data set again."
+        f"{redact(task.path)} is not the file that was planned, {task.identity}. It was replaced or written to; plan "
+        "the data set again."
     )
 
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store
-from torch_dataloader_utils._store.identity import is_pipe
+from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
 from torch_dataloader_utils.errors import LoaderError, NoDataError
-from torch_dataloader_utils.read.checks import changed
 
 # Reading this many bytes more takes no longer than another request.
 _FREE_BYTES = 16 << 10
@@ -114,14 +113,12 @@ class TaskSource:
 
     def _check_identity(self) -> None:
         """Raises FileChangedError unless the file still is the one that was planned."""
-        seen = self.store.stat(self.task.path).identity
-        if seen != self.task.identity:
-            raise changed(self.task, seen)
+        check_identity(self.task.path, self.task.identity, self.store.stat(self.task.path))
 
     def file_is_planned(self) -> bool:
         """Whether the file, looked up now, is the planned one; True where that cannot be found out."""
         try:
-            return self.store.stat(self.task.path).identity == self.task.identity
+            return is_planned(self.task.identity, self.store.stat(self.task.path))
         except NoDataError:
             return False
         except LoaderError:
