@@ -70,6 +70,8 @@ def describe_mixing(plan: PlanOfEpoch) -> str:
         # A row of the batch comes from each of the chunks in its window with the same probability.
         held = max(1, options.interleave, options.shuffle_rows / chunk_rows)
         drawn = max(drawn, held * (1 - (1 - 1 / held) ** batch_rows))
+    if options.lane_rows:
+        drawn = max(drawn, batch_rows / options.lane_rows)
     drawn = max(1, min(drawn, of_worker))
     few = f": FEW, {FEW_CHUNKS} or more mix well" if of_worker < FEW_CHUNKS else ""
     return (
