@@ -12,11 +12,15 @@ from tests.effort import EFFORT
 from tests.plan.model import bytes_of_groups, files, make_plan, make_space, options, rank_batches, rows_of, topologies
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, Split
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.assign import assign_units, worker_order
 from torch_dataloader_utils.plan.chunk import chunk_row_groups
 from torch_dataloader_utils.plan.inexact_plan import InexactPlan
 from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.strategies import TargetSizeSplitStrategy
+from torch_dataloader_utils.plan.strategy_check import StrategyCall
+from torch_dataloader_utils.plan.strategy_deal import StrategyDeal
 
 
 @st.composite
@@ -96,6 +100,49 @@ def test_without_row_counts_workers_have_whole_chunks_by_bytes(plan):
         for program, chunks in zip(inexact.programs(rank), chunks_of_workers(plan, rank), strict=True):
             rows = rows_of(program.lanes[0], program.seed, program.epoch)
             assert sorted(rows) == sorted(row for start, stop in chunks for row in range(start, stop))
+
+
+def dealt_by(strategy, plan):
+    """The deal of a strategy over the same rows, in files of as many row groups."""
+    space, sizes = plan.space, np.diff(plan.space.group_start)
+    weights, groups = np.diff(space.byte_start), [np.flatnonzero(space.file == file) for file in range(8)]
+    described = [
+        DataFileInfo(
+            path=f"{file}",
+            record_count=int(sizes[mine].sum()),
+            row_groups=RowGroups(rows=sizes[mine], bytes=weights[mine]),
+        )
+        for file, mine in enumerate(groups)
+    ]
+    call, topology = StrategyCall(strategy=strategy, files=described, space=space), plan.position.topology
+    given = call.units(plan.position.epoch, topology.num_ranks, topology.num_workers)
+    return StrategyDeal(given=given, shared=False, space=space, options=PlanOptions(), topology=topology)
+
+
+@given(plain_plans(num_ranks=1, drop_last=False))
+@settings(max_examples=100 * EFFORT, deadline=None)
+def test_the_strategy_of_target_sizes_deals_as_plans_without_one(plan):
+    chosen = plan.options
+    strategy = TargetSizeSplitStrategy(chosen.split_bytes, chosen.split_rows, chosen.shuffle, chosen.seed)
+    workers = dealt_by(strategy, plan).rank(0).workers
+    for program, units in zip(plan.programs(0), workers, strict=True):
+        rows = rows_of(program.lanes[0], 0, 0)
+        assert rows[: units.num_rows] == rows_of(units, 0, 0)
+
+
+def test_chunks_that_a_rank_receives_from_a_strategy_go_to_the_worker_with_the_fewest_bytes():
+    class OneWorkerOfRank0:
+        def generate(self, files, num_workers, epoch, num_ranks, rank):
+            return [Shard(0, [Split(file) for file in files] if rank == 0 else [])]
+
+    plan = make_plan(
+        space=make_space([[10]] * 8, [1, 1, 1, 1, 50, 2, 2, 2]),
+        options=PlanOptions(),
+        topology=Topology(num_ranks=2, num_workers=2, batch_size=10),
+    )
+    workers = dealt_by(OneWorkerOfRank0(), plan).rank(1).workers
+    # By bytes 50 and 2 + 2 + 2, of which the last moves for equal steps.
+    assert [sorted(row // 10 for row in rows_of(units, 0, 0)[::10]) for units in workers] == [[4, 7], [5, 6]]
 
 
 @given(st.lists(st.integers(0, 60), max_size=7), st.permutations(range(3)))
