@@ -159,7 +159,7 @@ class GatedReader:
 def test_a_window_does_not_wait_for_row_groups_of_later_ones(tmp_path, threads):
     """All are begun at once, as far as the budget goes: on a slow store the first batch must not wait for them."""
     total = write_table(tmp_path, [[4] * 12])
-    options = {"batch_size": 4, "num_workers": 0, "shuffle": True, "shuffle_rows": 8, "interleave": 2}
+    options = {"batch_size": 4, "num_workers": 0, "shuffle_rows": 8, "interleave": 2}
     dataset = StructuredDataset(str(tmp_path), **options)
     reader = GatedReader(dataset.pipeline.reader, free=2)
     decode = replace(dataset.stages.decode, threads=threads, small_bytes=0)  # as for a store

@@ -80,6 +80,7 @@ def test_a_plan_says_how_well_its_shuffle_mixes(path):
         return [line for line in lines if line.startswith("mixing")]
 
     assert explained() == ["mixing: 10 chunks, 10 a worker; a batch of 10 rows draws from about 1 chunk"]
+    assert "10 chunks, 5.0 a worker: FEW" in explained(num_ranks=2)[0]
     few = "mixing: 10 chunks, 2.5 a worker: FEW, 8 or more mix well; a batch of 20 rows draws from about 2 chunks"
     assert explained(num_ranks=2, num_workers=2, batch_size=20) == [few]
     assert explained(shuffle_rows=40)[0].endswith("draws from about 4 chunks")

@@ -65,10 +65,10 @@ def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
     workers = topology.num_ranks * topology.num_workers
     if not options.shuffle or options.strategy or options.shuffle_rows or not 0 < num_chunks < FEW_CHUNKS * workers:
         return
-    smaller = ""
+    smaller, sizes = "", {"split_rows": options.split_rows, "split_bytes": options.split_bytes}
     if num_chunks < plan.inventory.num_groups:
-        size = "split_bytes" if options.split_rows is None else "split_rows"
-        smaller = f"smaller chunks ({plan.inventory.num_groups:,} row groups: leave out {size}=), "
+        chosen = next((f"leave out {name}=" for name, size in sizes.items() if size), "pass a smaller split_bytes=")
+        smaller = f"smaller chunks ({plan.inventory.num_groups:,} row groups: {chosen}), "
     yield (
         f"shuffle=True mixes little: {_count(num_chunks, 'chunk')}, whose rows stay in stored order, for "
         f"{_count(workers, 'worker')} (of all ranks). With fewer than {FEW_CHUNKS} each, epochs and batches are much "

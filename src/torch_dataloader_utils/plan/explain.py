@@ -58,7 +58,7 @@ FEW_CHUNKS = 8
 def describe_mixing(plan: PlanOfEpoch) -> str:
     """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
 
-    24 chunks, 3 a worker: FEW, 8 or more mix well; a batch of 100 rows draws from about 2 chunks
+    24 chunks, 3.0 a worker: FEW, 8 or more mix well; a batch of 100 rows draws from about 2 chunks
     """
     options, topology, num_chunks = plan.options, plan.position.topology, len(plan.chunks)
     if not options.shuffle or options.strategy or num_chunks == 0:
@@ -74,8 +74,9 @@ def describe_mixing(plan: PlanOfEpoch) -> str:
         drawn = max(drawn, batch_rows / options.lane_rows)
     drawn = max(1, min(drawn, of_worker))
     few = f": FEW, {FEW_CHUNKS} or more mix well" if of_worker < FEW_CHUNKS else ""
+    each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
     return (
-        f"{num_chunks:,} chunks, {of_worker:,.3g} a worker{few}; a batch of {batch_rows:,} rows draws from about "
+        f"{num_chunks:,} chunks, {each} a worker{few}; a batch of {batch_rows:,} rows draws from about "
         f"{drawn:,.0f} chunk{'s' if round(drawn) != 1 else ''}"
     )
 
