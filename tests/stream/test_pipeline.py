@@ -184,11 +184,11 @@ def test_a_state_of_other_data_or_options_is_refused_with_both_sides(table, tmp_
 
 def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
     loader = load(table[0])[0]
-    state = {**loader.state_dict(), "version": 2}
+    state = {**loader.state_dict(), "version": 3}
     for later in (state, {**state, "order": []}, {key: state[key] for key in state if key != "log"}):
-        with pytest.raises(CheckpointMismatchError, match=r"has version 2, this library reads version 1\. Load"):
+        with pytest.raises(CheckpointMismatchError, match=r"has version 3, this library reads version 2\. Load"):
             loader.load_state_dict(later)
-    for other in ({"version": 2, "model": {}}, {"model": {}}, None):
+    for other in ({"version": 3, "model": {}}, {"model": {}}, None):
         with pytest.raises(CheckpointMismatchError, match="Not a loader state"):
             loader.load_state_dict(other)
 
