@@ -170,8 +170,8 @@ class StructuredDataset(WiredDataset):
             filters: a pyarrow expression; exactly the rows for which it is true. May name columns that are not
                 delivered and partition columns. Files and row groups that cannot match are not read.
             shuffle: permute chunks by (shuffle_seed, epoch). The seed is any integer, taken modulo 2^64.
-            split_bytes: size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB". None: 128
-                MiB, with `shuffle` a 1,024th of the data if that is less.
+            split_bytes: size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB". Without it
+                128 MiB, and with `shuffle` a 1,024th of the data if that is less.
             split_rows: size of a chunk in rows; wins over split_bytes.
             split_strategy: an object with `generate`, or the name of an installed plug-in. It also does the shuffling.
             num_workers: 0 decodes ahead in threads of this process (fastest), N in N worker processes. None takes
