@@ -10,7 +10,7 @@ from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAcces
 
 QUICK = RetryPolicy(most_seconds=20, first_delay_seconds=0.001, most_delay_seconds=0.01)
 # On a busy machine it gives up replies that do come, too: for tests that do not count requests.
-IMPATIENT = replace(QUICK, progress_seconds=0.3)
+IMPATIENT = replace(QUICK, progress_seconds=0.3, progress_bytes=16 << 10)
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ class Reply:
     """What is about to be answered; an action changes it.
 
     cut_after: bytes of the body after which the connection is reset. stall_after: bytes after which nothing comes.
+    drip: bytes of the body every hundredth of a second.
     """
 
     status: int
@@ -46,6 +47,7 @@ class Reply:
     body: bytes = b""
     cut_after: int | None = None
     stall_after: int | None = None
+    drip: int = 0
     delay_seconds: float = 0.0
 
 
@@ -311,6 +313,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         stop = min(n for n in (reply.cut_after, reply.stall_after, len(reply.body)) if n is not None)
+        if reply.drip:
+            self._drip(s3, reply, done)
+            return
         self.wfile.write(reply.body[:stop])
         self.wfile.flush()
         if reply.stall_after is not None and not done.wait(_STALL_SECONDS):
@@ -319,6 +324,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SO_LINGER 0: reset, not FIN
             self.connection.close()
+
+    def _drip(self, s3: S3Server, reply: Reply, done: threading.Event) -> None:
+        begin = time.monotonic()
+        for start in range(0, len(reply.body), reply.drip):
+            self.wfile.write(reply.body[start : start + reply.drip])
+            if done.wait(0.01):
+                return
+            if time.monotonic() - begin > _STALL_SECONDS:
+                s3.outlasted += 1
+                self.close_connection = True
+                return
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Quiet."""

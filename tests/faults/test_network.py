@@ -13,7 +13,7 @@ from tests.faults.tcp_proxy import TcpProxy, Toxic
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess
 
-PATIENT = replace(QUICK, most_seconds=60, progress_seconds=0.5)
+PATIENT = replace(QUICK, most_seconds=60, progress_seconds=0.5, progress_bytes=16 << 10)
 
 
 def first_three(toxic: Toxic) -> Callable[[int], Toxic]:

@@ -2,17 +2,21 @@
 
 import importlib.util
 import multiprocessing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import QUICK
-from tests.faults.s3_server import Rule, S3Server, error, replace_object
+from tests.faults.conftest import IMPATIENT, QUICK
+from tests.faults.s3_server import Action, Rule, S3Server, change, error, replace_object
 from tests.faults.tables import assert_rows, upload
+from tests.faults.test_retries import LATER, PASSING, resize
+from tests.faults.test_retry_log import retries
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils._store import obstore as backend
-from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="obstore is not installed")
 
@@ -23,13 +27,68 @@ def fast(server: S3Server) -> StoreAccess:
     return StoreAccess.of(server.storage_options, remote=remote)
 
 
-def test_rows_are_the_same_and_failures_pass(server: S3Server, fast: StoreAccess) -> None:
-    total = upload(server)
-    server.rules.append(Rule(error(503, "SlowDown"), key="data/1"))
+@pytest.mark.parametrize("action", PASSING.values(), ids=PASSING.keys())
+def test_rows_are_the_same_and_failures_pass(
+    server: S3Server, fast: StoreAccess, action: Action, caplog: pytest.LogCaptureFixture
+) -> None:
+    total = upload(server, compression="none")
+    server.rules.append(Rule(action, **LATER))
     loader, _ = StructuredDataset.create_dataloader(
-        "s3://bucket/data", batch_size=64, num_workers=0, storage_options=fast
+        "s3://bucket/data",
+        batch_size=64,
+        num_workers=0,
+        storage_options=replace(fast, remote=replace(fast.remote, retry=IMPATIENT)),
     )
     assert_rows(loader, total)
+    assert server.rules[0].seen > 6
+    assert retries(caplog)
+
+
+def test_each_attempt_is_counted_logged_and_ours(
+    server: S3Server, fast: StoreAccess, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(error(503, "SlowDown"), count=2))
+    before = thread_requests().retries
+    assert bytes(open_store(url, fast).ranges(url, [(0, 4)])[0]) == b"0123"
+    assert server.rules[0].seen == 3
+    assert thread_requests().retries - before == 2
+    assert "cannot read yet (HTTP 503 SlowDown; 1 attempt" in retries(caplog)[0].getMessage()
+
+
+def test_a_body_that_breaks_off_goes_on_where_it_stopped(server: S3Server, fast: StoreAccess) -> None:
+    data = bytes(range(256)) * 4096
+    url = server.put("big", data)
+    server.rules.append(Rule(change(stall_after=600_000)))
+    store = open_store(url, replace(fast, remote=replace(fast.remote, retry=IMPATIENT)))
+    assert bytes(store.ranges(url, [(0, 1 << 20)])[0]) == data
+    span = server.requests[1].span
+    assert span is not None
+    assert 500_000 < span[0] <= 600_000
+
+
+def test_a_short_body_is_a_fault_of_the_store(server: S3Server, fast: StoreAccess) -> None:
+    url = server.put("a", bytes(100))
+    server.rules.append(Rule(resize(-5), count=None))
+    with pytest.raises(StoreError, match="the reply ended after 45 of 50 bytes"):
+        open_store(url, fast).ranges(url, [(10, 50)], server.objects["a"][1])
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (error(301, "PermanentRedirect"), "the bucket is in another region or at another address"),
+        (error(400, "InvalidRequest"), r"HTTP 400 InvalidRequest; 1 attempt"),
+        (error(403, "AccessDenied"), r"no permission to read.*HTTP 403 AccessDenied|HTTP 403 AccessDenied"),
+        (error(501, "NotImplemented"), r"HTTP 501 NotImplemented; 1 attempt"),
+    ],
+)
+def test_refusals_are_final_and_say_why(server: S3Server, fast: StoreAccess, action: Action, message: str) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(action, count=None))
+    with pytest.raises(StoreError, match=message):
+        open_store(url, fast).ranges(url, [(0, 4)])
+    assert server.rules[0].seen == 1
 
 
 def test_an_epoch_has_no_look_ups(server: S3Server, fast: StoreAccess) -> None:

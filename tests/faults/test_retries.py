@@ -1,5 +1,6 @@
 """Requests that fail in ways that deserve another try, and those that do not. Rows are what counts."""
 
+import re
 import threading
 from dataclasses import replace
 from typing import Any
@@ -8,9 +9,12 @@ import pytest
 
 from tests.faults.s3_server import Action, Request, Rule, S3Server, change, error
 from tests.faults.tables import assert_rows, upload
+from tests.faults.web_server import web_server
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.requests import thread_requests
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
+from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
+from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import NoDataError, StoreError
 
@@ -37,39 +41,24 @@ def resize(by: int) -> Action:
     return act
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        error(503, "SlowDown"),
-        error(500, "InternalError"),
-        error(502, "BadGateway"),
-        error(429, "TooManyRequests", Retry_After="0"),
-        error(400, "RequestTimeout"),
-        change(cut_after=0),
-        change(cut_after=10),
-        change(cut_after=700),
-        change(stall_after=20),
-        change(status=200, headers={}, body=b"another thing"),
-        change(headers={"Content-Range": "bytes 0-9/100"}, body=b"0123456789"),
-        resize(-5),
-        resize(5),
-    ],
-    ids=[
-        "503",
-        "500",
-        "502",
-        "429",
-        "400-timeout",
-        "reset",
-        "cut",
-        "cut-later",
-        "stall",
-        "no-range",
-        "wrong-range",
-        "too-short",
-        "too-long",
-    ],
-)
+PASSING = {
+    "503": error(503, "SlowDown"),
+    "500": error(500, "InternalError"),
+    "502": error(502, "BadGateway"),
+    "429": error(429, "TooManyRequests", Retry_After="0"),
+    "400-timeout": error(400, "RequestTimeout"),
+    "reset": change(cut_after=0),
+    "cut": change(cut_after=10),
+    "cut-later": change(cut_after=700),
+    "stall": change(stall_after=20),
+    "no-range": change(status=200, headers={}, body=b"another thing"),
+    "wrong-range": change(headers={"Content-Range": "bytes 0-9/100"}, body=b"0123456789"),
+    "too-short": resize(-5),
+    "too-long": resize(5),
+}
+
+
+@pytest.mark.parametrize("action", PASSING.values(), ids=PASSING.keys())
 def test_a_failure_that_passes_costs_no_row(server: S3Server, impatient_access: StoreAccess, action: Any) -> None:
     total = upload(server, compression="none")
     server.rules.append(Rule(action, **LATER))
@@ -109,6 +98,73 @@ def test_a_reply_that_stops_goes_on_where_it_stopped(server: S3Server, impatient
     assert second.span is not None
     assert second.span == (600_000, 1 << 20)
     assert second.if_match == f'"{server.objects["big"][1]}"'
+
+
+def test_a_reply_that_stops_is_logged_with_what_had_come_before_and_since(
+    server: S3Server, access: StoreAccess, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.put("big", bytes(100_000))
+    server.rules.append(Rule(change(stall_after=70_000)))
+    store = open_store(url, patience(access, progress_seconds=0.5, progress_bytes=60_000))
+    (data,) = store.ranges(url, [(0, 100_000)])
+    assert bytes(data) == bytes(100_000)
+    (found,) = re.findall(r"StalledError: (\d+) bytes in 0.5 s, (\d+) of 100000 before that", caplog.text)
+    assert int(found[0]) + int(found[1]) == 70_000
+    assert int(found[1]) >= 60_000
+
+
+def wait(server: S3Server, request: Any, reply: Any) -> None:
+    """Answers only when the test is over, or after longer than any client should wait."""
+    server.outlasted += not server.done.wait(10)
+
+
+@pytest.mark.parametrize("action", [wait, change(stall_after=20), change(drip=1)], ids=["silent", "stall", "drip"])
+@pytest.mark.parametrize("backend", ["fsspec", "obstore"])
+def test_the_cap_ends_the_attempt_under_way_too(server: S3Server, action: Action, backend: Any) -> None:
+    if backend == "obstore":
+        pytest.importorskip("obstore")
+    # Each byte is progress, so that only the cap can end a slow body.
+    policy = RetryPolicy(most_seconds=2, progress_seconds=30, progress_bytes=1, first_delay_seconds=0.01)
+    remote = RemoteOptions(backend=backend, retry=policy, keep_footers=False)
+    access = StoreAccess.of(server.storage_options, remote=remote)
+    url = server.put("a", bytes(100_000))
+    store = open_store(url, access)
+    planned = store.stat(url).identity
+    for method, ask in (("GET", lambda: store.ranges(url, [(0, 100_000)], planned)), ("HEAD", lambda: store.stat(url))):
+        if method == "HEAD" and action is not wait:
+            continue
+        server.rules[:] = [Rule(error(503, "SlowDown"), method), Rule(action, method, first=1, count=None)]
+        with pytest.raises(StoreError, match=r"HTTP 503.*2 attempts in"):
+            ask()
+
+
+def test_by_default_a_body_of_1500_bytes_a_second_is_asked_for_again_which_is_logged() -> None:
+    policy = RetryPolicy()
+    assert policy.progress_bytes / policy.progress_seconds > 1500
+
+
+def test_bytes_that_come_in_extend_the_cap() -> None:
+    attempts = Attempts(RetryPolicy(most_seconds=0))
+    assert attempts.failed(Diagnosis(kind=Kind.TRANSIENT), can_renew=False) is None
+    attempts.received_bytes = 1 << 30
+    assert attempts.failed(Diagnosis(kind=Kind.TRANSIENT), can_renew=False) is not None
+    assert attempts.left_seconds > 0
+
+
+def test_a_redirect_without_a_place_names_the_region(server: S3Server, access: StoreAccess) -> None:
+    url = server.put("a", b"0123456789")
+    server.rules.append(Rule(error(301, "PermanentRedirect", x_amz_bucket_region="eu-west-3"), count=None))
+    with pytest.raises(StoreError, match=r"the bucket is in region eu-west-3 .*'region_name': 'eu-west-3'"):
+        open_store(url, access).ranges(url, [(0, 4)])
+
+
+def test_a_plain_400_says_nothing_of_credentials() -> None:
+    with web_server() as web:
+        web.status = 400
+        url = web.url("a")
+        with pytest.raises(StoreError, match="HTTP 400") as caught:
+            open_store(url, StoreAccess.of(remote=RemoteOptions(retry=RetryPolicy()))).ranges(url, [(0, 4)])
+    assert "credentials" not in str(caught.value)
 
 
 def test_an_archived_object_is_told_as_that_and_not_as_missing_rights(server: S3Server, access: StoreAccess) -> None:

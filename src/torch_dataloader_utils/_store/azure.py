@@ -3,12 +3,11 @@
 Source: Blob service REST API, Get Blob, and "Specifying conditional headers".
 """
 
-import asyncio
 from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.gcs import LEAST_BYTES_PER_SECOND
-from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.range_reply import RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 
@@ -20,16 +19,17 @@ async def fetch_range(filesystem: Any, key: str, reply: RangeReply, policy: Retr
     """
     container, name, version = filesystem.split_path(key)
     start, length = reply.span
-    condition: dict[str, Any] = {}
+    # Its own retries, of up to minutes, would neither be logged nor end with our cap.
+    options: dict[str, Any] = {"version_id": version, "retry_total": 0}
     if reply.identity:
         unmodified = import_module("azure.core").MatchConditions.IfNotModified
-        condition = {"etag": f'"{reply.identity}"', "match_condition": unmodified}
+        options |= {"etag": f'"{reply.identity}"', "match_condition": unmodified}
     async with (
-        asyncio.timeout(2 * policy.progress_seconds + length / LEAST_BYTES_PER_SECOND),
+        reply_within(2 * policy.progress_seconds + length / LEAST_BYTES_PER_SECOND),
         filesystem.service_client.get_blob_client(container=container, blob=name) as client,
     ):
         try:
-            stream = await client.download_blob(offset=start, length=length, version_id=version, **condition)
+            stream = await client.download_blob(offset=start, length=length, **options)
             data = await stream.readall()
         except Exception as error:
             if getattr(error, "status_code", 0) == 404:

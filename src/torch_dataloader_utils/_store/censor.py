@@ -12,10 +12,24 @@ _DOCUMENT = re.compile(r"<\?xml|<Error\b")
 _CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
+# What obstore says of a status, without the body of the reply.
+_OBSTORE_STATUS = re.compile(r"(Server returned non-2xx status code: \d{3}[^:\n]*): (?!<\?xml|<Error\b).*", re.DOTALL)
 # obstore's messages end with twenty lines that print its internal values, the reply among them.
 _OBSTORE_VALUES = "\n\nDebug source:"
 
 _KEPT = ("Code", "Message")
+
+# Errors of parsers of HTTP quote the bytes that they cannot parse, which may be those of a body.
+_MALFORMED_NAMES = {
+    "aiohttp": {"HttpProcessingError"},
+    "botocore": {"ResponseParserError"},
+    "h11": {"RemoteProtocolError"},
+    "http": {"BadStatusLine", "IncompleteRead", "LineTooLong", "UnknownProtocol"},
+    "httpcore": {"RemoteProtocolError"},
+    "httpx": {"RemoteProtocolError"},
+    "urllib3": {"HeaderParsingError"},
+}
+_MALFORMED_TEXT = "a malformed or incomplete reply"
 
 _SECRET_NAME = re.compile("secret|token|credential|pass|key|header|auth|sas|connection_string", re.IGNORECASE)
 # Variables of the environment from which clients take credentials: AWS_SESSION_TOKEN, AZURE_STORAGE_KEY.
@@ -45,11 +59,16 @@ def censor(
     """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
 
     Removed are values of `options` and of the environment that are credentials, queries and passwords of URLs, and
-    everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well.
+    everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well. Of a
+    reply that is no valid HTTP nothing is left.
 
     handled: see `causes`.
     """
-    for each in causes(error, handled):
+    chain = list(causes(error, handled))
+    is_malformed = any(is_malformed_reply(each) for each in chain)
+    for each in chain:
+        if is_malformed:
+            _remove_texts(each)
         each.args = tuple(_censored(arg, options) for arg in each.args)
         reply = getattr(each, "response", None)
         if isinstance(reply, dict) and isinstance(reply.get("Error"), dict):
@@ -72,6 +91,19 @@ def causes(error: BaseException, handled: BaseException | None = None) -> Iterat
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
+
+
+def is_malformed_reply(error: BaseException) -> bool:
+    """Whether a client could not parse a reply, or only a part of it came; clients are not imported for that."""
+    return not isinstance(error, ConnectionError) and any(
+        kind.__name__ in _MALFORMED_NAMES.get(kind.__module__.partition(".")[0], ()) for kind in type(error).__mro__
+    )
+
+
+def _remove_texts(error: BaseException) -> None:
+    error.args = tuple(_MALFORMED_TEXT if isinstance(arg, str | bytes) else arg for arg in error.args)
+    texts = {name: _MALFORMED_TEXT for name, value in vars(error).items() if isinstance(value, str | bytes)}
+    vars(error).update(texts)
 
 
 def censored_text(text: str, options: Mapping[str, Any] | None = None) -> str:
@@ -126,7 +158,7 @@ def _environment_secrets() -> Iterator[str]:
 
 
 def _without_reply(text: str) -> str:
-    text = text.partition(_OBSTORE_VALUES)[0]
+    text = _OBSTORE_STATUS.sub(r"\1", text.partition(_OBSTORE_VALUES)[0])
     begin = _DOCUMENT.search(text)
     if begin is None:
         return text

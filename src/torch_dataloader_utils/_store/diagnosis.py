@@ -5,6 +5,7 @@ imported. Sources: "Error responses" of the S3 API; RFC 9110, sections 10.2.3 an
 """
 
 import errno
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from typing import Any
 
-from torch_dataloader_utils._store.censor import causes
+from torch_dataloader_utils._store.censor import causes, is_malformed_reply
 
 
 class Kind(Enum):
@@ -32,12 +33,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """status: of HTTP, 0 for none. code and request_id: the server's own words, "" for none."""
+    """status: of HTTP, 0 for none. code, request_id and region (where the bucket is): the server's own words, "" for
+    none."""
 
     kind: Kind
     status: int = 0
     code: str = ""
     request_id: str = ""
+    region: str = ""
     retry_after_seconds: float = 0.0
 
 
@@ -55,6 +58,10 @@ class OtherObjectError(Exception):
 
 class StalledError(TimeoutError):
     """A reply that stopped coming."""
+
+
+class OverdueError(StalledError):
+    """A reply that was not complete when the time for its request was over."""
 
 
 _EXPIRED_CODES = frozenset(
@@ -81,6 +88,10 @@ _TRANSIENT_ERRNOS = frozenset(
     )
     if hasattr(errno, name)
 )
+_OBSTORE_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
+_OBSTORE_WRONG_REPLY = re.compile(
+    r"Received non-partial response|Requested \d+\.\.\d+, got|Content-(Range|Length) [Hh]eader"
+)
 # Classes of aiohttp, botocore, urllib3 and their like, whose names are all that they share.
 _TRANSIENT_NAMES = ("Connection", "Timeout", "Payload", "Disconnected", "IncompleteRead", "Streaming", "ClientOSError")
 _CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "gcsfs", "azure")
@@ -91,7 +102,10 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
     chain = list(causes(error, handled))
     for each in chain:
         if type(each).__module__.startswith("obstore"):
-            return Diagnosis(kind=_of_obstore(each))
+            return _from_obstore(each)
+    # Before any status: aiohttp gives these one of 400.
+    if any(is_malformed_reply(each) for each in chain):
+        return Diagnosis(kind=Kind.TRANSIENT)
     responses = [getattr(each, "response", None) for each in chain]
     for response in responses:
         if isinstance(response, Mapping):
@@ -101,7 +115,6 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
             return Diagnosis(kind=Kind.WRONG_REPLY)
         if isinstance(each, OtherObjectError):
             return Diagnosis(kind=Kind.CHANGED)
-        # Before the status: aiohttp gives a reply that was cut short one of 400.
         if _is_transient(each):
             return Diagnosis(kind=Kind.TRANSIENT)
         status = _status(each)
@@ -112,16 +125,24 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
     return Diagnosis(kind=Kind.FINAL)
 
 
-def _of_obstore(error: BaseException) -> Kind:
-    # obstore retries by itself, so its errors are final; they have no codes, only text.
-    if any(code in str(error) for code in _EXPIRED_CODES):
-        return Kind.EXPIRED
-    kinds = {
-        "PreconditionError": Kind.CHANGED,
-        "UnauthenticatedError": Kind.EXPIRED,
-        "PermissionDeniedError": Kind.MAYBE_EXPIRED,
-    }
-    return kinds.get(type(error).__name__, Kind.FINAL)
+def _from_obstore(error: BaseException) -> Diagnosis:
+    # Its errors are text, with the body of the reply and without headers: so Retry-After is not known.
+    text = str(error)
+    if found := _OBSTORE_STATUS.search(text):
+        status, code, request_id = int(found[1]), _tagged("Code", text), _tagged("RequestId", text)
+        # As botocore says it of a reply without a body.
+        code = code or (str(status) if "Error performing HEAD" in text else "")
+        return Diagnosis(kind=_kind(status, code), status=status, code=code, request_id=request_id)
+    if "redirect without LOCATION" in text:
+        return Diagnosis(kind=Kind.FINAL, code="PermanentRedirect")
+    if _OBSTORE_WRONG_REPLY.search(text):
+        return Diagnosis(kind=Kind.WRONG_REPLY)
+    return Diagnosis(kind=Kind.TRANSIENT if "HTTP error: " in text else Kind.FINAL)
+
+
+def _tagged(name: str, text: str) -> str:
+    found = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return found[1].strip() if found else ""
 
 
 def _from_botocore(response: Mapping[str, Any]) -> Diagnosis:
@@ -134,6 +155,7 @@ def _from_botocore(response: Mapping[str, Any]) -> Diagnosis:
         status=status,
         code=code,
         request_id=str(metadata.get("RequestId", "")),
+        region=str(headers.get("x-amz-bucket-region", "")),
         retry_after_seconds=_seconds(headers.get("retry-after")),
     )
 
@@ -147,8 +169,9 @@ def _kind(status: int, code: str) -> Kind:
         return Kind.TRANSIENT
     if status in (412, 416):
         return Kind.CHANGED
-    # A reply to HEAD has no body to say which; S3 answers 400 or 403 to expired tokens.
-    return Kind.MAYBE_EXPIRED if status in (400, 403) and code in ("", str(status)) else Kind.FINAL
+    # S3 answers 400 or 403 to expired tokens. A reply to HEAD has no body to say which: botocore's code is the status.
+    is_unsaid = code == str(status) or (status == 403 and not code)
+    return Kind.MAYBE_EXPIRED if status in (400, 403) and is_unsaid else Kind.FINAL
 
 
 def _status(error: BaseException) -> int:

@@ -7,14 +7,16 @@ minutes. So would Ctrl-C, after which the threads must have ended before the cal
 import asyncio
 import concurrent.futures.thread  # its own hook must be registered before ours, so that ours runs first
 import inspect
+import math
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from torch_dataloader_utils._store.diagnosis import OverdueError
 from torch_dataloader_utils.errors import StoreError
 
 T = TypeVar("T")
@@ -60,24 +62,37 @@ def pause(seconds: float) -> None:
         _check_wanted()
 
 
-def run_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+def run_on_loop(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], left_seconds: Callable[[], float] = lambda: math.inf
+) -> T:
     """The result of `work`, run on a loop of another thread; cancelled if this thread is interrupted.
+
+    left_seconds: asked again and again while it runs, since it may grow.
 
     Raises:
         StoreError: the process began to end, or what this thread works for was interrupted.
+        OverdueError: no seconds were left.
     """
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         while True:
-            done, _ = concurrent.futures.wait([future], _POLL_SECONDS)
+            done, _ = concurrent.futures.wait([future], max(0.0, min(_POLL_SECONDS, left_seconds())))
             if done:
                 return future.result()
             _check_wanted()
+            if left_seconds() <= 0:
+                raise OverdueError("the reply was not complete when the time for this request was over")
     finally:
         future.cancel()
 
 
-def ask(filesystem: Any, method: str, *arguments: Any, **options: Any) -> Any:
+def ask(
+    filesystem: Any,
+    method: str,
+    *arguments: Any,
+    left_seconds: Callable[[], float] = lambda: math.inf,
+    **options: Any,
+) -> Any:
     """The result of a storage client's method; if that runs a coroutine, it is waited for as in `run_on_loop`.
 
     Raises:
@@ -86,7 +101,7 @@ def ask(filesystem: Any, method: str, *arguments: Any, **options: Any) -> Any:
     blocking = getattr(filesystem, method)
     if not inspect.iscoroutinefunction(inspect.unwrap(blocking)):
         return blocking(*arguments, **options)
-    return run_on_loop(filesystem.loop, getattr(filesystem, f"_{method}")(*arguments, **options))
+    return run_on_loop(filesystem.loop, getattr(filesystem, f"_{method}")(*arguments, **options), left_seconds)
 
 
 def _check_wanted() -> None:

@@ -35,6 +35,9 @@ _CLIENTS = {
     "adl": "adlfs",
 }
 
+# Of what a client says.
+_MOST_CAUSE_LETTERS = 300
+
 _OTHER_MEMORY = (
     " If nobody deleted it: worker processes that are not forked have a memory of their own; use num_workers=0 or "
     'multiprocessing_context="fork".'
@@ -85,6 +88,8 @@ def store_error(
                 f"{redact(path)}: cannot {action}, the object is archived ({cause}). Restore it, or copy it to a "
                 "storage class that can be read at once, then try again."
             )
+        case _ if diagnosis is not None and (diagnosis.status == 301 or diagnosis.code == "PermanentRedirect"):
+            return _elsewhere(path, action, cause, diagnosis.region)
         case PermissionError():
             return StoreError(
                 f"{redact(path)}: no permission to {action} ({cause}). Check storage_options and the rights of the "
@@ -102,6 +107,14 @@ def store_error(
 def _says_gone(diagnosis: Diagnosis | None) -> bool:
     """Whether a "file not found" is true: fsspec's web client raises it for any failure."""
     return diagnosis is None or (diagnosis.kind is Kind.FINAL and diagnosis.status in (0, 404, 410))
+
+
+def _elsewhere(path: str, action: str, cause: str, region: str) -> StoreError:
+    where = f"in region {region}" if region else "in another region or at another address"
+    return StoreError(
+        f"{redact(path)}: cannot {action}, the bucket is {where} ({cause}). Pass it, such as storage_options="
+        f"{{'client_kwargs': {{'region_name': '{region or 'eu-central-1'}'}}}}, or the endpoint_url."
+    )
 
 
 def _replaced(path: str, cause: str, identity: str | None) -> FileChangedError:
@@ -188,5 +201,7 @@ def unknown_scheme(path: str, scheme: str) -> ConfigError:
 def _cause(error: BaseException, path: str) -> str:
     if isinstance(error, FileNotFoundError):
         error = error.__cause__ or error  # of fsspec's web client, see `_says_gone`
-    text = str(error).replace(path, redact(path)) or "no message"
-    return f"{type(error).__name__}: {censored_text(text)}"
+    text = censored_text(str(error).replace(path, redact(path))) or "no message"
+    if len(text) > _MOST_CAUSE_LETTERS:
+        text = f"{text[:_MOST_CAUSE_LETTERS]}..."
+    return f"{type(error).__name__}: {text}"

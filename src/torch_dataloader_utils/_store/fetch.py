@@ -10,7 +10,7 @@ from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagn
 from torch_dataloader_utils._store.ending import ask, run_on_loop
 from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils._store.range_reply import RangeReply
-from torch_dataloader_utils._store.retry import RetryPolicy
+from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
 
 Fetch = Callable[[Any, str, RangeReply, RetryPolicy], Awaitable[None]]
 
@@ -27,9 +27,9 @@ _FETCHES: dict[str, Fetch] = {
 class PendingReads:
     """Spans of one file, to be read at the planned identity."""
 
-    def __init__(self, spans: Sequence[Span], identity: str | None, policy: RetryPolicy) -> None:
+    def __init__(self, spans: Sequence[Span], identity: str | None, attempts: Attempts) -> None:
         self._replies = [RangeReply(span, identity) for span in spans]
-        self._policy = policy
+        self._attempts = attempts
 
     @property
     def data(self) -> list[Buffer]:
@@ -57,19 +57,27 @@ class PendingReads:
             received are kept for the next attempt.
         """
         missing = self._missing()
-        before = sum(reply.have for reply in missing)
+        before = self._received_bytes()
         thread_requests().requests += len(missing)
         fetch = _fetch_of(filesystem)
-        if fetch is None:
-            errors = _sync(filesystem, key, missing)
-        else:
-            errors = run_on_loop(
-                filesystem.loop, _all(fetch(filesystem, key, reply, self._policy) for reply in missing)
-            )
-        thread_requests().fetched_bytes += sum(reply.have for reply in missing) - before
+        try:
+            if fetch is None:
+                errors = _sync(filesystem, key, missing)
+            else:
+                works = _all(fetch(filesystem, key, reply, self._attempts.policy) for reply in missing)
+                errors = run_on_loop(filesystem.loop, works, self._left_seconds)
+        finally:
+            thread_requests().fetched_bytes += self._received_bytes() - before
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
+
+    def _received_bytes(self) -> int:
+        return sum(reply.have for reply in self._replies)
+
+    def _left_seconds(self) -> float:
+        self._attempts.received_bytes = self._received_bytes()
+        return self._attempts.left_seconds
 
 
 def _fetch_of(filesystem: Any) -> Fetch | None:

@@ -3,10 +3,9 @@
 Source: Cloud Storage JSON API, Objects: get (parameter `generation`).
 """
 
-import asyncio
 from typing import Any
 
-from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.range_reply import RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 # A reply of a client that cannot be watched while it comes in may take this much longer for its size.
@@ -21,7 +20,7 @@ async def fetch_range(filesystem: Any, key: str, reply: RangeReply, policy: Retr
     """
     start, length = reply.span
     pinned = {"generation": reply.identity} if reply.identity and reply.identity.isdigit() else {}
-    async with asyncio.timeout(2 * policy.progress_seconds + length / LEAST_BYTES_PER_SECOND):
+    async with reply_within(2 * policy.progress_seconds + length / LEAST_BYTES_PER_SECOND):
         data = await filesystem._cat_file(key, start=start, end=start + length, **pinned)
     reply.put(data)
     reply.check_identity(pinned.get("generation"))

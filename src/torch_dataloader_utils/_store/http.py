@@ -5,11 +5,10 @@ are compared too; if they tell nothing, the caller looks the file up after the b
 (ETag), 13.1.1 (If-Match) and 14.
 """
 
-import asyncio
 from typing import Any
 
 from torch_dataloader_utils._store.identity import names_no_version, stat_of
-from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.range_reply import RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 
@@ -27,7 +26,7 @@ async def fetch_range(filesystem: Any, url: str, reply: RangeReply, policy: Retr
     if reply.identity and _is_strong_etag(reply.identity):
         headers["If-Match"] = f'"{reply.identity}"'
     session = await filesystem.set_session()
-    async with asyncio.timeout(4 * policy.progress_seconds):
+    async with reply_within(4 * policy.progress_seconds):
         answer = await session.get(filesystem.encode_url(url), headers=headers, **options)
     async with answer:
         if answer.status == 404:

@@ -4,7 +4,6 @@ obstore runs a tokio runtime of its own. A forked child inherits its locks witho
 hangs, and the parent may hang too. So in a forked child this raises ConfigError instead.
 """
 
-import asyncio
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,12 +11,15 @@ from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
-from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.range_reply import RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 # s3fs's names, so that one set of storage options serves both.
 _S3_NAMES = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
+
+# Of the pieces of a body that obstore hands over.
+_PIECE_BYTES = 64 << 10
 
 _state = {"was_used": False, "was_inherited": False}
 
@@ -41,24 +43,44 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     except ImportError as error:
         raise MissingDependencyError('backend="obstore" needs obstore. Run: pip install obstore') from error
     _state["was_used"] = True
+    options = _translated(options)
+    # Its own time for a request is 30 s, the body included; ours look at what comes in.
+    times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=4 * remote.retry.progress_seconds)}
     return fsspec_store(
         "s3" if scheme == "s3a" else scheme,
-        **_translated(options),
-        retry_config={"retry_timeout": timedelta(seconds=remote.retry.most_seconds), "max_retries": 20},
+        **options | {"client_options": times | options.get("client_options", {})},
+        retry_config={"max_retries": 0},
         skip_instance_cache=True,
     )
 
 
 async def fetch_range(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
-    """Get the whole of `reply`, required to have the etag that is its identity; obstore checks what range came back."""
+    """Get what is missing of `reply`, required to have the etag that is its identity; obstore checks the range.
+
+    Raises:
+        WrongReplyError: fewer or more bytes. OtherObjectError: another object. StalledError: it stopped coming.
+        Or what obstore raises.
+    """
     bucket, name = filesystem._split_path(key)
-    options: dict[str, Any] = {"range": (reply.span[0], sum(reply.span))}
+    first, last = reply.missing
+    options: dict[str, Any] = {"range": (first, last + 1)}
     if reply.identity is not None:
         options["if_match"] = f'"{reply.identity}"'
-    async with asyncio.timeout(policy.most_seconds):
+    async with reply_within(4 * policy.progress_seconds):
         answer = await filesystem._construct_store(bucket).get_async(name, options=options)
-        reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
-        reply.put((await answer.bytes_async()).to_bytes())
+    reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
+    await reply.receive(_Body(answer, min(_PIECE_BYTES, policy.progress_bytes)), policy)
+
+
+class _Body:
+    """A reply's body, read like those of other clients."""
+
+    def __init__(self, answer: Any, piece_bytes: int) -> None:
+        self._pieces = aiter(answer.stream(min_chunk_size=piece_bytes))
+
+    async def read(self, _: int) -> memoryview:
+        """The next piece; none after the last."""
+        return memoryview(await anext(self._pieces, b""))
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Source: RFC 9110, section 14.4 (Content-Range).
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from torch_dataloader_utils._store.diagnosis import OtherObjectError, ShortReplyError, StalledError, WrongReplyError
@@ -12,6 +14,19 @@ from torch_dataloader_utils._store.interface import Span
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 _PIECE_BYTES = 1 << 20
+
+
+@asynccontextmanager
+async def reply_within(seconds: float) -> AsyncIterator[None]:
+    """Raises StalledError if what is inside takes longer."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise StalledError(f"no reply in {seconds:.3g} s") from error
 
 
 class RangeReply:
@@ -83,17 +98,13 @@ class RangeReply:
                 async with asyncio.timeout(max(left, 0.001)):
                     piece = await body.read(_PIECE_BYTES)
             except TimeoutError as error:
-                piece = b""
-                if self.have - since < policy.progress_bytes:
-                    raise StalledError(
-                        f"{self.have - since} bytes in {policy.progress_seconds:g} s, {self.have} of "
-                        f"{self.span[1]} before that"
-                    ) from error
-            else:
-                if not piece:
-                    raise WrongReplyError(f"the reply ended after {self.have} of {self.span[1]} bytes")
-                if len(piece) > self.span[1] - self.have:
-                    raise WrongReplyError(f"the reply is longer than {self.span[1]} bytes")
+                raise StalledError(
+                    f"{self.have - since} bytes in {policy.progress_seconds:g} s, {since} of {self.span[1]} before that"
+                ) from error
+            if not piece:
+                raise WrongReplyError(f"the reply ended after {self.have} of {self.span[1]} bytes")
+            if len(piece) > self.span[1] - self.have:
+                raise WrongReplyError(f"the reply is longer than {self.span[1]} bytes")
             self._buffer += piece
             self.have += len(piece)
             if self.have - since >= policy.progress_bytes:

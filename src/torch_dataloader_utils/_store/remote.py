@@ -14,7 +14,7 @@ from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.client import open_client, turn_of
 from torch_dataloader_utils._store.client_table import clients
 from torch_dataloader_utils._store.coalesce import coalesce
-from torch_dataloader_utils._store.diagnosis import Kind, diagnose
+from torch_dataloader_utils._store.diagnosis import Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.ending import ask, pause
 from torch_dataloader_utils._store.faults import store_error
 from torch_dataloader_utils._store.fetch import PendingReads
@@ -54,7 +54,7 @@ class FsspecStore:
 
     def stat(self, path: str) -> FileStat:
         """One metadata request, past the listing cache."""
-        return _sized(path, self._request(path, "look up", None, _look_up))
+        return _sized(path, self._look_up(path, None))
 
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """The last bytes: one request with `stat`, else two."""
@@ -68,7 +68,7 @@ class FsspecStore:
         plan = coalesce(spans, self.access.remote.coalesce)
         reads = self._read(path, plan.reads, identity)
         if identity is not None and not reads.are_pinned:
-            check_identity(path, identity, stat_of(self._request(path, "look up", identity, _look_up)))
+            check_identity(path, identity, stat_of(self._look_up(path, identity)))
         return plan.slices(reads.data)
 
     def read_into(
@@ -143,19 +143,34 @@ class FsspecStore:
         self._request(path, "make", None, make_directory)
 
     def _read(self, path: str, spans: Sequence[Span], identity: str | None) -> PendingReads:
-        reads = PendingReads(spans, identity, self.access.remote.retry)
+        attempts = Attempts(self.access.remote.retry)
+        reads = PendingReads(spans, identity, attempts)
         if reads.are_missing:
-            self._request(path, "read", identity, reads.fetch)
+            self._request(path, "read", identity, reads.fetch, attempts)
         return reads
 
+    def _look_up(self, path: str, identity: str | None) -> Mapping[str, Any]:
+        attempts = Attempts(self.access.remote.retry)
+        return self._request(path, "look up", identity, partial(_look_up, attempts), attempts)
+
     @fetching()
-    def _request(self, path: str, action: str, identity: str | None, call: Callable[[Any, str], T]) -> T:
-        """Run `call(filesystem, key)` until it succeeds; raises one of our errors when it fails for good."""
-        attempts, log = Attempts(self.access.remote.retry), RetryLog(path, action)
+    def _request(
+        self,
+        path: str,
+        action: str,
+        identity: str | None,
+        call: Callable[[Any, str], T],
+        attempts: Attempts | None = None,
+    ) -> T:
+        """Run `call(filesystem, key)` until it succeeds; raises one of our errors when it fails for good.
+
+        attempts: by whose seconds the call ends an attempt; without, they only decide whether there is another one.
+        """
+        attempts, log = attempts or Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)
         local = clients.of((self.access.token, *url.client))
         connect = partial(open_client, url.address, url.scheme, self.access)
-        filesystem, is_expired = None, False
+        filesystem, is_expired, failure = None, False, None
         handled = sys.exception()  # of a user who tries another place after the first has failed
         while True:
             try:
@@ -169,12 +184,15 @@ class FsspecStore:
             except LoaderError:
                 raise
             except Exception as error:  # whatever a storage client raises
+                diagnosis = diagnose(error, handled=handled)
                 # The client's options have what `credentials` gave; without a client, see `open_client`.
                 censor(error, getattr(filesystem, "storage_options", None), handled=handled)
-                diagnosis = diagnose(error, handled=handled)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
+                # What is cut off by the cap says less than what failed before.
+                failure = failure if failure and isinstance(error, OverdueError) else (error, diagnosis)
                 if delay is None:
-                    raise store_error(error, path, action, identity, diagnosis=diagnosis, attempts=attempts) from error
+                    seen, diagnosis = failure
+                    raise store_error(seen, path, action, identity, diagnosis=diagnosis, attempts=attempts) from error
                 log.failed(error, diagnosis, attempts, delay)
             thread_requests().retries += 1
             pause(delay)
@@ -185,10 +203,10 @@ class FsspecStore:
         return RemoteUrl.of(path, backend=self.access.remote.backend)
 
 
-def _look_up(filesystem: Any, key: str) -> Mapping[str, Any]:
+def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]:
     filesystem.invalidate_cache()  # of the whole client: some look a file up in the listing of its directory
     thread_requests().requests += 1
-    info: Mapping[str, Any] = ask(filesystem, "info", key)
+    info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
     return info
 
 

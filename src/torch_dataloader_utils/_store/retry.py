@@ -13,6 +13,9 @@ from torch_dataloader_utils.errors import ConfigError
 # Jitter must differ between processes that failed at the same moment; it decides nothing about rows.
 _random = random.SystemRandom()
 
+# Slower than this on the whole, the bytes of a file do not come in before the cap.
+_LEAST_BYTES_PER_SECOND = 64 << 10
+
 # Retries for replies with other bytes than asked for: a server does that by accident, or always.
 _MOST_WRONG_REPLIES = 4
 
@@ -23,7 +26,8 @@ class RetryPolicy:
 
     Attributes:
         most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
-            throttled, a restarted proxy some ten seconds.
+            throttled, a restarted proxy some ten seconds. Each 64 KiB of a file that come in add a second, so that a
+            large read over a slow line is not given up. The first attempt has at least progress_seconds.
         first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
             a random number between one half and one. A server's Retry-After counts where it is longer.
         progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
@@ -33,7 +37,7 @@ class RetryPolicy:
     first_delay_seconds: float = 0.1
     most_delay_seconds: float = 10.0
     progress_seconds: float = 15.0
-    progress_bytes: int = 16 << 10
+    progress_bytes: int = 256 << 10
 
     def __post_init__(self) -> None:
         # With 0 bytes a reply that has stopped would count as progress; with 0 seconds no reply would.
@@ -45,10 +49,11 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one request."""
+    """The attempts of one request; received_bytes: of a file, by all of them."""
 
     def __init__(self, policy: RetryPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
+        self.received_bytes = 0
         self._begin = time.monotonic()
         self._wrong_replies = 0
         self._renewals = 0
@@ -62,7 +67,13 @@ class Attempts:
     @property
     def most_seconds(self) -> float:
         """The `elapsed_seconds` at which the request is given up."""
-        return self._policy.most_seconds
+        return self.policy.most_seconds + self.received_bytes / _LEAST_BYTES_PER_SECOND
+
+    @property
+    def left_seconds(self) -> float:
+        """What is left for the attempt under way."""
+        least = 0.0 if self.count else self.policy.progress_seconds
+        return max(least, self.most_seconds) - self.elapsed_seconds
 
     def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
         """Seconds to wait before the next attempt; None if there is none.
@@ -85,7 +96,7 @@ class Attempts:
                 assert_never(unreachable)
 
     def _delay(self, diagnosis: Diagnosis) -> float | None:
-        policy = self._policy
+        policy = self.policy
         ceiling = min(policy.most_delay_seconds, policy.first_delay_seconds * 2 ** min(self.count - 1, 20))
         delay = max(ceiling * _random.uniform(0.5, 1.0), diagnosis.retry_after_seconds)
-        return delay if self.elapsed_seconds + delay < policy.most_seconds else None
+        return delay if self.elapsed_seconds + delay < self.most_seconds else None

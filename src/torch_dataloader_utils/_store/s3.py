@@ -3,10 +3,9 @@
 Source: S3 API, GetObject (Range, If-Match).
 """
 
-import asyncio
 from typing import Any
 
-from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.range_reply import RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 
@@ -23,10 +22,10 @@ async def fetch_range(filesystem: Any, key: str, reply: RangeReply, policy: Retr
     if version:
         condition["VersionId"] = version
     await filesystem.set_session()  # half a second, once; no fault of the server
-    answer = await asyncio.wait_for(
-        filesystem._call_s3("get_object", Bucket=bucket, Key=name, Range=f"bytes={first}-{last}", **condition),
-        4 * policy.progress_seconds,
-    )
+    async with reply_within(4 * policy.progress_seconds):
+        answer = await filesystem._call_s3(
+            "get_object", Bucket=bucket, Key=name, Range=f"bytes={first}-{last}", **condition
+        )
     body = answer["Body"]
     try:
         reply.check_range(answer.get("ContentRange"), answer.get("ContentLength"))
