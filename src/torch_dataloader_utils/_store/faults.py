@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from fsspec import get_filesystem_class
 
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._runtime.system_limits import limit_error
 from torch_dataloader_utils._store.censor import censored_text
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
 from torch_dataloader_utils._store.identity import short_read
@@ -72,6 +73,8 @@ def store_error(
     identity: the planned one, if any: a planned file that is gone has changed, another one is just not there.
     diagnosis, attempts: of a remote request that failed for good.
     """
+    if limit := limit_error(error, f"{redact(path)}: cannot {action}"):
+        return limit
     cause = failure_text(error, path, diagnosis, attempts)
     kind = None if diagnosis is None else diagnosis.kind
     match error:

@@ -1,10 +1,13 @@
 """Integers that the trainer's process and DataLoader workers see each other change."""
 
 from collections.abc import Sequence
+from mmap import mmap
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 
+from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
 
@@ -20,10 +23,17 @@ class SharedIntegers:
     __slots__ = ("values",)
 
     def __init__(self, values: Sequence[int]) -> None:
-        memory = shared_bytes(torch.int64.itemsize * len(values)).view(torch.int64)
-        self.values = memory.copy_(torch.tensor(values))
+        num_bytes = torch.int64.itemsize * len(values)
+        try:
+            memory = shared_bytes(num_bytes)
+        except StoreError:
+            # Threads need none, and forked processes see this one, which is no file and so below all limits.
+            memory = torch.frombuffer(mmap(-1, num_bytes), dtype=torch.uint8)
+        self.values = memory.view(torch.int64).copy_(torch.tensor(values))
 
     def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None and not self.values.is_shared():  # type: ignore[no-untyped-call]
+            self.values = shared_bytes(self.values.nbytes).view(torch.int64).copy_(self.values)
         return {"values": self.values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import signal
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -31,6 +32,7 @@ from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils._runtime.held_signals import held
 
@@ -70,11 +72,25 @@ def start(loader: DataLoader[Any]) -> Any:
             _forget(loading)
             _started.add(loading)
         deliver()
-    except BaseException:
+    except BaseException as error:
         if loading is not None:
             end(loading)  # which the traceback would keep
+        else:
+            _end_half_started(error)
         raise
     return loading
+
+
+def _end_half_started(error: BaseException) -> None:
+    """Ends the workers of an iterator that could not be made, which torch forgets (a limit of open files, say)."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        loading = frame.f_locals.get("self")
+        if isinstance(loading, _MultiProcessingDataLoaderIter):
+            loading._shutdown = True  # its `__del__` would trip over what it lacks
+            for worker in loading._workers:
+                worker.kill()
+                worker.join()
+            return
 
 
 def _signals_to_hold(loader: DataLoader[Any]) -> Iterable[int]:

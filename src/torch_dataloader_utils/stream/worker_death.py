@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils.errors import TransformError, WorkerDiedError
+from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
+from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.worker_notes import Notes
 
@@ -32,6 +33,7 @@ def answers_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], No
     Raises:
         WorkerDiedError: a worker died, or none answered within DataLoader's `timeout`; it says what they were doing.
         TransformError: what a worker sent cannot be unpickled.
+        StoreError: a limit of the system (ulimit -n, -f) allows no more workers, or batches of them.
     """
     loading = _started(loader, notes, prepare)
     try:
@@ -50,8 +52,9 @@ def answers_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], No
 def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Any:
     earlier = torch_workers.persistent(loader)
     if earlier is None:
-        prepare(True)
-        return torch_workers.start(loader)
+        with limits_named("Worker processes could not be started"):
+            prepare(True)
+            return torch_workers.start(loader)
     # If this is interrupted they end, because they may have tickets, whose answers would come in the next pass.
     with _failures_named(earlier, notes):
         prepare(False)
@@ -79,13 +82,15 @@ def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
         raise named from error
 
 
-def _named(error: BaseException, loading: Any, notes: Notes) -> WorkerDiedError | TransformError | None:
+def _named(error: BaseException, loading: Any, notes: Notes) -> LoaderError | None:
     """The error to raise in the place of this one; None for one that is not about workers."""
     text = str(error).strip().rstrip(". ")
     if "DataLoader timed out" in text:
         return WorkerDiedError(
             f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what it waits on."
         )
+    if isinstance(error, RuntimeError | OSError) and (limit := limit_error(error, "No batch of a worker process came")):
+        return limit
     if isinstance(error, RuntimeError | EOFError | OSError):
         # A connection breaks a moment before its process counts as ended.
         gone = torch_workers.dead(loading, wait_sec=_DEATH_SEC)
