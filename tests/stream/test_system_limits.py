@@ -1,4 +1,4 @@
-"""Limits of open files and of file sizes: an error that names the limit, nothing left behind, and threads need neither."""
+"""Limits of open files and of file sizes: errors name the limit, nothing is left behind, and threads need neither."""
 
 import gc
 import multiprocessing
