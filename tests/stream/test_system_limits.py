@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pytest
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import open_store
-from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.errors import StoreError, WorkerDiedError
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory has a name here")
@@ -87,6 +87,17 @@ def test_a_limit_of_open_files_at_the_start_is_named_and_leaves_nothing(path: st
         rows_of(path, num_workers)
     assert not multiprocessing.active_children()
     assert open_files() <= before + 2  # of multiprocessing itself
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_no_number_of_open_files_makes_the_trainer_wait_for_a_lost_batch(path: str, num_workers: int) -> None:
+    """From too few to start at all to enough; in between a batch is lost on the way, at one end or the other."""
+    rows_of(path, 0)
+    for open_now in range(5, 24):
+        with at_most(resource.RLIMIT_NOFILE, first_number_after(open_now)), suppress(StoreError, WorkerDiedError):
+            assert rows_of(path, num_workers) == 2 * ROWS
+        assert not multiprocessing.active_children()
 
 
 def test_a_local_file_that_cannot_be_opened_names_the_limit(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory
 from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
 from torch_dataloader_utils.stream.socket_directory import sweep_if_orphaned
 from torch_dataloader_utils.stream.tickets import Answer, Start, Ticket
+from torch_dataloader_utils.stream.torch_workers import end_if_an_answer_is_lost
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 from torch_dataloader_utils.stream.worker_notes import Notes, NotingReader
 
@@ -96,6 +97,7 @@ class TicketWorker(Dataset[Answer]):
             # torch checks for its parent every five seconds, which under forkserver is a server that lives on after the
             # trainer's death, as long as workers do.
             end_with_parent(self.directory)
+            end_if_an_answer_is_lost()
         self._start = start
         self._counters = self._counters or WorkerCounters(self.counts.numpy()[start.worker])
         reader = NotingReader(reader=self._pipeline.reader, notes=self._notes, worker=start.worker)

@@ -18,12 +18,14 @@ what this does instead:
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet, ref
@@ -87,10 +89,25 @@ def _end_half_started(error: BaseException) -> None:
         loading = frame.f_locals.get("self")
         if isinstance(loading, _MultiProcessingDataLoaderIter):
             loading._shutdown = True  # its `__del__` would trip over what it lacks
-            for worker in loading._workers:
+            for worker in vars(loading).get("_workers", ()):  # missing before the first one is begun
                 worker.kill()
                 worker.join()
             return
+
+
+def end_if_an_answer_is_lost() -> None:
+    """In a worker: end this process where an answer cannot be sent, for want of open files, say.
+
+    Of Python's threads that send it, the queue's would print the error and forget the answer, and that of shared memory
+    would print it without end; the trainer would wait for ever.
+    """
+    Queue._on_queue_feeder_error = staticmethod(lambda error, _: _end(error))  # type: ignore[attr-defined]
+    sys.excepthook = lambda _, error, __: _end(error)
+
+
+def _end(error: BaseException) -> None:
+    traceback.print_exception(error)
+    os._exit(1)
 
 
 def _signals_to_hold(loader: DataLoader[Any]) -> Iterable[int]:
