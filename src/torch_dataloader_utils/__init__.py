@@ -8,8 +8,9 @@ Names load on first use, so that importing this package imports neither torch no
 """
 
 import os
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 # Positioned reads, file locks and signals are POSIX's. A refusal here is better than an error in the middle of a job.
 if os.name != "posix":
@@ -208,3 +209,30 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Moved:
+    """Finds no module; says of those that version 0.2 had where their names are now."""
+
+    places: ClassVar = {
+        "dataset": "Import its names from torch_dataloader_utils",
+        "filesystem": "torch_dataloader_utils.scan_files finds files",
+        "format": "A loader reads splits",
+        "observability": "loader.metrics() has the counts",
+    }
+
+    @classmethod
+    def find_spec(cls, name: str, *others: object) -> None:  # noqa: ARG003
+        """See importlib.abc.MetaPathFinder.
+
+        Raises:
+            ModuleNotFoundError: a module that only version 0.2 had.
+        """
+        package, _, module = name.partition(".")
+        if package == __name__ and module in cls.places:
+            text = f"{name} was a module of version 0.2. {cls.places[module]}; see docs/how-to/migrate.md."
+            raise ModuleNotFoundError(text, name=name)
+
+
+# At the end, where only what nobody else has found comes.
+sys.meta_path.append(_Moved)

@@ -60,3 +60,17 @@ def test_a_strategy_of_version_0_2_runs_unchanged(tmp_path, fresh_import):
 def test_names_of_that_time_are_those_of_the_top_level(path, fresh_import):
     module = importlib.import_module(f"torch_dataloader_utils.{path}")
     assert all(getattr(module, name) is getattr(torch_dataloader_utils, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("observability", r"loader\.metrics"),
+        ("dataset.base", "from torch_dataloader_utils"),
+        ("filesystem.discovery", "scan_files"),
+        ("format.reader", "loader"),
+    ],
+)
+def test_other_modules_of_that_time_say_where_their_names_are(path, place):
+    with pytest.raises(ModuleNotFoundError, match=f"version 0.2.*{place}"):
+        importlib.import_module(f"torch_dataloader_utils.{path}")
