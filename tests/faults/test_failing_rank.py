@@ -94,7 +94,7 @@ def test_ranks_that_see_other_files_are_told(tmp_path: Path, options: dict[str, 
     for error in raised(tmp_path, build):
         assert error.startswith("DataError: ")
         assert "files is 2 files with 2 row groups" in error
-        assert "on rank 0 and 1 files with 1 row groups" in error
+        assert "on rank 0 and 1 file with 1 row group" in error
 
 
 def test_ranks_that_see_files_of_other_rows_are_told(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_ranks_that_see_files_of_other_rows_are_told(tmp_path: Path) -> None:
     build = partial(StructuredDataset, num_ranks="auto", filters=SOME)
     for error in raised(tmp_path, lambda rank: build(tmp_path / f"{rank}.parquet")):
         assert error.startswith("DataError: ")
-        assert "files is 1 files with 1 row groups, sizes and rows" in error
+        assert "files is 1 file with 1 row group, sizes and rows" in error
 
 
 def test_ranks_that_build_data_sets_in_another_order_are_told(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_ranks_that_build_data_sets_in_another_order_are_told(tmp_path: Path) ->
 
     for error in raised(tmp_path, build):
         assert error.startswith("DataError: ")
-        assert "files is 1 files with 1 row groups, sizes and rows" in error
+        assert "files is 1 file with 1 row group, sizes and rows" in error
 
 
 @pytest.mark.parametrize("filters", [[pc.field("n").isin([1, 2]), pc.field("n").isin([2, 1])], [SOME, None]])

@@ -487,5 +487,5 @@ def test_discovery_does_not_import_pyiceberg_before_it_is_used() -> None:
 
 def test_a_missing_pyiceberg_is_an_import_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
-    with pytest.raises(ImportError, match=r'pip install "torch-dataloader-utils\[iceberg\]"'):
+    with pytest.raises(ImportError, match=r'pip install "pyiceberg\[sql-sqlite\]" pyroaring'):
         scan_iceberg("/nowhere")
