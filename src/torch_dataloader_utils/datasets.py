@@ -215,8 +215,8 @@ class StructuredDataset(WiredDataset):
             mesh: a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its
                 data-parallel ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...)
                 the same.
-            allow_bare_files: read the directory of a Delta, Hudi or Iceberg table as the plain files in it, removed
-                rows and all, instead of an UnsupportedFeatureError. Files that are named themselves are always read.
+            allow_bare_files: read the directory of a Delta, Hudi or Iceberg table as the plain files in it, including
+                removed rows, instead of an UnsupportedFeatureError. Files that are named themselves are always read.
             check_ranks: in a process group of several ranks, num_ranks and rank have to be those of the group (or of
                 mesh), and ranks that read other data, options or epochs raise. False takes num_ranks and rank as they
                 are and compares nothing.

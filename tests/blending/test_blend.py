@@ -296,8 +296,8 @@ def test_whole_batches_in_different_passes_of_a_source_stay_on_their_topology(ta
             break
     elsewhere = make(tables[:2], num_ranks=1, batch_sizes=(4, 4), weights=(1, 1), **options)
     says = (
-        "Source 1 of the blend has begun another pass on some ranks only, and its topology was 2 ranks × 1 workers, "
-        "batch 4, here it is 1 ranks × 1 workers, batch 4. Resume on num_ranks=2, num_workers=1, batch_size=4, "
+        "Source 1 of the blend has begun another pass on some ranks only, and its topology was 2 ranks × 1 worker, "
+        "batch 4, here it is 1 rank × 1 worker, batch 4. Resume on num_ranks=2, num_workers=1, batch_size=4, "
         "drop_last=False, which alone fits"
     )
     with pytest.raises(CheckpointMismatchError, match=says):

@@ -114,7 +114,7 @@ def test_ranks_that_have_finished_are_told_of(table, tmp_path):
     assert merged["rows"]["done_rows"] == 10 * (2 + all_steps + 1)
     assert (finished["epoch"], finished["topologies"]) == (1, [])
     text = tdu("state", path, table).stdout
-    assert "1 to 2 steps (ranks differ) on 3 ranks × 1 workers, batch 10; 1 of the ranks took all of theirs" in text
+    assert "1 to 2 steps (ranks differ) on 3 ranks × 1 worker, batch 10; 1 of the ranks took all of theirs" in text
 
 
 def test_rows_that_are_not_counted_are_not_claimed(table, tmp_path):

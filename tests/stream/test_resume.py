@@ -210,7 +210,7 @@ def test_rows_that_repeat_only_after_a_resume_are_told_when_the_state_is_loaded(
     next(iter(loader))
     state = loader.state_dict()
     resumed, _ = load(str(tmp_path), batch_size=1, num_ranks=5, rank=0)
-    with pytest.warns(UserWarning, match="2 rows come a second time") as warned:
+    with pytest.warns(UserWarning, match="2 rows will come a second time") as warned:
         resumed.load_state_dict(state)
     assert [warning.filename for warning in warned] == [__file__]
     assert resumed.plan.repeated_rows == 2

@@ -56,10 +56,10 @@ def test_a_state_between_small_chunks_resumes_on_other_ranks(path):
     [
         (
             {"num_ranks": 2},
-            r"10 chunks, .* for 2 workers.*shuffle_rows=65_536, which permutes rows too, or write smaller",
+            r"10 chunks, .* for 2 workers \(of all ranks\)\. .*shuffle_rows=65_536, which permutes rows too, or write",
         ),
         ({"split_rows": 20}, r"5 chunks.*smaller chunks \(10 row groups: leave out split_rows=\), or write"),
-        ({"split_bytes": "128MiB"}, r"1 chunk, .* for 1 worker .*leave out split_bytes="),
+        ({"split_bytes": "128MiB"}, r"1 chunk, .* for 1 worker\. .*leave out split_bytes="),
     ],
 )
 def test_few_chunks_a_worker_are_warned_of_with_what_helps(path, options, cure):
@@ -80,9 +80,19 @@ def test_a_plan_says_how_well_its_shuffle_mixes(path):
         return [line for line in lines if line.startswith("mixing")]
 
     assert explained() == ["mixing: 10 chunks, 10 a worker; a batch of 10 rows draws from about 1 chunk"]
-    assert "10 chunks, 5.0 a worker: FEW" in explained(num_ranks=2)[0]
-    few = "mixing: 10 chunks, 2.5 a worker: FEW, 8 or more mix well; a batch of 20 rows draws from about 2 chunks"
+    assert "10 chunks, 5.0 a worker, few:" in explained(num_ranks=2)[0]
+    few = "mixing: 10 chunks, 2.5 a worker, few: 8 or more are needed to mix well; "
+    few += "a batch of 20 rows draws from about 2 chunks"
     assert explained(num_ranks=2, num_workers=2, batch_size=20) == [few]
     assert explained(shuffle_rows=40)[0].endswith("draws from about 4 chunks")
     assert explained(shuffle_rows=100)[0].endswith("draws from about 7 chunks")
     assert explained(shuffle=False) == []
+
+
+def test_counts_of_one_in_a_plan_are_in_the_singular(path):
+    inventory = scan_files(path)
+    text = plan_epoch(inventory, batch_size=100, split_rows=100, shuffle=True).explain()
+    assert "; 1 chunk\n" in text
+    assert "\n1 rank × 1 worker, batch 100, " in text
+    assert "mixing: 1 chunk, 1.0 a worker, few: " in text
+    assert "\n1 step on every rank" in text

@@ -6,6 +6,7 @@ from typing import Literal
 from torch_dataloader_utils._arguments.flags import hold_flags
 from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
 from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError
 
@@ -156,7 +157,8 @@ class Topology:
     def __str__(self) -> str:
         """In words, for messages: 2 ranks × 4 workers, batch 1,024."""
         last = ", drop_last" if self.drop_last else ""
-        return f"{self.num_ranks:,} ranks × {self.num_workers} workers, batch {self.batch_size:,}{last}"
+        ranks, workers = counted(self.num_ranks, "rank"), counted(self.num_workers, "worker")
+        return f"{ranks} × {workers}, batch {self.batch_size:,}{last}"
 
     def check_rank(self, rank: int) -> None:
         """Raise ConfigError unless rank is in [0, num_ranks)."""

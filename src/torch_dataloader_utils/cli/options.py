@@ -30,7 +30,11 @@ _DATA = (
         help="Only rows for which it is true: \"x > 3 and day >= date('2024-01-05')\".",
     ),
     click.option("--partitioning", type=click.Choice(["hive"]), help="Columns from directory names (year=2024)."),
-    click.option("--allow-bare-files", is_flag=True, help="Of Delta, Hudi and Iceberg tables, removed rows and all."),
+    click.option(
+        "--allow-bare-files",
+        is_flag=True,
+        help="Read directories of Delta, Hudi and Iceberg tables as plain files, including removed rows.",
+    ),
     click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable."),
     click.option("--inventory", "inventory_path", metavar="FILE", help="What `tdu scan --save` wrote."),
     click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; PATHS is the table."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.options import json_option, optional_data_options
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import DataSource
@@ -170,9 +171,12 @@ def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _segment(entry: dict[str, Any]) -> str:
     steps = entry["steps"]
-    topology = f"{entry['num_ranks']:,} ranks × {entry['num_workers']} workers, batch {entry['batch_size']:,}"
+    size = f"{counted(entry['num_ranks'], 'rank')} × {counted(entry['num_workers'], 'worker')}"
+    topology = f"{size}, batch {entry['batch_size']:,}"
     known = [steps] * entry["num_ranks"] if isinstance(steps, int) else [each for each in steps if each is not None]
-    count = f"{steps:,} steps" if isinstance(steps, int) else f"{min(known):,} to {max(known):,} steps (ranks differ)"
+    count = f"{min(known):,} to {max(known):,} steps (ranks differ)"
+    if isinstance(steps, int):
+        count = counted(steps, "step")
     if len(known) < entry["num_ranks"]:
         finished = entry["num_ranks"] - len(known)
         return f"{count} on {topology}; {finished:,} of the ranks took all of theirs"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 from torch_dataloader_utils.plan.explain import FEW_CHUNKS
@@ -31,8 +32,8 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
     if plan.repeated_rows:
         why, instead = _why_rows_repeat(plan)
         yield (
-            f"{plan.repeated_rows} rows come a second time so that every rank takes its last step: {why}. Use "
-            f"drop_last=True, or {instead}."
+            f"{counted(plan.repeated_rows, 'row')} will come a second time so that every rank takes its last step: "
+            f"{why}. Use drop_last=True, or {instead}."
         )
     # No files at all means that the user passed allow_empty=True.
     if plan.inventory.num_files and steps is not None and not any(steps):
@@ -68,16 +69,13 @@ def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
     smaller, sizes = "", {"split_rows": options.split_rows, "split_bytes": options.split_bytes}
     if num_chunks < plan.inventory.num_groups:
         chosen = next((f"leave out {name}=" for name, size in sizes.items() if size), "pass a smaller split_bytes=")
-        smaller = f"smaller chunks ({plan.inventory.num_groups:,} row groups: {chosen}), "
+        smaller = f"smaller chunks ({counted(plan.inventory.num_groups, 'row group')}: {chosen}), "
+    of_all = " (of all ranks)" if topology.num_ranks > 1 else ""
     yield (
-        f"shuffle=True mixes little: {_count(num_chunks, 'chunk')}, whose rows stay in stored order, for "
-        f"{_count(workers, 'worker')} (of all ranks). With fewer than {FEW_CHUNKS} each, epochs and batches are much "
-        f"alike. Pass shuffle_rows=65_536, which permutes rows too, {smaller}or write smaller row groups."
+        f"shuffle=True mixes little: {counted(num_chunks, 'chunk')}, whose rows stay in stored order, for "
+        f"{counted(workers, 'worker')}{of_all}. With fewer than {FEW_CHUNKS} each, epochs and batches are much alike. "
+        f"Pass shuffle_rows=65_536, which permutes rows too, {smaller}or write smaller row groups."
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _why_nothing_comes(plan: EpochPlan) -> str:

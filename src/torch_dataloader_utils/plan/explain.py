@@ -21,12 +21,12 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_
     topology, options = plan.position.topology, plan.options
     lines = [
         f"{counted(inventory.num_files, 'file')}, {counted(inventory.num_groups, 'row group')}, "
-        f"{_rows(inventory.num_rows)} rows, "
-        f"{format_bytes(int(plan.space.byte_start[-1]))} projected; {len(plan.chunks)} chunks",
+        f"{_rows(inventory.num_rows)}, {format_bytes(int(plan.space.byte_start[-1]))} projected; "
+        f"{counted(len(plan.chunks), 'chunk')}",
         *inventory.notes,
         f"epoch {plan.position.epoch}, {_order(options)}",
-        f"{topology.num_ranks} ranks × {topology.num_workers} workers, batch {topology.batch_size}, "
-        f'rank_sharding="{options.rank_sharding}"',
+        f"{counted(topology.num_ranks, 'rank')} × {counted(topology.num_workers, 'worker')}, "
+        f'batch {topology.batch_size}, rank_sharding="{options.rank_sharding}"',
         *(f"mixing: {text}" for text in [describe_mixing(plan)] if text),
         _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if is_shared else ""),
         "",
@@ -44,7 +44,7 @@ def explain_plan(plan: PlanOfEpoch, inventory: Inventory, max_ranks: int, *, is_
                 f"{groups:>10}"
             )
     if shown < topology.num_ranks:
-        lines.append(f"   ... and {topology.num_ranks - shown} more ranks")
+        lines.append(f"   ... and {counted(topology.num_ranks - shown, 'more rank')}")
     if sum(loads):
         imbalance = max(loads) * len(loads) / sum(loads)
         lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
@@ -58,7 +58,7 @@ FEW_CHUNKS = 8
 def describe_mixing(plan: PlanOfEpoch) -> str:
     """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
 
-    24 chunks, 3.0 a worker: FEW, 8 or more mix well; a batch of 100 rows draws from about 2 chunks
+    24 chunks, 3.0 a worker, few: 8 or more are needed to mix well; a batch of 100 rows draws from about 2 chunks
     """
     options, topology, num_chunks = plan.options, plan.position.topology, len(plan.chunks)
     if not options.shuffle or options.strategy or num_chunks == 0:
@@ -73,11 +73,11 @@ def describe_mixing(plan: PlanOfEpoch) -> str:
     if options.lane_rows:
         drawn = max(drawn, batch_rows / options.lane_rows)
     drawn = max(1, min(drawn, of_worker))
-    few = f": FEW, {FEW_CHUNKS} or more mix well" if of_worker < FEW_CHUNKS else ""
+    few = f", few: {FEW_CHUNKS} or more are needed to mix well" if of_worker < FEW_CHUNKS else ""
     each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
     return (
-        f"{num_chunks:,} chunks, {each} a worker{few}; a batch of {batch_rows:,} rows draws from about "
-        f"{drawn:,.0f} chunk{'s' if round(drawn) != 1 else ''}"
+        f"{counted(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {counted(batch_rows, 'row')} draws from "
+        f"about {counted(round(drawn), 'chunk')}"
     )
 
 
@@ -86,7 +86,7 @@ def _order(options: PlanOptions) -> str:
     text = f"seed {options.seed}, "
     text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
     if options.shuffle_rows:
-        text += f", windows of {options.shuffle_rows} rows"
+        text += f", windows of {counted(options.shuffle_rows, 'row')}"
     if options.bucket_by:
         text += f", buckets by {options.bucket_by}"
     if options.max_tokens_per_batch:
@@ -96,7 +96,7 @@ def _order(options: PlanOptions) -> str:
     if options.stop_row is not None:
         text += f", rows [{options.first_row}, {options.stop_row}) only"
     if options.num_lanes:
-        text += f", {options.num_lanes} lanes"
+        text += f", {counted(options.num_lanes, 'lane')}"
     return text
 
 
@@ -104,21 +104,23 @@ def _counts(plan: PlanOfEpoch) -> str:
     if isinstance(plan, InexactPlan):
         return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
     steps = sorted(set(plan.rank_steps.tolist()))
-    text = f"{steps[0]} steps on every rank" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
+    text = f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
+    if len(steps) == 1:
+        text = f"{counted(steps[0], 'step')} on every rank"
     done, earlier = plan.position.done, len(plan.position.history)
     if done or earlier:
         text += f", {done} of them done" + (f" after {earlier} other topologies" if earlier else "")
     if plan.cuts:
-        text += f"; levelling moved {plan.moved_rows:,} rows in {plan.cuts} range{'s' if plan.cuts > 1 else ''}"
+        text += f"; levelling moved {counted(plan.moved_rows, 'row')} in {counted(plan.cuts, 'range')}"
     if plan.dropped_rows:
-        text += f"; drop_last leaves out {plan.dropped_rows:,} rows"
+        text += f"; drop_last leaves out {counted(plan.dropped_rows, 'row')}"
     if plan.repeated_rows:
-        text += f"; {plan.repeated_rows:,} rows come twice, so that every rank takes the last step"
+        text += f"; {counted(plan.repeated_rows, 'repeated row')}, so that every rank takes the last step"
     return text
 
 
 def _rows(count: int) -> str:
-    return f"{count:,}" if count >= 0 else "an unknown number of"
+    return counted(count, "row") if count >= 0 else "an unknown number of rows"
 
 
 def _batches(program: WorkerProgram) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.pictures.svg import file_hue
 from torch_dataloader_utils.cli.pictures.timeline import Timeline
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
@@ -97,16 +98,16 @@ def _legend(axes: Any, timeline: Timeline) -> None:
     shown = timeline.files[:_LEGEND_FILES]
     patches = [Patch(color=_color(timeline, file, 0), label=name) for file, name in enumerate(shown)]
     if rest := len(timeline.files) - len(shown):
-        patches.append(Patch(color="none", label=f"and {rest:,} more files"))
+        patches.append(Patch(color="none", label=f"and {counted(rest, 'more file')}"))
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7)
 
 
 def _title(axes: Any, summary: dict[str, Any], timeline: Timeline) -> None:
-    steps = "inexact" if summary["steps"] is None else f"{summary['steps'][1]:,} steps"
+    steps = "inexact" if summary["steps"] is None else counted(summary["steps"][1], "step")
     if summary["steps"] is not None and summary["steps"][0] != summary["steps"][1]:
         steps = f"{summary['steps'][0]:,} to {summary['steps'][1]:,} steps"
-    ranks = f"{timeline.num_ranks:,} ranks × {summary['num_workers']} workers"
+    ranks = f"{counted(timeline.num_ranks, 'rank')} × {counted(summary['num_workers'], 'worker')}"
     if timeline.shown_ranks < timeline.num_ranks:
         ranks += f" (first {timeline.shown_ranks} shown)"
-    facts = f"{ranks}, {steps}, {summary['cuts']} cuts, heaviest worker {timeline.imbalance:.2f} × the mean"
+    facts = f"{ranks}, {steps}, {counted(summary['cuts'], 'cut')}, heaviest worker {timeline.imbalance:.2f} × the mean"
     axes.set_title(f"Epoch {summary['epoch']}: {facts}", fontsize=10, loc="right")
