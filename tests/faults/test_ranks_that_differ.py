@@ -98,6 +98,11 @@ DIFFERENT: dict[str, tuple[Job, str]] = {
     "epoch": (set_epochs, "ConfigError: epoch 1 0"),
     "state": (resume_one, "CheckpointMismatchError: log none"),
     "files": (copies, "DataError: files 4 files with 20 row groups"),
+    "names": (
+        lambda table, rank: train(make([table / "0.parquet", table / f"{1 + rank}.parquet"])),
+        "DataError: files",
+    ),
+    "workers": (lambda table, rank: train(make(table, num_workers=1 + rank)), "ConfigError: num_workers 1 2"),
     "filter": (lambda table, rank: train(make(table, filters=None if rank else SOME)), "ConfigError: filters"),
     "blend": (blend_others, "ConfigError: blend epoch 0 1"),
     "built in workers": (lambda table, rank: train(make(table, shuffle_seed=rank, num_workers=1)), "shuffle_seed 0 1"),
@@ -116,6 +121,25 @@ def look_alone(table: Path, rank: int) -> Any:
         seen.append(train(loader, steps=100 if epoch else 2))
         if rank == 0:
             list(other)
+    return seen
+
+
+def pass_alone(table: Path, rank: int) -> Any:
+    """One rank makes passes and looks of its own over the loader that it trains with, and builds one more."""
+    loader, seen = make(table), []
+    if rank == 0:
+        list(loader)
+    for epoch in range(3):
+        if rank == 0:
+            loader.set_epoch(100)
+            next(iter(loader))
+        loader.set_epoch(epoch)
+        seen.append(train(loader))
+        if rank == 0:
+            next(iter(loader))
+        for _ in range(2 - rank):
+            rebuilt = make(table, shuffle_seed=epoch)
+        train(rebuilt)
     return seen
 
 
@@ -155,6 +179,7 @@ def mesh_that_differs(table: Path, rank: int) -> None:
 DIFFERENT["mesh"] = (mesh_that_differs, "ConfigError: shuffle_seed 0 1")
 ALIKE: dict[str, Job] = {
     "look alone": look_alone,
+    "pass alone": pass_alone,
     "mean it": mean_it,
     "shared batches": shared_batches,
     "many epochs": many_epochs,
@@ -195,8 +220,9 @@ def test_ranks_that_read_other_things_all_raise_and_name_them(tmp_path: Path) ->
 
 def test_ranks_that_read_on_their_own_are_left_alone(tmp_path: Path) -> None:
     first, second = run_ranks(_rank, tmp_path / "meeting", write(tmp_path / "table"), ALIKE)
-    for one, other in zip(first["look alone"][1:], second["look alone"][1:], strict=True):
-        assert sorted(one + other) == list(range(200))
+    for job, whole in (("look alone", 1), ("pass alone", 0)):
+        for one, other in zip(first[job][whole:], second[job][whole:], strict=True):
+            assert sorted(one + other) == list(range(200))
     assert sorted(first["mean it"]) == sorted(second["mean it"]) == list(range(200))
     assert first["shared batches"] == second["shared batches"]
     assert first["many epochs"] <= 0

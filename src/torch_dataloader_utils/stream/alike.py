@@ -6,10 +6,11 @@ goes on without an answer. See docs/design/0014-trainers.md.
 """
 
 import json
+import os
 import sys
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.strings import counted
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, LoaderError
 from torch_dataloader_utils.stream.ranks import running_ranks
 
 Record = Mapping[str, str]
@@ -33,6 +34,9 @@ _LONGEST_WAIT = timedelta(seconds=60)
 
 # Their sum over 2^23 ranks fits into the store's 64 bits.
 _NUMBER_BITS = 40
+
+# Of more files, every second or third and so on: names of a million would take a second.
+_COMPARED_NAMES = 10_000
 
 _ADVICE = {
     "files": "Files may have come while the ranks looked. Pass the same path on all ranks, with "
@@ -56,6 +60,8 @@ class Comparison:
         self._record = dict(record)
         self._number = int(_digest(json.dumps(self._record))[: _NUMBER_BITS // 4], 16)
         self._is_settled = False
+        # What else has to be in the store before ranks that differ are an error.
+        self._conditions: tuple[str, ...] = (f"{self.key}/waited",)
 
     def publish(self) -> None:
         """Publish the record; says that all are there if it is the last one."""
@@ -78,11 +84,11 @@ class Comparison:
         try:
             if self._is_settled or not running_ranks() or not _store().check([f"{self.key}/all"]):
                 return
-            self._is_settled = True
-            store = _store()
-            if store.add(f"{self.key}/sum", 0) != len(self._peers) * self._number:
-                names = [self._of(rank) for rank in self._peers]
-                records = [json.loads(store.get(name)) for name in names] if store.check(names) else []
+            store, names = _store(), list(map(self._of, self._peers))
+            if store.add(f"{self.key}/sum", 0) == len(self._peers) * self._number:
+                self._is_settled = True
+            elif store.check([*names, *self._conditions]):
+                records = [json.loads(store.get(name)) for name in names]
         except RuntimeError:  # as above
             self._is_settled = True
         _refuse_differences(self._peers, records)
@@ -94,10 +100,34 @@ class Comparison:
             ConfigError, DataError: see `check`.
         """
         try:
+            _store().set(f"{self.key}/waited", "1")
             _store().wait([f"{self.key}/all"], _LONGEST_WAIT)
         except RuntimeError:  # nobody came: the collective will say so
             return
         self.check()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A pass: ranks that differ are an error only if all are in it at once.
+
+        One that passed over its loader alone is in another pass than the others from then on. Who leaves with the error
+        stays, so that the others find it too.
+        """
+        self._conditions = tuple(f"{self._of(rank)}/inside" for rank in self._peers)
+        self._mark(lambda store, name: store.set(name, "1"))
+        try:
+            yield
+        except LoaderError:
+            raise
+        except BaseException:
+            self._mark(lambda store, name: store.delete_key(name))
+            raise
+        self._mark(lambda store, name: store.delete_key(name))
+
+    def _mark(self, change: Callable[[Any, str], object]) -> None:
+        if running_ranks():
+            with suppress(RuntimeError):  # as above
+                change(_store(), f"{self._of(dist.get_rank())}/inside")
 
     def settle(self) -> None:
         """Compare no more."""
@@ -108,7 +138,7 @@ class Comparison:
         if not running_ranks():
             return
         try:
-            for name in (str(dist.get_rank()), "sum", "count", "all"):
+            for name in (str(dist.get_rank()), f"{dist.get_rank()}/inside", "sum", "count", "all", "waited"):
                 _store().delete_key(f"{self.key}/{name}")
         except RuntimeError:  # as above
             return
@@ -158,21 +188,28 @@ def name_of_call(kind: str) -> str:
 
 
 def check_alike(inventory: Inventory) -> None:
-    """Check that all ranks have the same row groups and filter, before they divide them by number; all must call it.
+    """Check that all ranks have the same row groups, before they divide them by number; all must call it.
 
     Raises:
-        DataError, ConfigError: they differ. All ranks raise it.
+        DataError: they differ. All ranks raise it.
     """
-    publish(name_of_call("data"), (), {**data_record(inventory), "filters": _short(inventory.row_filter)}).wait()
+    publish(name_of_call("data"), (), data_record(inventory)).wait()
 
 
 def data_record(inventory: Inventory) -> dict[str, str]:
-    """What decides which rows row group i has; without paths and times: ranks may have copies on local disks."""
-    groups = inventory.groups
+    """What decides which rows row group i has; without times, and of paths only what lies below the directory that all
+    files are in: ranks may have copies on local disks.
+    """
+    groups, paths = inventory.groups, inventory.files.paths
+    ends = [paths[0], paths[len(paths) - 1]] if len(paths) else [""]  # they are sorted
+    root = os.path.commonprefix(ends).rfind("/") + 1  # noqa: RUF071  # of URLs as well
+    some = range(0, len(paths), 1 + len(paths) // _COMPARED_NAMES)
+    names = "\n".join(paths[file][root:] for file in some)
     arrays = inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows
     content = b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, groups.projected_bytes))
+    content += names.encode()
     counts = f"{counted(inventory.num_files, 'file')} with {counted(inventory.num_groups, 'row group')}"
-    return {"files": f"{counts}, sizes and rows {_digest(content)}", "snapshot": inventory.snapshot or "none"}
+    return {"files": f"{counts}, sizes, rows and names {_digest(content)}", "snapshot": inventory.snapshot or "none"}
 
 
 def options_record(options: Mapping[str, Any]) -> dict[str, str]:
@@ -199,7 +236,7 @@ class ComparedPasses:
         self._left: int | None = None
 
     def watch(self, batches: Iterator[Any], record: Record, place: Any, left: int | None) -> Generator[Any]:
-        """The batches; published records are checked before batches 2, 4, 8, ... are given, and after the last.
+        """The batches; published records are checked before batches 2, 4, 8, ... are given, and after the only one.
 
         In a job whose ranks meet in a collective at each step, all have published before the second batch, and so all
         raise there; a check before the first would leave some waiting for those that raise.
@@ -210,9 +247,9 @@ class ComparedPasses:
         if self._place is not None and (place != self._place or self._left == 0):
             self._number += 1
         self._place, self._left = place, left
-        next_check = 2
-        with closing(batches):  # type: ignore[type-var]  # passes are generators
-            publish(f"{self._name}-{self._number}", self.peers, {**self.options, **record})
+        comparison = publish(f"{self._name}-{self._number}", self.peers, {**self.options, **record})
+        with closing(batches), comparison.inside():  # type: ignore[type-var]  # passes are generators
+            number, next_check = 0, 2
             for number, batch in enumerate(batches, start=1):
                 if number == next_check:
                     check_published()
@@ -220,9 +257,10 @@ class ComparedPasses:
                 if self._left:
                     self._left -= 1
                 yield batch
-        if self._place is not None:
-            self._left = 0
-        check_published()
+            if self._place is not None:
+                self._left = 0
+            if number < 2:
+                check_published()
 
 
 def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None:
@@ -235,10 +273,10 @@ def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None
     sides = f"rank {peers[0]}", f"rank {peers[other]}"
     values = [f"{name} is {first.get(name)} on {sides[0]} and {second.get(name)} on {sides[1]}" for name in names]
     kind = {"files": DataError, "snapshot": DataError, "log": CheckpointMismatchError}.get(names[0], ConfigError)
-    for comparison in _recent:  # who catches this is not told of the same difference again
+    for comparison in _recent:  # who catches this does not get the same error again
         comparison.settle()
     raise kind(
-        f"Ranks read other things: {'; '.join(values)}. Rows would be lost, read twice or waited for. "
+        f"Ranks differ: {'; '.join(values)}. Rows would be lost, read twice or waited for. "
         f"{_ADVICE.get(names[0], 'Pass the same on every rank')}; or pass check_ranks=False if this is meant."
     )
 

@@ -27,6 +27,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -37,6 +38,7 @@ from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils._runtime.held_signals import held
+from torch_dataloader_utils._runtime.system_limits import limit_error
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
 
@@ -77,7 +79,7 @@ def start(loader: DataLoader[Any]) -> Any:
     except BaseException as error:
         if loading is not None:
             end(loading)  # which the traceback would keep
-        else:
+        elif loader._iterator is None and limit_error(error, "") is not None:
             _end_half_started(error)
         raise
     return loading
@@ -102,7 +104,13 @@ def end_if_an_answer_is_lost() -> None:
     would print it without end; the trainer would wait for ever.
     """
     Queue._on_queue_feeder_error = staticmethod(lambda error, _: _end(error))  # type: ignore[attr-defined]
-    sys.excepthook = lambda _, error, __: _end(error)
+    sys.excepthook = _end_at_a_limit
+
+
+def _end_at_a_limit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.__excepthook__(kind, error, trace)
+    if limit_error(error, "") is not None:
+        os._exit(1)
 
 
 def _end(error: BaseException) -> None:

@@ -1,6 +1,7 @@
 """What this process shares with the other ranks before the first batch: their numbers, the reading, a comparison."""
 
 from torch_dataloader_utils._arrow.row_filter import filter_text
+from torch_dataloader_utils._core.fingerprints import short_digest
 from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.plan.strategy_check import strategy_name
@@ -14,7 +15,6 @@ _OF_ONE_RANK = frozenset(
     [
         "rank",
         "mesh",
-        "num_workers",
         "output_format",
         "collate_fn",
         "transform",
@@ -63,23 +63,25 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
     """The options that all ranks need to have alike, as texts."""
     shown = {name: getattr(options, name) for name in TABLE_OPTIONS if name not in _OF_ONE_RANK}
     shown["num_ranks"] = num_ranks
-    shown["filters"] = filter_text(options.filters) or None
+    # A state says for all ranks how rows were assigned to workers.
+    shown["num_workers"] = max(1, options.worker_processes)
+    # Literals are values of the data, which no message repeats.
+    shown["filters"] = "none" if options.filters is None else short_digest(filter_text(options.filters).encode())
     shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
     shown["pack"] = options.pack and options.pack.describe()
     return options_record(shown)
 
 
 def compare_options(options: TableOptions, share: Share) -> None:
-    """Let the ranks compare their options; with a share of several, before they meet in a collective.
+    """Let the ranks compare their options if any of them is about to meet the others in a collective.
 
     Raises:
-        ConfigError: they differ. Ranks that share no work raise it at their first batch.
+        ConfigError: they differ. Ranks that share no work raise it at their second batch.
     """
     if not options.check_ranks or running_ranks() < 2:
         return
-    comparison = publish(
-        name_of_call("build"), mesh_members(options.mesh), compared_options(options, ranks_of(options)[0])
-    )
+    record = compared_options(options, ranks_of(options)[0])
+    comparison = publish(name_of_call("build"), mesh_members(options.mesh), record)
     if share.count > 1 or options.broadcast_inventory:
         comparison.wait()
 
