@@ -143,12 +143,26 @@ def test_by_default_a_body_of_1500_bytes_a_second_is_asked_for_again_which_is_lo
     assert policy.progress_bytes / policy.progress_seconds > 1500
 
 
-def test_bytes_that_come_in_extend_the_cap() -> None:
-    attempts = Attempts(RetryPolicy(most_seconds=0))
-    assert attempts.failed(Diagnosis(kind=Kind.TRANSIENT), can_renew=False) is None
-    attempts.received_bytes = 1 << 30
-    assert attempts.failed(Diagnosis(kind=Kind.TRANSIENT), can_renew=False) is not None
-    assert attempts.left_seconds > 0
+class PastAttempts(Attempts):
+    """Attempts whose clock the test sets."""
+
+    elapsed_seconds = 0.0
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "at_seconds", "cap"), [(32 << 20, 1, 121), (32 << 20, 300, 420), (180_000, 120, 122.7), (0, 50, 120)]
+)
+def test_bytes_that_come_in_extend_the_cap_by_no_more_than_they_took(
+    num_bytes: int, at_seconds: float, cap: float
+) -> None:
+    attempts = PastAttempts(RetryPolicy())
+    attempts.elapsed_seconds = at_seconds
+    attempts.received(num_bytes)
+    for elapsed, goes_on in ((cap - 11, True), (cap + 1, False)):
+        attempts.elapsed_seconds = elapsed
+        attempts.received(num_bytes)  # nothing new
+        assert attempts.left_seconds == pytest.approx(cap - elapsed, abs=0.1)
+        assert (attempts.failed(Diagnosis(kind=Kind.TRANSIENT), can_renew=False) is not None) == goes_on
 
 
 def test_a_redirect_without_a_place_names_the_region(server: S3Server, access: StoreAccess) -> None:

@@ -67,7 +67,9 @@ class PendingReads:
                 works = _all(fetch(filesystem, key, reply, self._attempts.policy) for reply in missing)
                 errors = run_on_loop(filesystem.loop, works, self._left_seconds)
         finally:
-            thread_requests().fetched_bytes += self._received_bytes() - before
+            received = self._received_bytes()
+            self._attempts.received(received)
+            thread_requests().fetched_bytes += received - before
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
@@ -76,7 +78,7 @@ class PendingReads:
         return sum(reply.have for reply in self._replies)
 
     def _left_seconds(self) -> float:
-        self._attempts.received_bytes = self._received_bytes()
+        self._attempts.received(self._received_bytes())
         return self._attempts.left_seconds
 
 

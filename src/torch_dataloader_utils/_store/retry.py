@@ -26,8 +26,8 @@ class RetryPolicy:
 
     Attributes:
         most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
-            throttled, a restarted proxy some ten seconds. Each 64 KiB of a file that come in add a second, so that a
-            large read over a slow line is not given up. The first attempt has at least progress_seconds.
+            throttled, a restarted proxy some ten seconds. Each 64 KiB of a file that come in add a second, but no more
+            than they took: a large read over a slow line is not given up. The first attempt has at least progress_seconds.
         first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
             a random number between one half and one. A server's Retry-After counts where it is longer.
         progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
@@ -49,12 +49,13 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one request; received_bytes: of a file, by all of them."""
+    """The attempts of one request."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self.policy = policy
-        self.received_bytes = 0
         self._begin = time.monotonic()
+        self._received_bytes = 0
+        self._received_seconds = 0.0
         self._wrong_replies = 0
         self._renewals = 0
         self.count = 0
@@ -67,13 +68,18 @@ class Attempts:
     @property
     def most_seconds(self) -> float:
         """The `elapsed_seconds` at which the request is given up."""
-        return self.policy.most_seconds + self.received_bytes / _LEAST_BYTES_PER_SECOND
+        return self.policy.most_seconds + min(self._received_bytes / _LEAST_BYTES_PER_SECOND, self._received_seconds)
 
     @property
     def left_seconds(self) -> float:
         """What is left for the attempt under way."""
         least = 0.0 if self.count else self.policy.progress_seconds
         return max(least, self.most_seconds) - self.elapsed_seconds
+
+    def received(self, num_bytes: int) -> None:
+        """So many bytes of a file have come in by now, by all attempts."""
+        if num_bytes > self._received_bytes:
+            self._received_bytes, self._received_seconds = num_bytes, self.elapsed_seconds
 
     def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
         """Seconds to wait before the next attempt; None if there is none.
