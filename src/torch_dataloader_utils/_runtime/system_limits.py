@@ -1,9 +1,9 @@
 """Limits of the system that a process ran into, as errors that name the limit and its cure."""
 
 import errno
+import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager
 
 from torch_dataloader_utils.errors import LoaderError, StoreError
 
@@ -31,7 +31,9 @@ def limits_named(what: str) -> Iterator[None]:
 def limit_error(error: BaseException, what: str) -> StoreError | None:
     """The error for a limit that caused `error`; None if none did. what: failed, as the start of a sentence."""
     current: BaseException | None = error
-    while current is not None:
+    seen = set[int]()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
         if isinstance(current, OSError) and current.errno in _LIMITS:
             name, unit, option = _LIMITS[current.errno]
             return StoreError(
@@ -43,8 +45,5 @@ def limit_error(error: BaseException, what: str) -> StoreError | None:
 
 
 def _soft_limit(name: str) -> str:
-    with suppress(ImportError):  # of Windows
-        resource = import_module("resource")
-        soft = resource.getrlimit(getattr(resource, name))[0]
-        return "no more" if soft == resource.RLIM_INFINITY else f"at most {soft:,}"
-    return "no more"
+    soft = resource.getrlimit(getattr(resource, name))[0]
+    return "no more" if soft == resource.RLIM_INFINITY else f"at most {soft:,}"

@@ -27,7 +27,8 @@ class RetryPolicy:
     Attributes:
         most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
             throttled, a restarted proxy some ten seconds. Each 64 KiB of a file that come in add a second, but no more
-            than they took: a large read over a slow line is not given up. The first attempt has at least progress_seconds.
+            than they took: a large read over a slow line is not given up. The first attempt has progress_seconds at
+            least.
         first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
             a random number between one half and one. A server's Retry-After counts where it is longer.
         progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
