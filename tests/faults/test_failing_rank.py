@@ -103,7 +103,7 @@ def test_ranks_that_see_files_of_other_rows_are_told(tmp_path: Path) -> None:
     build = partial(StructuredDataset, num_ranks="auto", filters=SOME)
     for error in raised(tmp_path, lambda rank: build(tmp_path / f"{rank}.parquet")):
         assert error.startswith("DataError: ")
-        assert "files is 1 file with 1 row group, sizes and rows" in error
+        assert "files is 1 file with 1 row group, sizes, rows and names" in error
 
 
 def test_ranks_that_build_data_sets_in_another_order_are_told(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_ranks_that_build_data_sets_in_another_order_are_told(tmp_path: Path) ->
 
     for error in raised(tmp_path, build):
         assert error.startswith("DataError: ")
-        assert "files is 1 file with 1 row group, sizes and rows" in error
+        assert "files is 1 file with 1 row group, sizes, rows and names" in error
 
 
 @pytest.mark.parametrize("filters", [[pc.field("n").isin([1, 2]), pc.field("n").isin([2, 1])], [SOME, None]])
@@ -129,7 +129,7 @@ def test_ranks_that_filter_otherwise_are_told(tmp_path: Path, filters: list[Any]
         next(iter(StructuredDataset(file, num_ranks="auto", filters=filters[rank], batch_size=10)))
 
     first, second = raised(tmp_path, build)
-    assert first.startswith("ConfigError: Ranks read other things: filters is ")
+    assert first.startswith("ConfigError: Ranks differ: filters is ")
     assert second in (first, "none")  # what reads without a filter has its batch before it looks
 
 

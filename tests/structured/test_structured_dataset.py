@@ -216,7 +216,7 @@ def test_uneven_chunk_sharding_warns_with_the_step_counts(folder):
 
 def test_more_ranks_than_rows_repeat_a_row_and_warn(tmp_path):
     pq.write_table(make_table(0, 3), tmp_path / "a.parquet")
-    with pytest.warns(UserWarning, match="2 rows come a second time"):
+    with pytest.warns(UserWarning, match="2 rows will come a second time"):
         loaders = [load(str(tmp_path), num_ranks=5, rank=rank)[0] for rank in range(5)]
     assert [len(list(loader)) for loader in loaders] == [1] * 5
 
@@ -228,7 +228,7 @@ def test_single_rows_that_do_not_divide_are_told_as_that(folder):
 
 def test_a_last_step_of_lanes_with_fewer_rows_than_ranks_is_told_as_that(tmp_path):
     pq.write_table(make_table(0, 9), tmp_path / "a.parquet")
-    with pytest.warns(UserWarning, match=r"1 rows come a second time.*fewer rows are left for it than ranks"):
+    with pytest.warns(UserWarning, match=r"1 row will come a second time.*fewer rows are left for it than ranks"):
         load(str(tmp_path), batch_size=4, num_ranks=2, num_lanes=2)
 
 
