@@ -24,6 +24,8 @@ other processes call the `__new__` of the first base.
 A message says what, where (file, row group, rows), seen and wanted, and what to do.
 """
 
+from collections.abc import Iterator
+
 
 class LoaderError(Exception):
     """Whatever this library raises on purpose."""
@@ -97,3 +99,16 @@ def of_type(value: object) -> str:
     """The type of a value, for messages: "a dict", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def causes(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and so on.
+
+    handled: the exception that the caller was handling before (`sys.exception()`); it is left out.
+    """
+    seen = set[int]()
+    current: BaseException | None = error
+    while current is not None and current is not handled and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

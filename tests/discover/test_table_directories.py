@@ -1,6 +1,7 @@
 """Directories of Delta, Hudi and Iceberg tables are no data sets of plain files, unless one says so."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from tests.cli.shell import one_line, tdu
 from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset, scan_files
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.discover.table_directories import check_plain
-from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils.errors import StoreError, UnsupportedFeatureError
 
 CORPORA = Path(__file__).resolve().parents[3] / "shared" / "corpora"
 MARKERS = {"delta": "_delta_log/0.json", "hudi": ".hoodie/hoodie.properties", "iceberg": "metadata/v1.metadata.json"}
@@ -39,7 +40,16 @@ def warehouse(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.parametrize("kind", MARKERS)
 @pytest.mark.parametrize(
     "below",
-    ["", "/data", "/data/", "/data/year=2024", "/data/year=2024/month=1", "/**/*.parquet", "/data/*/*/*.parquet"],
+    [
+        "",
+        "/data",
+        "/data/",
+        "/data/year=2024",
+        "/data/year=2024/month=1",
+        "/**/*.parquet",
+        "/data/*/*/*.parquet",
+        "/dat?/*/*/*.parquet",
+    ],
 )
 def test_a_directory_of_a_table_is_refused_with_what_reads_it(warehouse: str, kind: str, below: str) -> None:
     path = f"{warehouse}/{kind}{below}"
@@ -55,6 +65,23 @@ def test_a_directory_of_a_table_is_refused_with_what_reads_it(warehouse: str, ki
 def test_a_directory_with_a_table_somewhere_below_is_refused(warehouse: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match="is the directory of"):
         scan_files(warehouse)
+
+
+@pytest.mark.parametrize("kind", MARKERS)
+def test_a_pattern_that_matches_the_table_itself_is_refused(warehouse: str, kind: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=rf"/{kind} is the directory of "):
+        scan_files(f"{warehouse}/{kind[:-1]}?/*/*/*/*.parquet")
+    assert scan_files(f"{warehouse}/plai?/**/*.parquet").num_rows == 2
+
+
+def test_iceberg_data_is_read_bare_where_the_message_says(tmp_path: Path) -> None:
+    for name in ("data", "metadata"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "metadata/v1.metadata.json").write_text("{}")
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "data/a.parquet")
+    with pytest.raises(UnsupportedFeatureError, match=f"pass {tmp_path}/data with allow_bare_files=True"):
+        scan_files(tmp_path)
+    assert scan_files(tmp_path / "data", allow_bare_files=True).num_rows == 2
 
 
 @pytest.mark.parametrize("kind", MARKERS)
@@ -86,6 +113,7 @@ class RemoteLikeStore(LocalStore):
     """Counts what a remote store would list."""
 
     listed: ClassVar[list[str]] = []
+    error: ClassVar[Exception | None] = None
 
     @property
     def is_local(self) -> bool:
@@ -93,6 +121,8 @@ class RemoteLikeStore(LocalStore):
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
         self.listed.append(path)
+        if self.error is not None:
+            raise self.error
         return super().directories(path, names)
 
 
@@ -107,6 +137,33 @@ def test_plain_directories_in_stores_cost_no_listing(tmp_path: Path, below: str,
     store = RemoteLikeStore()
     check_plain(store, [store.list_files(f"{tmp_path}{below}")])
     assert store.listed == [f"{tmp_path}{each}" for each in wanted]
+
+
+def test_many_directories_of_a_pattern_cost_few_listings(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"d{number}").mkdir()
+        (tmp_path / f"d{number}/x").write_bytes(b"x")
+    RemoteLikeStore.listed.clear()
+    store = RemoteLikeStore()
+    check_plain(store, [store.list_files(f"{tmp_path}/*/x")])
+    assert len(store.listed) == 16
+
+
+@pytest.mark.parametrize(
+    ("cause", "raises"), [(PermissionError("403"), False), (FileNotFoundError("404"), False), (OSError("503"), True)]
+)
+def test_what_may_not_be_listed_is_passed_over_and_an_outage_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError, raises: bool
+) -> None:
+    (tmp_path / "y=1").mkdir()
+    (tmp_path / "y=1/x").write_bytes(b"x")
+    error = StoreError("cannot list")
+    error.__cause__ = cause
+    monkeypatch.setattr(RemoteLikeStore, "error", error)
+    store = RemoteLikeStore()
+    listings = [store.list_files(f"{tmp_path}/y=1")]
+    with pytest.raises(StoreError, match="cannot list") if raises else nullcontext():
+        check_plain(store, listings)
 
 
 @pytest.mark.skipif(not CORPORA.is_dir(), reason="the corpora are not beside the checkout")

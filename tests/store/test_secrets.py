@@ -129,6 +129,13 @@ def test_errors_repeat_no_credential_of_the_environment(monkeypatch, name):
     assert CANARY not in f"{error} {error.response} {store_error(OSError(CANARY), 's3://b/a', 'read')}"
 
 
+def test_variables_that_no_client_reads_are_not_searched_for(monkeypatch):
+    monkeypatch.setenv("SESSION_KEY", "shuffled")
+    error = OSError("rows are shuffled")
+    censor(error)
+    assert str(error) == "rows are shuffled"
+
+
 def test_names_repeat_no_control_characters_in_messages():
     assert redact("/data/\x1b[2J\x9b1m\nerror: a.parquet") == "/data/\\x1b[2J\\x9b1m\\nerror: a.parquet"
     assert redact("/data/é…ß.parquet") == "/data/é…ß.parquet"

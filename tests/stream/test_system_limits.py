@@ -1,5 +1,6 @@
 """Limits of open files and of file sizes: errors name the limit, nothing is left behind, and threads need neither."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._runtime.system_limits import limits_named
 from torch_dataloader_utils._store import open_store
+from torch_dataloader_utils._store.faults import translated
 from torch_dataloader_utils.errors import StoreError, WorkerDiedError
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 
@@ -111,6 +114,23 @@ def test_a_local_file_that_cannot_be_opened_names_the_limit(tmp_path: Path) -> N
         pytest.raises(StoreError, match=r"cannot read \(Too many open files\).*ulimit -n"),
     ):
         store.ranges(str(file), [(0, 2)])
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+def test_a_limit_that_was_handled_before_is_not_blamed() -> None:
+    broken, limit = OSError("broken"), OSError(errno.EMFILE, "Too many open files")
+    try:
+        raise OSError(errno.EMFILE, "Too many open files")
+    except OSError:
+        with pytest.raises(StoreError, match=r"cannot read \(OSError: broken\)"), translated("/a", "read"):
+            _fail(broken)
+        with pytest.raises(OSError, match="broken"), limits_named("That failed"):
+            _fail(broken)
+        with pytest.raises(StoreError, match="ulimit -n"), translated("/a", "read"):
+            _fail(limit)
 
 
 def _set(epoch: SharedEpoch) -> None:

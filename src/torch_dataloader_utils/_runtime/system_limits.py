@@ -2,10 +2,11 @@
 
 import errno
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch_dataloader_utils.errors import LoaderError, StoreError
+from torch_dataloader_utils.errors import LoaderError, StoreError, causes
 
 # By number of the error: the limit of the `resource` module, what it counts, and the shell's option.
 _LIMITS = {
@@ -17,30 +18,30 @@ _LIMITS = {
 @contextmanager
 def limits_named(what: str) -> Iterator[None]:
     """Raises StoreError, which begins with `what` failed, in place of an error that a limit of the system caused."""
+    handled = sys.exception()
     try:
         yield
     except LoaderError:
         raise
     except (OSError, RuntimeError) as error:
-        named = limit_error(error, what)
+        named = limit_error(error, what, handled=handled)
         if named is None:
             raise
         raise named from error
 
 
-def limit_error(error: BaseException, what: str) -> StoreError | None:
-    """The error for a limit that caused `error`; None if none did. what: failed, as the start of a sentence."""
-    current: BaseException | None = error
-    seen = set[int]()
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, OSError) and current.errno in _LIMITS:
-            name, unit, option = _LIMITS[current.errno]
+def limit_error(error: BaseException, what: str, *, handled: BaseException | None = None) -> StoreError | None:
+    """The error for a limit that caused `error`; None if none did. what: failed, as the start of a sentence.
+
+    handled: see `causes`.
+    """
+    for cause in causes(error, handled):
+        if isinstance(cause, OSError) and cause.errno in _LIMITS:
+            name, unit, option = _LIMITS[cause.errno]
             return StoreError(
-                f"{what} ({current.strerror}): this process may have {_soft_limit(name)} {unit}. Raise the limit "
+                f"{what} ({cause.strerror}): this process may have {_soft_limit(name)} {unit}. Raise the limit "
                 f"({option}), or use fewer workers and smaller batches."
             )
-        current = current.__cause__ or current.__context__
     return None
 
 

@@ -12,6 +12,7 @@ from torch_dataloader_utils._core.paths import has_credentials, redact
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.censor import censor, censored_text
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
+from torch_dataloader_utils._store.diagnosis import is_refusal
 from torch_dataloader_utils._store.ending import request_threads
 from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.interface import (
@@ -60,6 +61,7 @@ __all__ = [
     "file_stat",
     "has_credentials",
     "is_local",
+    "is_refusal",
     "open_store",
     "open_to_read",
     "redact",

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch_dataloader_utils.errors import causes
+
 # Object stores answer a refused request with a document, and some clients put all of it into their errors.
 _DOCUMENT = re.compile(r"<\?xml|<Error\b")
 _CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
@@ -32,8 +34,12 @@ _MALFORMED_NAMES = {
 _MALFORMED_TEXT = "a malformed or incomplete reply"
 
 _SECRET_NAME = re.compile("secret|token|credential|pass|key|header|auth|sas|connection_string", re.IGNORECASE)
-# Variables of the environment from which clients take credentials: AWS_SESSION_TOKEN, AZURE_STORAGE_KEY.
-_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|CONNECTION_STRING)$")
+# Variables of the environment from which clients of stores and catalogs take credentials: AWS_SESSION_TOKEN,
+# AZURE_STORAGE_KEY. Other variables are not read by them, and their values may be words of any message.
+_SECRET_VARIABLE = re.compile(
+    r"(?:AWS|AZURE|GOOGLE|GCS|GCP|HF|HUGGING_FACE|FSSPEC|PYICEBERG)_(?:.*_)?"
+    r"(?:KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|CONNECTION_STRING)"
+)
 # The environment is not ours: a short value may be any word, and a path leads to a secret but is none.
 _SHORT_VALUE = 7
 
@@ -80,19 +86,6 @@ def censor(
                     setattr(each, name, censored_text(text, options))
 
 
-def causes(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and so on.
-
-    handled: the exception that the caller was handling before (`sys.exception()`); it is left out.
-    """
-    seen = set[int]()
-    current: BaseException | None = error
-    while current is not None and current is not handled and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
-
-
 def is_malformed_reply(error: BaseException) -> bool:
     """Whether a client could not parse a reply, or only a part of it came; clients are not imported for that."""
     return not isinstance(error, ConnectionError) and any(
@@ -133,7 +126,7 @@ def _censored(value: Any, options: Mapping[str, Any] | None, level: int = 0) -> 
     if hasattr(value, "real_url") and hasattr(value, "_replace"):  # aiohttp's RequestInfo
         url = value.real_url.with_query(None).with_user(None)
         return value._replace(url=url, real_url=url, headers={})
-    # A URL of yarl's is told as its text.
+    # A URL of yarl's becomes its text.
     return censored_text(str(value), options) if type(value).__name__ == "URL" else value
 
 
@@ -153,7 +146,7 @@ def _secret_words(options: Mapping[str, Any], *, are_secret: bool = False) -> It
 
 def _environment_secrets() -> Iterator[str]:
     for name, value in os.environ.items():
-        if _SECRET_VARIABLE.search(name) and len(value) > _SHORT_VALUE and not value.startswith("/"):
+        if _SECRET_VARIABLE.fullmatch(name) and len(value) > _SHORT_VALUE and not value.startswith("/"):
             yield value
 
 

@@ -13,7 +13,8 @@ from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from typing import Any
 
-from torch_dataloader_utils._store.censor import causes, is_malformed_reply
+from torch_dataloader_utils._store.censor import is_malformed_reply
+from torch_dataloader_utils.errors import causes
 
 
 class Kind(Enum):
@@ -123,6 +124,14 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
             after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
             return Diagnosis(kind=_kind(status, ""), status=status, retry_after_seconds=_seconds(after))
     return Diagnosis(kind=Kind.FINAL)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a request was refused, or there is nothing: another try changes nothing, and the store is well."""
+    if any(isinstance(cause, PermissionError | FileNotFoundError) for cause in causes(error)):
+        return True
+    diagnosis = diagnose(error)
+    return diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED) or diagnosis.status in (401, 403, 404)
 
 
 def _from_obstore(error: BaseException) -> Diagnosis:

@@ -4,6 +4,7 @@ Clients raise OSError or classes of their own (botocore, aiohttp). Each becomes 
 file, what was tried, and what to do.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,12 +52,13 @@ def translated(path: str, action: str, identity: str | None = None) -> Iterator[
 
     Put nothing but that call inside: any other error there would look like the store's.
     """
+    handled = sys.exception()
     try:
         yield
     except LoaderError:
         raise
     except Exception as error:
-        raise store_error(error, path, action, identity) from error
+        raise store_error(error, path, action, identity, handled=handled) from error
 
 
 def store_error(
@@ -67,13 +69,15 @@ def store_error(
     *,
     diagnosis: Diagnosis | None = None,
     attempts: Attempts | None = None,
+    handled: BaseException | None = None,
 ) -> LoaderError:
     """The error of ours that says what `error` means for `path`.
 
     identity: the planned one, if any: a planned file that is gone has changed, another one is just not there.
     diagnosis, attempts: of a remote request that failed for good.
+    handled: what the caller was handling before the call; see `causes`.
     """
-    if limit := limit_error(error, f"{redact(path)}: cannot {action}"):
+    if limit := limit_error(error, f"{redact(path)}: cannot {action}", handled=handled):
         return limit
     cause = failure_text(error, path, diagnosis, attempts)
     kind = None if diagnosis is None else diagnosis.kind

@@ -192,7 +192,9 @@ class FsspecStore:
                 failure = failure if failure and isinstance(error, OverdueError) else (error, diagnosis)
                 if delay is None:
                     seen, diagnosis = failure
-                    raise store_error(seen, path, action, identity, diagnosis=diagnosis, attempts=attempts) from error
+                    raise store_error(
+                        seen, path, action, identity, diagnosis=diagnosis, attempts=attempts, handled=handled
+                    ) from error
                 log.failed(error, diagnosis, attempts, delay)
             thread_requests().retries += 1
             pause(delay)

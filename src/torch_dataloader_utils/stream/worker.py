@@ -214,13 +214,18 @@ class WorkerStream:
                 raise
             except (Exception, GeneratorExit) as error:  # a user's function; GeneratorExit would end the pass early
                 raise TransformError(
-                    f"{function_name(function)} raised {type(error).__name__}: {error}.{_hint(error, batch)} "
-                    f"The batch ends in {where}."
+                    f"{function_name(function)} raised {_said(error)}.{_hint(error, batch)} The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
                 raise TransformError(f"{name} returned None for the batch that ends in {where}: return the batch.")
         return batch
+
+
+def _said(error: BaseException) -> str:
+    """The error's class, and its text if it has one: `StopIteration()` has none."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _hint(error: BaseException, batch: Any) -> str:

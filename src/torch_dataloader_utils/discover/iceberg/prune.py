@@ -53,6 +53,7 @@ class FilePruner:
         self._manifest_test = cache(self._make_manifest_test)
         self._partition_test = cache(self._make_partition_test)
         self._statistics_test = cache(self._make_statistics_test)
+        self._widths = cache(self._truncated_widths)
 
     def may_hold(self, manifest: Manifest) -> bool:
         """Whether some data file of the manifest may hold a row that the expression keeps."""
@@ -68,7 +69,7 @@ class FilePruner:
             return False
         return _unless_no(lambda: self._statistics_test()(entry))
 
-    def _widths(self, spec_id: int) -> list[int]:
+    def _truncated_widths(self, spec_id: int) -> list[int]:
         """W for each field of the spec that truncates integers to multiples of W, 0 for the others."""
         from pyiceberg.transforms import TruncateTransform
         from pyiceberg.types import IntegerType, LongType
