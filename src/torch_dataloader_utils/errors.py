@@ -24,7 +24,10 @@ other processes call the `__new__` of the first base.
 A message says what, where (file, row group, rows), seen and wanted, and what to do.
 """
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class LoaderError(Exception):
@@ -101,7 +104,7 @@ def of_type(value: object) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
-def causes(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
+def causes(error: BaseException, handled: BaseException | None = None) -> "Iterator[BaseException]":
     """The error, what it was raised from or while handling, and so on.
 
     handled: the exception that the caller was handling before (`sys.exception()`); it is left out.

@@ -48,7 +48,7 @@ def test_the_threads_of_a_pass_that_ended_are_gone(tmp_path, is_whole):
 
 
 def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
-    pool, may_end = ThreadPool(1, "test"), threading.Event()
+    pool, may_end = ThreadPool(1, "late"), threading.Event()
     job = pool.submit(may_end.wait)
     pool.shutdown(wait=False)
     fork()
@@ -58,9 +58,9 @@ def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
 
 
 def test_a_thread_that_leaves_after_the_second_is_gone_at_the_next_fork(monkeypatch):
-    pool, may_end = ThreadPool(1, "test"), threading.Event()
+    pool, may_end = ThreadPool(1, "late"), threading.Event()
     job = pool.submit(may_end.wait)
-    (thread,) = [each for each in threading.enumerate() if each.name.startswith("test")]
+    (thread,) = [each for each in threading.enumerate() if each.name.startswith("late")]
     pool.shutdown(wait=False)
     fork()
     asked = []
@@ -90,7 +90,7 @@ def test_a_pool_whose_threads_are_gone_is_forgotten_when_the_next_one_is_shut_do
 
 
 def test_a_job_of_an_ended_pool_may_fork():
-    pool, is_shut_down = ThreadPool(1, "test"), threading.Event()
+    pool, is_shut_down = ThreadPool(1, "late"), threading.Event()
     job = pool.submit(lambda: is_shut_down.wait() and threading.get_native_id() in fork())
     pool.shutdown(wait=False)
     is_shut_down.set()
