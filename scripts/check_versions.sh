@@ -5,8 +5,9 @@
 #   scripts/check_versions.sh [minimal|newest|minimal-extras|newest-extras ...]      all unless named
 #
 # Each set gets an environment of its own in a temporary directory, which is removed afterwards. The oldest versions
-# are the lower bounds of pyproject.toml, taken literally. PYTHON chooses the interpreter; PIP_EXTRA_INDEX_URL or
-# PIP_FIND_LINKS may name a place with CPU builds of torch, which are smaller. TESTS overrides what is run.
+# are the lower bounds of pyproject.toml, taken literally. PYTHON chooses the interpreter, TORCH a version of torch that
+# pip installs first (for places that have one build of it only), TESTS what is run. uv installs all else: pip looks for
+# versions of the oldest extras that fit together for more than eight minutes, uv for seconds.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -19,15 +20,17 @@ trap 'rm -rf "$work"' EXIT
 # requirements OPERATOR [extras]: what pyproject.toml requires, with "==" at its lower bounds and with "" at no bound.
 requirements() {
     "$python" - "$root/pyproject.toml" "$@" <<'PY'
-import re, sys, tomllib
+import os, re, sys, tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
 extras = project["optional-dependencies"]
 named = [name for name in extras if name not in ("all", "test", "lint", "docs")] if len(sys.argv) > 3 else []
 for requirement in [*project["dependencies"], *(each for name in named for each in extras[name])]:
+    if requirement.startswith("torch>=") and os.environ.get("TORCH"):
+        requirement = f"torch>={os.environ['TORCH']}"
     name, bound = re.fullmatch(r"([\w-]+(?:\[[\w,-]+\])?)>=([\d.]+)", requirement).groups()
-    print(f"{name}=={bound}" if sys.argv[2] == "==" else name)
+    print(f"{name}=={bound}" if sys.argv[2] == "==" or (name == "torch" and "TORCH" in os.environ) else name)
 PY
 }
 
@@ -38,7 +41,9 @@ check() {
     echo "== $name: $*"
     "$python" -m venv "$work/$name"
     local pip=("$work/$name/bin/python" -m pip --disable-pip-version-check --quiet)
-    "${pip[@]}" install "$@" "pytest>=8" "hypothesis>=6.100" "psutil>=5.9" "setuptools>=77"
+    "${pip[@]}" install uv ${TORCH:+"torch==$TORCH"}
+    "$work/$name/bin/uv" pip install --quiet --python "$work/$name/bin/python" --index-strategy unsafe-best-match \
+        "$@" "pytest>=8" "hypothesis>=6.100" "psutil>=5.9" "setuptools>=77"
     # A wheel, not the tree: what is tested is what users install, and nothing is written into the tree.
     mkdir -p "$work/source"
     cp -r "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$root/src" "$work/source/"
