@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arguments.flags import check_count_rows
-from torch_dataloader_utils._arguments.functions import check_function
+from torch_dataloader_utils._core.arguments import check_count_rows, check_function
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, Inventory

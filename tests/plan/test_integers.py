@@ -12,7 +12,7 @@ from torch_dataloader_utils import (
     TargetSizeSplitStrategy,
     pack_tokens,
 )
-from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state

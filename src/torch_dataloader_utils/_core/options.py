@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
-from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
 from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from torch_dataloader_utils._arguments.integers import is_integer
+from torch_dataloader_utils._core.arguments import is_integer
 from torch_dataloader_utils.errors import CheckpointMismatchError
 
 _LOG_KEYS = ("num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors")

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.secret import Secret

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch_dataloader_utils._arguments.integers import hold_integers
-from torch_dataloader_utils._arguments.reals import hold_not_negative
+from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negative
 from torch_dataloader_utils._core.inventory import pinned
 
 Span = tuple[int, int]

@@ -5,8 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import assert_never
 
-from torch_dataloader_utils._arguments.integers import hold_integers
-from torch_dataloader_utils._arguments.reals import hold_not_negative
+from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negative
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
 from torch_dataloader_utils.errors import ConfigError
 

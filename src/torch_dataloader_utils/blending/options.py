@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import check_integer, hold_integers, is_integer
+from torch_dataloader_utils._core.arguments import check_integer, hold_flags, hold_integers, is_integer
 from torch_dataloader_utils.errors import ConfigError
 
 Unit = Literal["batch", "sample"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._store import redact
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils.cli.options import data_options, json_option
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource

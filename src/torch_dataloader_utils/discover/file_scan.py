@@ -7,8 +7,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._store import FileEntry

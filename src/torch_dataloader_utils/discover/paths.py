@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._core.arguments import check_flag
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
     FileEntry,

@@ -15,10 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arguments.column_names import check_column_names
-from torch_dataloader_utils._arguments.flags import check_count_rows
-from torch_dataloader_utils._arguments.functions import check_executor, check_function
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
+from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_executor, check_function
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.strings import StringColumn

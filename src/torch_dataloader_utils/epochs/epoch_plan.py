@@ -6,7 +6,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.fingerprints import planning_fingerprint
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from torch_dataloader_utils._arguments.column_names import check_column_name
-from torch_dataloader_utils._arguments.integers import check_epoch, check_integer
+from torch_dataloader_utils._core.arguments import check_column_name, check_epoch, check_integer
 from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.even import even_span
 from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint

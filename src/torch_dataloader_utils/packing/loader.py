@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch_dataloader_utils._arguments.states import check_fits
+from torch_dataloader_utils._core.arguments import check_fits
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch
 from torch_dataloader_utils.packing.groups import PackingGroups

@@ -7,9 +7,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_epoch, check_integer, check_seed
-from torch_dataloader_utils._arguments.states import check_counts, check_fits
+from torch_dataloader_utils._core.arguments import (
+    check_counts,
+    check_epoch,
+    check_fits,
+    check_flag,
+    check_integer,
+    check_seed,
+)
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError, of_type
 from torch_dataloader_utils.packing.global_batch import ScheduledBatch, length_statistics, stage_has_data

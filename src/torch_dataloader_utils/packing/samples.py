@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.plan.schedule import Int64s
 

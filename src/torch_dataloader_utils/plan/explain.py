@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups

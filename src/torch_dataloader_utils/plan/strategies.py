@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import check_seed, hold_integers
+from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.permute import Purpose, permutation

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterable
 from typing import TypeVar
 
-from torch_dataloader_utils._arguments.integers import is_integer
+from torch_dataloader_utils._core.arguments import is_integer
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 

@@ -6,9 +6,7 @@ from numbers import Real
 
 import torch
 
-from torch_dataloader_utils._arguments.column_names import check_column_names
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.arguments import check_column_names, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
 from torch_dataloader_utils.shape.padded import longest_row, value_mask

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.gather import gather_lists
 from torch_dataloader_utils.shape.padded import longest_row, pad

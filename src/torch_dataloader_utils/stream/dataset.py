@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils._arguments.integers import check_epoch
+from torch_dataloader_utils._core.arguments import check_epoch
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback

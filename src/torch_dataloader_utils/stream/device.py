@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.device_copies import CudaCopies, Transfer, move_itself, to_device

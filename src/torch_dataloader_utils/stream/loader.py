@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.functions import check_function
-from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._arguments.reals import check_not_negative
+from torch_dataloader_utils._core.arguments import check_flag, check_function, check_integer, check_not_negative
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 

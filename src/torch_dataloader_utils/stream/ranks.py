@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from torch_dataloader_utils._arguments.integers import check_integer, is_integer
+from torch_dataloader_utils._core.arguments import check_integer, is_integer
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 

@@ -1,6 +1,6 @@
 """An epoch number that DataLoader workers see change, persistent ones included."""
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.stream.shared_integers import SharedIntegers
 
 

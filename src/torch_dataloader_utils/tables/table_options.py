@@ -6,13 +6,19 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from torch_dataloader_utils._arguments.column_names import check_column_name, check_column_names
-from torch_dataloader_utils._arguments.flags import check_count_rows, hold_flags
-from torch_dataloader_utils._arguments.functions import check_function
-from torch_dataloader_utils._arguments.integers import check_seed, hold_integers, is_integer
-from torch_dataloader_utils._arguments.reals import check_not_negative
-from torch_dataloader_utils._arguments.sizes import parse_bytes
 from torch_dataloader_utils._arrow.row_filter import check_filters
+from torch_dataloader_utils._core.arguments import (
+    check_column_name,
+    check_column_names,
+    check_count_rows,
+    check_function,
+    check_not_negative,
+    check_seed,
+    hold_flags,
+    hold_integers,
+    is_integer,
+    parse_bytes,
+)
 from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, PlanOptions, Topology, chosen_split_bytes
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy

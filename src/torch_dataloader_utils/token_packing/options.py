@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypedDict, get_args
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 Fill = Literal["greedy", "best_fit"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.blend_rule import DEFAULT_SEGMENTS, BlendRule, Counts, continue_blend
 from torch_dataloader_utils.tokens.split import as_weights, normalize_weights

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_flag, check_integer
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import file_stat, sync_directory
 from torch_dataloader_utils.errors import (

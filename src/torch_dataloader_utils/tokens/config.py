@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import hold_integers
-from torch_dataloader_utils._arguments.reals import check_not_negative
+from torch_dataloader_utils._core.arguments import check_not_negative, hold_flags, hold_integers
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import (
     Credentials,

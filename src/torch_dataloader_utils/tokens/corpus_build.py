@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.functions import check_executor, check_function
-from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._arguments.sizes import parse_bytes
+from torch_dataloader_utils._core.arguments import (
+    check_executor,
+    check_flag,
+    check_function,
+    check_integer,
+    parse_bytes,
+)
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._runtime.executor import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact

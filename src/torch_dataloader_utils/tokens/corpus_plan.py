@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._arguments.flags import hold_flags
-from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, of_type
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigTypeError
 
 TokenDtype = np.dtype[Any]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arguments.flags import check_flag
+from torch_dataloader_utils._core.arguments import check_flag
 from torch_dataloader_utils._store import (
     Credentials,
     RemoteOptions,

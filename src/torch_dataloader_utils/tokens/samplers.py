@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Sampler
 
-from torch_dataloader_utils._arguments.flags import check_flag, hold_flags
-from torch_dataloader_utils._arguments.integers import check_integer, hold_integers
+from torch_dataloader_utils._core.arguments import check_flag, check_integer, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 Batch = list[int | None]

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arguments.integers import check_integer, check_seed
-from torch_dataloader_utils._arguments.states import check_counts, check_fits
+from torch_dataloader_utils._core.arguments import check_counts, check_fits, check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch

@@ -11,8 +11,7 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_flag, check_integer
 from torch_dataloader_utils._core.even import even_span
 from torch_dataloader_utils.errors import ConfigError
 

@@ -9,9 +9,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_integer
-from torch_dataloader_utils._arguments.states import check_fits
+from torch_dataloader_utils._core.arguments import check_fits, check_flag, check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils._arguments.states import check_counts
+from torch_dataloader_utils._core.arguments import check_counts
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout, group_items

@@ -7,8 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_integer
+from torch_dataloader_utils._core.arguments import check_flag, check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,

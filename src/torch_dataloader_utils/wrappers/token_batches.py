@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_dataloader_utils._arguments.flags import check_flag
-from torch_dataloader_utils._arguments.integers import check_integer, check_seed
+from torch_dataloader_utils._core.arguments import check_flag, check_integer, check_seed
 from torch_dataloader_utils._core.even import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words

@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils.cli.pictures.svg import draw_timeline, file_hue, hsl
 from torch_dataloader_utils.cli.pictures.timeline import Timeline
 

@@ -4,7 +4,7 @@ import colorsys
 from pathlib import Path
 from typing import Any
 
-from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.pictures.svg import file_hue
 from torch_dataloader_utils.cli.pictures.timeline import Timeline

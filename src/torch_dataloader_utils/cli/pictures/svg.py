@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 
-from torch_dataloader_utils._arguments.sizes import format_bytes
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils.cli.pictures.timeline import Bar, Timeline, WorkerRow
 
 _LABEL_WIDTH = 118

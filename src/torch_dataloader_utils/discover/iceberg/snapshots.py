@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils._arguments.integers import hold_integers, is_integer
+from torch_dataloader_utils._core.arguments import hold_integers, is_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._arguments.integers import check_integer, hold_integers
+from torch_dataloader_utils._core.arguments import check_integer, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 # 7B-class models; a wrong hidden size changes how well packs balance, never whether they fit.

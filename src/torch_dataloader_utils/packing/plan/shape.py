@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_dataloader_utils._arguments.integers import hold_integers
+from torch_dataloader_utils._core.arguments import hold_integers
 from torch_dataloader_utils.errors import ConfigError
 
 

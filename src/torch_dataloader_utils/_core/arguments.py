@@ -1,0 +1,296 @@
+"""Checks what a user passes, once, where it comes in, so that all other code can trust it.
+
+In: the name of an option and its value. Out: the value as Python's own int, float, bool or tuple, or the same frozen
+dataclass with such fields. numpy's numbers are taken; texts as numbers or flags are not.
+
+Promises: a wrong type is a ConfigTypeError, a wrong value a ConfigError; both name the option and say what to pass. A
+state that does not fit is a CheckpointMismatchError. Not for checks that depend on the data or on another option.
+
+Whole numbers must fit into int64, as in arrays of rows, sizes and epochs. Seeds may be any whole number, taken modulo
+2^64.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from fractions import Fraction
+from functools import cache
+from numbers import Real
+from types import NoneType
+from typing import Any, SupportsIndex, TypeGuard, get_args
+
+import numpy as np
+
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
+
+# Of int64, in which sums of rows and bytes are computed.
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+def is_integer(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether it is a whole number, one of numpy's too; True and "32" are none."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return False
+    try:
+        operator.index(value)  # arrays and tensors have the method, and refuse unless they are one whole number
+    except TypeError:
+        return False
+    return True
+
+
+def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
+    """The value as a Python int.
+
+        check_integer("rank", np.int32(3))  3      "3"  ConfigTypeError      2**63  ConfigError
+
+    Raises:
+        ConfigTypeError: no whole number. ConfigError: one below `least`, or beyond int64.
+    """
+    wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+    if not is_integer(value):
+        raise ConfigTypeError(f"{name}={value!r}: pass {wanted}.")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise ConfigError(f"{name}={number}: pass {wanted}.")
+    if not _LEAST <= number <= _MOST:
+        raise ConfigError(f"{name}={number}: pass {wanted} that int64 holds (2**63 - 1 at most).")
+    return number
+
+
+def check_epoch(value: Any) -> int:
+    """The number of an epoch; the one after it is counted too, and has to fit into int64.
+
+    Raises:
+        ConfigTypeError, ConfigError: as `check_integer`.
+    """
+    epoch = check_integer("epoch", value, least=0)
+    if epoch == _MOST:
+        raise ConfigError(f"epoch={epoch}: no epoch can follow it. Pass one of at most 2**63 - 2.")
+    return epoch
+
+
+def check_seed(name: str, value: Any) -> int:
+    """The value as a Python int, however large: seeds are taken modulo 2^64 (see `permute.random_words`).
+
+    Raises:
+        ConfigTypeError: no whole number.
+    """
+    if not is_integer(value):
+        raise ConfigTypeError(f"{name}={value!r}: pass a whole number.")
+    return operator.index(value)
+
+
+def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
+    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python ints.
+
+    None stays in fields whose type has it (`int | None`).
+
+    Raises:
+        ConfigTypeError, ConfigError: as `check_integer`.
+    """
+    optional = _optional_fields(options.__class__)
+    for name in names:
+        value = getattr(options, name)
+        if value is not None or name not in optional:
+            object.__setattr__(options, name, check_integer(name, value, least=least))
+
+
+@cache  # called for every value, such as those of the states of 10,000 ranks that are merged
+def _optional_fields(options: type) -> frozenset[str]:
+    """The fields of a dataclass whose type has None."""
+    return frozenset(field.name for field in fields(options) if NoneType in get_args(field.type))
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The value as a Python bool; numpy's and the numbers 0 and 1 are taken.
+
+        True  True      np.True_  True      0  False      "false"  ConfigTypeError      None  ConfigTypeError
+
+    Raises:
+        ConfigTypeError: neither on nor off.
+    """
+    if isinstance(value, bool | np.bool_) or (is_integer(value) and operator.index(value) in (0, 1)):
+        return bool(value)
+    raise ConfigTypeError(f"{name}={value!r}: pass True or False.")
+
+
+def check_count_rows(value: object) -> bool:
+    """Whether `count_rows` asks for counts; "auto" does.
+
+    Raises:
+        ConfigTypeError, ConfigError: none of "auto", True and False.
+    """
+    if isinstance(value, str) and value != "auto":
+        raise ConfigError(f'count_rows={value!r}: pass "auto", True or False.')
+    try:
+        return isinstance(value, str) or check_flag("count_rows", value)
+    except ConfigTypeError as error:
+        raise ConfigTypeError(f'count_rows={value!r}: pass "auto", True or False.') from error
+
+
+def hold_flags(options: object, *names: str) -> None:
+    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python bools.
+
+    Raises:
+        ConfigTypeError: as `check_flag`.
+    """
+    for name in names:
+        object.__setattr__(options, name, check_flag(name, getattr(options, name)))
+
+
+def check_not_negative(name: str, value: Any, *, what: str = "number", may_be_infinite: bool = False) -> float:
+    """The value as a Python float; numpy's numbers are taken, True, "0.5" and NaN are not.
+
+    what: "number of seconds", for messages.
+
+    Raises:
+        ConfigTypeError: no number. ConfigError: one below 0, or infinity where it is not allowed.
+    """
+    wanted = f"{name}={value!r}: pass a {'' if may_be_infinite else 'finite '}{what}, 0 or more."
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigTypeError(wanted)
+    number = float(value)
+    if math.isnan(number) or number < 0 or (number == math.inf and not may_be_infinite):
+        raise ConfigError(wanted)
+    return number
+
+
+def hold_not_negative(options: object, *names: str, what: str = "number", may_be_infinite: bool = False) -> None:
+    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python floats.
+
+    Raises:
+        ConfigTypeError, ConfigError: as `check_not_negative`.
+    """
+    for name in names:
+        number = check_not_negative(name, getattr(options, name), what=what, may_be_infinite=may_be_infinite)
+        object.__setattr__(options, name, number)
+
+
+_POWERS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _POWERS[f"{_letter}B"] = 1000**_power
+    _POWERS[f"{_letter}IB"] = 1024**_power
+
+
+def parse_bytes(name: str, size: Any, *, least: int = 0) -> int:
+    """A number of bytes: an int as it is, text with a decimal (KB, MB, GB, TB) or binary (KiB, MiB, ...) unit.
+
+        "128 MiB"  134217728      "1gb"  1000000000      "7"  7
+
+    name: of the option, for messages.
+
+    Raises:
+        ConfigTypeError: neither a whole number nor text. ConfigError: text that is no size, or fewer than `least`.
+    """
+    wanted = f"{name}={size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'."
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2].upper() not in _POWERS:
+            raise ConfigError(wanted)
+        size = int(Fraction(match[1]) * _POWERS[match[2].upper()])
+    elif not is_integer(size):
+        raise ConfigTypeError(wanted)
+    number = check_integer(name, size)
+    if number < least:
+        raise ConfigError(f"{name}={number}: pass {least} or more bytes.")
+    return number
+
+
+def format_bytes(count: float) -> str:
+    """A byte count for people: three significant digits, binary units.
+
+    0  "0 B"      1000  "0.977 KiB"      134217728  "128 MiB"
+    """
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}"
+
+
+def check_column_names(columns: Any) -> tuple[str, ...] | None:
+    """The names as a tuple; None, for all columns, stays.
+
+    One string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
+
+    Raises:
+        ConfigTypeError: no list of names.
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise ConfigTypeError(
+            f"columns is a list of names; got the one string {columns!r}. Write columns=[{columns!r}]."
+        )
+    names = tuple(columns) if isinstance(columns, Iterable) else (columns,)
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigTypeError(f"columns is a list of names; got {columns!r}. Names are text, not {name!r}.")
+    return names
+
+
+def check_column_name(option: str, column: Any) -> str | None:
+    """The name; None, for none, stays.
+
+    Raises:
+        ConfigTypeError: no text. ConfigError: an empty one.
+    """
+    if column is None:
+        return None
+    if not isinstance(column, str):
+        raise ConfigTypeError(f"{option} is the name of a column; got {column!r}. Names are text.")
+    if not column:
+        raise ConfigError(f"{option} is the name of a column; got an empty one.")
+    return column
+
+
+def check_function(name: str, value: Any, what: str = "a function") -> None:
+    """Refuses a value that cannot be called; None is allowed.
+
+    what: "a function of a batch", for messages.
+
+    Raises:
+        ConfigTypeError: it cannot be called.
+    """
+    if value is not None and not callable(value):
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass {what}, or None.")
+
+
+def check_executor(executor: Any) -> None:
+    """Refuses a value that is no executor; None is allowed.
+
+    Raises:
+        ConfigTypeError: it has no `submit`.
+    """
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ConfigTypeError(
+            f"executor={executor!r} has no submit(): pass an executor, such as ProcessPoolExecutor(4), or None."
+        )
+
+
+def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequence[str], *, problem: str) -> None:
+    """Raises CheckpointMismatchError unless a state has the keys of `mine`, and for those in `fixed` the same values.
+
+    problem: begins the message, before both sides.
+    """
+    if not isinstance(saved, Mapping):
+        raise CheckpointMismatchError(f"{problem}: it is {of_type(saved)}. Load what state_dict gave.")
+    if saved.keys() == mine.keys() and all(saved[key] == mine[key] for key in fixed):
+        return
+    theirs, ours = ({key: state.get(key) for key in fixed} for state in (saved, mine))
+    raise CheckpointMismatchError(
+        f"{problem}: saved with {theirs} and keys {sorted(saved)}, here it is {ours} and keys {sorted(mine)}. Load it "
+        "into the same data under the options it was saved with."
+    )
+
+
+def check_counts(saved: Mapping[str, Any], *names: str) -> None:
+    """Raises CheckpointMismatchError unless these values of a state are whole numbers of at least 0."""
+    for name in names:
+        if not is_integer(saved[name]) or saved[name] < 0:
+            raise CheckpointMismatchError(
+                f"The state says {name}={saved[name]!r}, which is no whole number of at least 0. Load what state_dict "
+                "gave."
+            )
