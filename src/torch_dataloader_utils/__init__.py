@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     )
     from torch_dataloader_utils._core.state import merge_states
     from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
+    from torch_dataloader_utils._observe.exporters import export_to_opentelemetry, export_to_prometheus
     from torch_dataloader_utils._observe.metrics import Metrics
-    from torch_dataloader_utils._observe.opentelemetry import export_to_opentelemetry
-    from torch_dataloader_utils._observe.prometheus import export_to_prometheus
     from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, RetryPolicy
     from torch_dataloader_utils.blending import BlendedLoader, blend
     from torch_dataloader_utils.datasets import StructuredDataset
@@ -126,8 +125,8 @@ _HOMES = {
     "UnsupportedFeatureError": "errors",
     "WorkerDiedError": "errors",
     "blend": "blending",
-    "export_to_opentelemetry": "_observe.opentelemetry",
-    "export_to_prometheus": "_observe.prometheus",
+    "export_to_opentelemetry": "_observe.exporters",
+    "export_to_prometheus": "_observe.exporters",
     "load_inventory": "discover",
     "merge_states": "_core.state",
     "pack_tokens": "token_packing",

@@ -14,7 +14,7 @@ from tests.blending.rule import blend_picks
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, scan_files
-from torch_dataloader_utils._core.seal import sealed
+from torch_dataloader_utils._core.state import sealed
 from torch_dataloader_utils.blending import blend
 from torch_dataloader_utils.blending.passes import Mark, Place
 from torch_dataloader_utils.blending.schedule import count_steps

@@ -17,7 +17,7 @@ from tests.faults.test_other_stores import serving, span_of
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.diagnosis import Kind, diagnose
-from torch_dataloader_utils._store.faults import store_error
+from torch_dataloader_utils._store.store_errors import store_error
 from torch_dataloader_utils.errors import StoreError
 
 pytestmark = [

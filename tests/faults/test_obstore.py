@@ -13,7 +13,7 @@ from tests.faults.tables import assert_rows, upload
 from tests.faults.test_retries import LATER, PASSING, resize
 from tests.faults.test_retry_log import retries
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._observe.counters import thread_requests
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils._store import obstore as backend
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError

@@ -11,7 +11,7 @@ from tests.faults.s3_server import Action, Request, Rule, S3Server, change, erro
 from tests.faults.tables import assert_rows, upload
 from tests.faults.web_server import web_server
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.requests import thread_requests
+from torch_dataloader_utils._observe.counters import thread_requests
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
 from torch_dataloader_utils._store.retry import Attempts

@@ -11,10 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.instruments import INSTRUMENTS
+from torch_dataloader_utils._observe.exporters import INSTRUMENTS, export_to_opentelemetry, export_to_prometheus
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.opentelemetry import export_to_opentelemetry
-from torch_dataloader_utils._observe.prometheus import export_to_prometheus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError
 
 

@@ -15,11 +15,9 @@ from rich.console import Console
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe import progress
-from torch_dataloader_utils._observe.bars import TerminalBars
-from torch_dataloader_utils._observe.board import RankBoard
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.time_left import seconds_left
+from torch_dataloader_utils._observe.progress_bars import RankBoard, TerminalBars, seconds_left
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torch_dataloader_utils._observe.time_left import time_left
+from torch_dataloader_utils._observe.progress_bars import time_left
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils._core.token_sums import fill_batches
+from torch_dataloader_utils._core.token_budget import TokenBudget, fill_batches
 
 MAX_TOKENS = 40
 

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from torch_dataloader_utils._runtime import held_signals
-from torch_dataloader_utils._runtime.held_signals import held
+from torch_dataloader_utils._runtime import processes as held_signals
+from torch_dataloader_utils._runtime.processes import held
 
 
 @pytest.mark.parametrize("at", [1, 2])

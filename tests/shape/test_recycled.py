@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils._runtime.recycled import RecycledMemory, size_class
+from torch_dataloader_utils._runtime.reused_memory import RecycledMemory, size_class
 from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.recycled import SMALLEST_BYTES, private_bytes
 

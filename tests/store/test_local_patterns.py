@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_dataloader_utils._store import open_store
-from torch_dataloader_utils._store.local_pattern import matching_paths
+from torch_dataloader_utils._store.local import matching_paths
 from torch_dataloader_utils.errors import NoDataError, StoreError
 
 _NOBODY = 65534

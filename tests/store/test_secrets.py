@@ -19,7 +19,7 @@ from torch_dataloader_utils._store import (
     open_store,
     redact,
 )
-from torch_dataloader_utils._store.faults import store_error
+from torch_dataloader_utils._store.store_errors import store_error
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import (
     ConfigError,

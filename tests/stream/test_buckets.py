@@ -19,7 +19,7 @@ from tests.effort import EFFORT
 from tests.stream.tables import files
 from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
-from torch_dataloader_utils._core.buckets import EqualBuckets
+from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._runtime import thread_pool
-from torch_dataloader_utils._runtime.thread_pool import ThreadPool
+from torch_dataloader_utils._runtime import threads as thread_pool
+from torch_dataloader_utils._runtime.threads import ThreadPool
 
 TASKS = Path("/proc/self/task")
 

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
-from torch_dataloader_utils._core.seal import sealed
+from torch_dataloader_utils._core.state import sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]

@@ -16,7 +16,7 @@ import pytest
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._runtime.system_limits import limits_named
 from torch_dataloader_utils._store import open_store
-from torch_dataloader_utils._store.faults import translated
+from torch_dataloader_utils._store.store_errors import translated
 from torch_dataloader_utils.errors import StoreError, WorkerDiedError
 from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
 

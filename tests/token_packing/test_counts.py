@@ -12,7 +12,7 @@ import pytest
 from tests.token_packing.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
 from tests.token_packing.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils._core.share import Share
+from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.spec import ReadSpec

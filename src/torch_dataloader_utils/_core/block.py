@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
-from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
-from torch_dataloader_utils._runtime.recycled import RecycledMemory
+from torch_dataloader_utils._core.token_budget import Lengths
+from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
 
 

@@ -42,7 +42,7 @@ class PlanOptions:
     is kept as None. interleave: chunks open at once in a window.
     num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
     strategy: name of a custom split strategy, "" for the built-in steps.
-    bucket_by: column whose lengths order the rows of a window, "" for none; see _core/buckets.py.
+    bucket_by: column whose lengths order the rows of a window, "" for none; see _core/token_budget.py.
     max_tokens_per_batch, pad_to_multiple_of, padding_free: see _core/token_budget.py; None for batches of a fixed
     number of rows.
     first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.buckets import WindowOrder
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.token_budget import WindowOrder
 from torch_dataloader_utils._core.units import Units, ranges
 
 Draws = tuple[tuple[int, int], ...]
@@ -122,7 +122,7 @@ class RotatingLanes:
 class WorkerProgram:
     """The lanes of one worker for the rest of one epoch, and the schedule that draws from them.
 
-    by_length: how windows are ordered by length (_core/buckets.py, _core/token_budget.py); None where they are not.
+    by_length: how windows are ordered by length (_core/token_budget.py); None where they are not.
     """
 
     lanes: tuple[Units, ...]

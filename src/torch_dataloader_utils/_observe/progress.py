@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.time_left import seconds_left, time_left
+from torch_dataloader_utils._observe.progress_bars import seconds_left, time_left
 
 logger = logging.getLogger("torch_dataloader_utils.progress")
 
@@ -55,7 +55,7 @@ def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
     """Bars where stderr is a terminal and rich is installed, else log lines."""
     if sys.stderr.isatty():
         try:
-            from torch_dataloader_utils._observe.bars import TerminalBars
+            from torch_dataloader_utils._observe.progress_bars import TerminalBars
         except ImportError:
             logger.info("Bars need rich: pip install rich. Log lines instead.")
         else:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TextIO
 
-from torch_dataloader_utils._observe.time_left import time_left
+from torch_dataloader_utils._observe.progress_bars import time_left
 from torch_dataloader_utils._runtime.parallel import OnProgress
 
 # Shorter work is over before anybody wonders.

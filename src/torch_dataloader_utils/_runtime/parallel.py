@@ -7,9 +7,7 @@ from functools import partial
 from itertools import chain, islice, repeat, takewhile
 from typing import Any, TypeVar
 
-from torch_dataloader_utils._runtime.executor import Executor
-from torch_dataloader_utils._runtime.thread_pool import ThreadPool
-from torch_dataloader_utils._runtime.turns import Pace
+from torch_dataloader_utils._runtime.threads import Executor, Pace, ThreadPool
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -9,12 +9,11 @@ and local files appear whole (`write_atomically`). Not for: caching data.
 """
 
 from torch_dataloader_utils._core.paths import has_credentials, redact
-from torch_dataloader_utils._store.access import Credentials, RemoteOptions, StoreAccess
+from torch_dataloader_utils._store.access import Credentials, RemoteOptions, Secret, StoreAccess
+from torch_dataloader_utils._store.cancellation import request_threads
 from torch_dataloader_utils._store.censor import censor, censored_text
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.diagnosis import is_refusal
-from torch_dataloader_utils._store.ending import request_threads
-from torch_dataloader_utils._store.faults import dead_link
 from torch_dataloader_utils._store.interface import (
     TAIL_BYTES,
     Buffer,
@@ -31,8 +30,8 @@ from torch_dataloader_utils._store.open import is_local, open_store
 from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
-from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils._store.sparse_file import SparseFile
+from torch_dataloader_utils._store.store_errors import dead_link
 
 __all__ = [
     "TAIL_BYTES",

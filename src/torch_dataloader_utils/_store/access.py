@@ -2,14 +2,43 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, final
 from uuid import uuid4
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
-from torch_dataloader_utils._store.secret import Secret
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, StoreError, of_type
+
+
+@final
+class Secret:
+    """Holds storage options; `reveal()` is the only way to them.
+
+    Pickles with its value, because a worker process needs it: never write that pickle anywhere. It is no JSON
+    value on purpose, and has no equality, so that comparing dumps cannot leak it either.
+
+        f"{Secret({'key': 'AKIA'})}"      ***
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def reveal(self) -> Any:
+        """The value itself; hand it to the storage client and to nothing else."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def __format__(self, format_spec: str) -> str:
+        return "***"
+
+    def __reduce__(self) -> tuple[type["Secret"], tuple[Any]]:
+        return (Secret, (self._value,))
+
 
 Credentials = Callable[[], Mapping[str, Any]]
 """Gives storage options that hold credentials; called when a client is opened and when the storage says "expired"."""

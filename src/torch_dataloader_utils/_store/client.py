@@ -1,6 +1,9 @@
 """Opens storage clients of fsspec, configured so that only our retries and limits apply."""
 
+import os
 import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -11,8 +14,9 @@ import fsspec
 
 from torch_dataloader_utils._store.access import RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.censor import censor
-from torch_dataloader_utils._store.faults import store_error, unknown_scheme
 from torch_dataloader_utils._store.obstore import open_obstore
+from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils._store.store_errors import store_error, unknown_scheme
 
 _S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
@@ -104,3 +108,36 @@ def _http_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str
         _MOST_HTTP_SECONDS, sock_connect=_HTTP_CONNECT_SECONDS, sock_read=4 * remote.retry.progress_seconds
     )
     return {**options, "client_kwargs": {"timeout": timeout} | dict(options.get("client_kwargs") or {})}
+
+
+# A process pool unpickles its store for every file that it scans, and must not connect again each time.
+_MOST = 16
+
+Key = tuple[str, ...]
+
+
+class ClientTable:
+    """Clients by store; drops the least recently used, which close once no thread uses them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: OrderedDict[Key, ProcessLocal[Any]] = OrderedDict()
+
+    def of(self, key: Key) -> ProcessLocal[Any]:
+        """The slot of the client for stores with this key."""
+        with self._lock:
+            found = self._clients.pop(key, None)
+            self._clients[key] = client = ProcessLocal() if found is None else found
+            if len(self._clients) > _MOST:
+                self._clients.popitem(last=False)
+        return client
+
+    def unlock(self) -> None:
+        """Replaces the lock in a forked child, where the thread that held it may not exist."""
+        self._lock = threading.Lock()
+
+
+clients = ClientTable()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=clients.unlock)

@@ -4,23 +4,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from torch_dataloader_utils._observe.requests import thread_requests
-from torch_dataloader_utils._store import azure, gcs, http, obstore, s3
+from torch_dataloader_utils._observe.counters import thread_requests
+from torch_dataloader_utils._store.cancellation import ask, run_on_loop
+from torch_dataloader_utils._store.conditional_reads import (
+    RangeReply,
+    fetch_from_azure,
+    fetch_from_gcs,
+    fetch_from_http,
+    fetch_from_s3,
+)
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
-from torch_dataloader_utils._store.ending import ask, run_on_loop
 from torch_dataloader_utils._store.interface import Buffer, Span
-from torch_dataloader_utils._store.range_reply import RangeReply
+from torch_dataloader_utils._store.obstore import fetch_from_obstore
 from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
 
 Fetch = Callable[[Any, str, RangeReply, RetryPolicy], Awaitable[None]]
 
 # Keys are the package of the client's class: other clients may claim to be asynchronous and wrap one that is not.
 _FETCHES: dict[str, Fetch] = {
-    "s3fs": s3.fetch_range,
-    "obstore": obstore.fetch_range,
-    "fsspec.implementations.http": http.fetch_range,
-    "gcsfs": gcs.fetch_range,
-    "adlfs": azure.fetch_range,
+    "s3fs": fetch_from_s3,
+    "obstore": fetch_from_obstore,
+    "fsspec.implementations.http": fetch_from_http,
+    "gcsfs": fetch_from_gcs,
+    "adlfs": fetch_from_azure,
 }
 
 

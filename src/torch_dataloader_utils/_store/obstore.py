@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
-from torch_dataloader_utils._store.range_reply import RangeReply, reply_within
+from torch_dataloader_utils._store.conditional_reads import RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
@@ -54,7 +54,7 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     )
 
 
-async def fetch_range(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
+async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
     """Get what is missing of `reply`, required to have the etag that is its identity; obstore checks the range.
 
     Raises:

@@ -1,5 +1,6 @@
 """All remote stores, through fsspec: the one place that sends requests and retries them."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,27 +8,76 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
-from torch_dataloader_utils._observe.requests import fetching, thread_requests
+from torch_dataloader_utils._observe.counters import fetching, thread_requests
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
+from torch_dataloader_utils._store.cancellation import ask, pause
 from torch_dataloader_utils._store.censor import censor
-from torch_dataloader_utils._store.client import open_client, turn_of
-from torch_dataloader_utils._store.client_table import clients
+from torch_dataloader_utils._store.client import clients, open_client, turn_of
 from torch_dataloader_utils._store.coalesce import coalesce
-from torch_dataloader_utils._store.diagnosis import Kind, OverdueError, diagnose
-from torch_dataloader_utils._store.ending import ask, pause
-from torch_dataloader_utils._store.faults import store_error
+from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.fetch import PendingReads
+from torch_dataloader_utils._store.host_cache import HostCache, footer_cache
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
-from torch_dataloader_utils._store.kept_tails import KeptTails, kept_tails
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts
-from torch_dataloader_utils._store.retry_log import RetryLog
+from torch_dataloader_utils._store.store_errors import failure_text, store_error
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
+
+_log = logging.getLogger("torch_dataloader_utils.retries")
+
+_FIRST_INTERVAL_SECONDS = 5.0
+
+
+class RetryLog:
+    """The log lines of one request: a warning at its first retry, then 5, 10, 20, 40, ... seconds after it began.
+
+    Structured handlers find event="storage_retry", bucket, key, action, attempt, status, code, request_id,
+    elapsed_seconds and wait_seconds on the record. A renewal of credentials is routine, and so of level INFO.
+    """
+
+    def __init__(self, path: str, action: str) -> None:
+        self._path = path
+        self._action = action
+        self._due_seconds = 0.0
+
+    def failed(self, error: BaseException, diagnosis: Diagnosis, attempts: Attempts, wait_seconds: float) -> None:
+        """Attempt number `attempts.count` failed, and the next one begins after `wait_seconds`."""
+        elapsed = attempts.elapsed_seconds
+        renews = diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
+        if elapsed < self._due_seconds and not renews:
+            return
+        while self._due_seconds <= elapsed and not renews:
+            self._due_seconds = max(_FIRST_INTERVAL_SECONDS, 2 * self._due_seconds)
+        path = redact(self._path)
+        bucket, _, key = path.partition("://")[2].partition("/")
+        _log.log(
+            logging.INFO if renews else logging.WARNING,
+            "%s: cannot %s yet (%s); %s",
+            path,
+            self._action,
+            failure_text(error, self._path, diagnosis, attempts),
+            "asking for new credentials"
+            if renews
+            else f"trying again in {wait_seconds:.1f} s, given up after {attempts.most_seconds:g} s",
+            extra={
+                "event": "storage_retry",
+                "bucket": bucket,
+                "key": key,
+                "action": self._action,
+                "attempt": attempts.count,
+                "status": diagnosis.status,
+                "code": diagnosis.code,
+                "request_id": diagnosis.request_id,
+                "elapsed_seconds": round(elapsed, 3),
+                "wait_seconds": round(wait_seconds, 3),
+            },
+        )
+
 
 T = TypeVar("T")
 
@@ -89,10 +139,10 @@ class FsspecStore:
         if tails is not None:
             tails.put(path, identity, data)
 
-    def _tails(self, identity: str) -> KeptTails | None:
+    def _tails(self, identity: str) -> HostCache | None:
         # The next job's file may be another one of the same size, where the server tells no more than that.
         is_kept = self.access.remote.keep_footers and not names_no_version(identity)
-        return kept_tails() if is_kept else None
+        return footer_cache() if is_kept else None
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
         """Which of these names are directories there: one listing, unless the client has just made it."""

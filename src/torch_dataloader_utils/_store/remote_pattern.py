@@ -13,9 +13,9 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._store.cancellation import ask
 from torch_dataloader_utils._store.client import has_buckets
-from torch_dataloader_utils._store.ending import ask
-from torch_dataloader_utils._store.faults import dead_link
+from torch_dataloader_utils._store.store_errors import dead_link
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
 from torch_dataloader_utils.errors import InternalError
 

@@ -13,8 +13,7 @@ from typing import Any
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
-from torch_dataloader_utils._core.seal import check_seal, check_version, sealed
-from torch_dataloader_utils._core.state_values import is_count, is_list, refuse_misfits
+from torch_dataloader_utils._core.state import check_seal, check_version, is_count, is_list, refuse_misfits, sealed
 from torch_dataloader_utils.blending.options import BlendOptions
 from torch_dataloader_utils.blending.passes import Mark
 from torch_dataloader_utils.blending.source import Source

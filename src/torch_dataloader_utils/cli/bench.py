@@ -63,7 +63,7 @@ def command(
     Each way to load runs in turn with bare pyarrow (a thread a core, nothing done with the rows), so that all see the
     same machine; one uncounted round warms the page cache and starts worker processes.
     """
-    from torch_dataloader_utils._runtime.cpus import available_cpus
+    from torch_dataloader_utils._runtime.threads import available_cpus
     from torch_dataloader_utils.cli.measure import Setting, describe_limit
 
     inventory = source.inventory()
@@ -100,7 +100,7 @@ def measure(
     options: dict[str, Any],
 ) -> "tuple[list[Rate], dict[Setting, list[Rate]]]":
     """(runs of the limit, runs of each setting): one round that does not count, then `rounds` that do, in turn."""
-    from torch_dataloader_utils._runtime.cpus import available_cpus
+    from torch_dataloader_utils._runtime.threads import available_cpus
     from torch_dataloader_utils.cli.measure import build_loader, time_bare_reader, time_loader
 
     loaders = {setting: build_loader(source, inventory, setting, **options) for setting in settings}

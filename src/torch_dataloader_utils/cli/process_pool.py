@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import ParamSpec, TypeVar
 
-from torch_dataloader_utils._runtime.held_signals import held
-from torch_dataloader_utils._runtime.parent import end_with_parent
+from torch_dataloader_utils._runtime.processes import end_with_parent, held
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -89,8 +89,8 @@ def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]
 
 
 def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fault]:
-    from torch_dataloader_utils._runtime.cpus import available_cpus
     from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
+    from torch_dataloader_utils._runtime.threads import available_cpus
     from torch_dataloader_utils._store import redact
 
     def read(group: int) -> int | Fault:

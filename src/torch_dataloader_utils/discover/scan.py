@@ -20,9 +20,8 @@ from torch_dataloader_utils._core.arguments import check_column_names, check_cou
 from torch_dataloader_utils._core.inventory import FileFormat, FileTable, GroupTable, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.strings import StringColumn
-from torch_dataloader_utils._runtime.cpus import available_cpus
-from torch_dataloader_utils._runtime.executor import Executor
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, map_quick, threads_for, watched
+from torch_dataloader_utils._runtime.threads import Executor, available_cpus
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files

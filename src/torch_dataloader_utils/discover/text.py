@@ -17,8 +17,8 @@ import pyarrow.json as pa_json
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
+from torch_dataloader_utils._store.host_cache import line_count_cache
 from torch_dataloader_utils._store.identity import names_no_version
-from torch_dataloader_utils._store.kept_tails import kept_blocks
 from torch_dataloader_utils.discover.faults import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.lines import LineCounter
@@ -82,7 +82,7 @@ def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[
     if entry.stat.size < _SMALLEST_KEPT_BYTES or names_no_version(entry.stat.identity):
         return count()
     version = f"{entry.stat.identity} {request.file_format.name} {request.text}"
-    blocks = kept_blocks() if store.is_local else None
+    blocks = line_count_cache() if store.is_local else None
     kept = blocks.get(entry.path, version) if blocks is not None else store.kept_tail(entry.path, version)
     if kept is not None:
         return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)

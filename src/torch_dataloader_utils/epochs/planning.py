@@ -6,8 +6,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch_dataloader_utils._core.arguments import check_column_name, check_epoch, check_integer
-from torch_dataloader_utils._core.buckets import Lengths
-from torch_dataloader_utils._core.even import even_span
+from torch_dataloader_utils._core.division import even_span
 from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.options import (
@@ -21,7 +20,7 @@ from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
-from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils.epochs.epoch_plan import EpochPlan

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.even import even_counts
+from torch_dataloader_utils._core.division import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.rows import RowSpace

@@ -11,12 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from torch_dataloader_utils._core.buckets import EqualBuckets
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunk import keep_span

@@ -10,13 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
-from torch_dataloader_utils._core.buckets import Lengths
-from torch_dataloader_utils._core.even import even_counts
+from torch_dataloader_utils._core.division import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Segment
-from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
+from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units, ranges
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.window import cut_windows

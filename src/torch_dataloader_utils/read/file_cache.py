@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from torch_dataloader_utils._observe.requests import fetching
+from torch_dataloader_utils._observe.counters import fetching
 from torch_dataloader_utils._store.identity import names_no_version
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._arrow.take import take_rows
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._runtime.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.shape.arrow_pickling import register_arrow_pickling
 from torch_dataloader_utils.shape.python_objects import python_objects

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from torch_dataloader_utils._core.block import Block, Shaper
-from torch_dataloader_utils._core.buckets import Lengths
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._runtime.recycled import RecycledMemory
+from torch_dataloader_utils._core.token_budget import Lengths
+from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.raw_numbers import plain

@@ -5,8 +5,7 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._runtime.lending import Bytes
-from torch_dataloader_utils._runtime.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.reused_memory import Bytes, RecycledMemory
 
 # Smaller blocks use memory of Arrow's pool, which does as well for them.
 SMALLEST_BYTES = 64 << 10

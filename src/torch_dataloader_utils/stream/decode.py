@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.block import (
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils._runtime.thread_pool import ThreadPool
+from torch_dataloader_utils._runtime.threads import ThreadPool
 from torch_dataloader_utils.stream.follow_up import FollowUp, Pending
 from torch_dataloader_utils.stream.row_span import RowSpan
 from torch_dataloader_utils.stream.small_groups import (

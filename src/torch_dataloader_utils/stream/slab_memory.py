@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dataloader_utils._core.slab_codec import SlabPlace
-from torch_dataloader_utils._runtime.lending import Bytes
-from torch_dataloader_utils._runtime.recycled import RecycledMemory
+from torch_dataloader_utils._runtime.reused_memory import Bytes, RecycledMemory
 from torch_dataloader_utils.stream.shared_memory import shared_bytes
 
 # Each slab is an open file, in the trainer too, and 1,024 of them are a usual limit. So small buffers share slabs, but

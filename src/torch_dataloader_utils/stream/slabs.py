@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace, SlabSpan
-from torch_dataloader_utils._runtime.lending import Bytes, Loans
+from torch_dataloader_utils._runtime.reused_memory import Bytes, Loans
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory, SlabShare
 

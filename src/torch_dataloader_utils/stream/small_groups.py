@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from torch_dataloader_utils._core.block import Block, JoinedGroups
-from torch_dataloader_utils._runtime.turns import Turns
+from torch_dataloader_utils._runtime.threads import Turns
 from torch_dataloader_utils.stream.row_span import RowSpan
 
 Wanted = tuple[int, int | None]

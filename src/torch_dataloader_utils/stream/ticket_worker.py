@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils._observe.requests import during
-from torch_dataloader_utils._runtime.parent import end_with_parent
+from torch_dataloader_utils._observe.counters import WorkerCounters, during
+from torch_dataloader_utils._runtime.processes import end_with_parent
 from torch_dataloader_utils.errors import InternalError, LoaderError
 from torch_dataloader_utils.stream.batch_runs import LEAST_PIECE_BYTES, Run
 from torch_dataloader_utils.stream.decode import DecodeOptions

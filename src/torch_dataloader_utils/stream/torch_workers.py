@@ -37,7 +37,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from torch_dataloader_utils._runtime.held_signals import held
+from torch_dataloader_utils._runtime.processes import held
 from torch_dataloader_utils._runtime.system_limits import limit_error
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose

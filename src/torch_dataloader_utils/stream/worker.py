@@ -10,8 +10,7 @@ from torch_dataloader_utils._core.block import RowGroupReader, Shaper
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import Draws, RotatingLanes, SingleLane, UntilExhausted, WorkerInput
 from torch_dataloader_utils._core.slab_codec import SlabCodec
-from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils._observe.requests import during
+from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.assemble import Assembler, Drawn
 from torch_dataloader_utils.stream.batch_lots import Lot

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
-from torch_dataloader_utils._core.share import Share
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils.discover import with_live_rows

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._arrow.row_filter import filter_text
+from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import UNKNOWN, Inventory
-from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._runtime.cpus import available_cpus
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
+from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import check_column_names
-from torch_dataloader_utils._core.share import Share
+from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
 from torch_dataloader_utils.discover.iceberg.paths import PathRules

@@ -7,15 +7,14 @@ from io import BytesIO
 
 import numpy as np
 
-from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
+from torch_dataloader_utils._store.host_cache import HostCache, row_length_cache
 from torch_dataloader_utils._store.identity import any_names_no_version
-from torch_dataloader_utils._store.kept_tails import KeptTails, kept_lengths
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.shape.lengths import measure_rows
@@ -41,7 +40,7 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
     """
     groups = share.of(inventory.num_groups)
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
-    kept = kept_lengths() if is_known else None
+    kept = row_length_cache() if is_known else None
     rows = f"{reader.spec.columns} of rows {share.index, share.count}{_read_by(inventory)}"
     key = (inventory.fingerprint(), rows)
     found = None if kept is None else _load(kept, key)
@@ -136,7 +135,7 @@ def _narrow(lengths: Lengths) -> Lengths:
     return lengths
 
 
-def _load(kept: KeptTails, key: tuple[str, str]) -> Lengths | None:
+def _load(kept: HostCache, key: tuple[str, str]) -> Lengths | None:
     content = kept.get(*key)
     if content is None:
         return None
@@ -145,7 +144,7 @@ def _load(kept: KeptTails, key: tuple[str, str]) -> Lengths | None:
     return lengths
 
 
-def _save(kept: KeptTails, key: tuple[str, str], lengths: Lengths) -> None:
+def _save(kept: HostCache, key: tuple[str, str], lengths: Lengths) -> None:
     file = BytesIO()
     np.save(file, lengths, allow_pickle=False)
     kept.put(*key, file.getvalue())

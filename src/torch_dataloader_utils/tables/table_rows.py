@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.block import Shaper
-from torch_dataloader_utils._core.buckets import Lengths
+from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.share import Share
-from torch_dataloader_utils._core.token_budget import TokenBudget
+from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.read.reader import Reader, make_reader

@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.arguments import (
     parse_bytes,
 )
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._runtime.executor import Executor
+from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, FileChangedError, NoDataError
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder

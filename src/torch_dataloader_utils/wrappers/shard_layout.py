@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import check_flag, check_integer
-from torch_dataloader_utils._core.even import even_span
+from torch_dataloader_utils._core.division import even_span
 from torch_dataloader_utils.errors import ConfigError
 
 

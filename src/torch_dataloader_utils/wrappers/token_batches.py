@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_dataloader_utils._core.arguments import check_flag, check_integer, check_seed
-from torch_dataloader_utils._core.even import even_counts
+from torch_dataloader_utils._core.division import even_counts
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest

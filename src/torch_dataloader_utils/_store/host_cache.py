@@ -31,7 +31,7 @@ _STALE_SECONDS = 3600
 _numbers = count()
 
 
-class KeptTails:
+class HostCache:
     """The footers below one directory, which is made on the first `put`."""
 
     def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
@@ -110,22 +110,22 @@ class KeptTails:
                 yield from ((entry.stat(), entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
 
 
-def kept_tails() -> KeptTails | None:
+def footer_cache() -> HostCache | None:
     """This user's cache of footers on this host; None if it is switched off."""
     return _kept("footers")
 
 
-def kept_lengths() -> KeptTails | None:
+def row_length_cache() -> HostCache | None:
     """This user's cache of row lengths on this host; None if it is switched off."""
     return _kept("lengths")
 
 
-def kept_blocks() -> KeptTails | None:
+def line_count_cache() -> HostCache | None:
     """This user's cache of line counts of large local text files; None if it is switched off."""
     return _kept("blocks")
 
 
-_opened: dict[tuple[str, str], KeptTails] = {}
+_opened: dict[tuple[str, str], HostCache] = {}
 
 
 def _own_directory() -> str | None:
@@ -137,14 +137,14 @@ def _own_directory() -> str | None:
     return str(home / "torch_dataloader_utils")
 
 
-def _kept(kind: str) -> KeptTails | None:
+def _kept(kind: str) -> HostCache | None:
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() == "off":
         return None
     root = chosen or _own_directory()
     if root is None:
         return None
-    return _opened.setdefault((root, kind), KeptTails(Path(root) / kind))
+    return _opened.setdefault((root, kind), HostCache(Path(root) / kind))
 
 
 def _sealed(data: bytes) -> bytes:

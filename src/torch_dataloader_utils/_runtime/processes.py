@@ -1,11 +1,36 @@
-"""Signals that wait for a moment in which their handlers harm nothing."""
+"""Ends a process when its parent ends, however that happens."""
 
+import multiprocessing
 import os
+import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import connection
 from threading import current_thread, main_thread
 from typing import Any
+
+
+def end_with_parent(directory: str) -> None:
+    """Start a thread that ends this process as soon as its parent has ended; call it early in a worker.
+
+    The parent is the process that asked for this one, under forkserver too; without a parent nothing is done. An idle
+    worker would not notice by itself: it waits on pipes that its siblings hold open as well.
+
+    directory: of temporary files, which is removed first: a process that is killed removes none.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="tdu-parent-watch", daemon=True).start()
+
 
 _handlers: dict[int, Any] = {}
 """The handlers of the signals that are held."""

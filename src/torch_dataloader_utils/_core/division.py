@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 
 T = TypeVar("T")
@@ -55,3 +57,22 @@ class Share:
     def of(self, total: int) -> range:
         """The numbers in [0, total) that are this process's."""
         return range(self.index, total, self.count)
+
+
+def even_counts(total: int, parts: int) -> Int64s:
+    """The length of each run, int64 [parts].
+
+    total=11 parts=4      3 3 3 2
+    """
+    base, spare = divmod(total, parts)
+    return base + (np.arange(parts) < spare).astype(np.int64)
+
+
+def even_span(total: int, parts: int, index: int) -> tuple[int, int]:
+    """One run: [start, stop).
+
+    total=11 parts=4 index=1      (3, 6)
+    """
+    base, spare = divmod(total, parts)
+    start = index * base + min(index, spare)
+    return start, start + base + (index < spare)

@@ -1,0 +1,232 @@
+"""Collects the bytes of one span: checks that they are the right ones, and keeps them if a reply breaks off.
+
+Source: RFC 9110, section 14.4 (Content-Range).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from torch_dataloader_utils._store.diagnosis import OtherObjectError, ShortReplyError, StalledError, WrongReplyError
+from torch_dataloader_utils._store.identity import names_no_version, stat_of
+from torch_dataloader_utils._store.interface import Span
+from torch_dataloader_utils._store.retry import RetryPolicy
+
+_PIECE_BYTES = 1 << 20
+
+
+@asynccontextmanager
+async def reply_within(seconds: float) -> AsyncIterator[None]:
+    """Raises StalledError if what is inside takes longer."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise StalledError(f"no reply in {seconds:.3g} s") from error
+
+
+class RangeReply:
+    """The bytes of one span received so far; another attempt asks only for the missing ones.
+
+    identity: of the object, required of every reply; that of the first reply if none was planned.
+    is_pinned: whether all bytes so far are known to be of that object.
+    """
+
+    def __init__(self, span: Span, identity: str | None) -> None:
+        self.span = span
+        self.identity = identity
+        self.have = 0
+        self.is_pinned = True
+        self._buffer = bytearray()
+        self._whole: bytes | None = None
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the span, once all have come."""
+        return memoryview(self._buffer if self._whole is None else self._whole).toreadonly()
+
+    @property
+    def missing(self) -> tuple[int, int]:
+        """The first and the last byte that are still to come."""
+        return self.span[0] + self.have, sum(self.span) - 1
+
+    def check_range(self, content_range: str | None, content_length: int | None) -> None:
+        """Raises WrongReplyError unless the reply holds what is missing."""
+        first, last = self.missing
+        wanted, seen = f"bytes {first}-{last}/", content_range or ""
+        is_whole = not seen and first == 0 and content_length == last + 1
+        if not seen.startswith(wanted) and not is_whole:
+            raise WrongReplyError(f"asked for {wanted[:-1]}, got {seen or 'the whole object'}")
+
+    def check_identity(self, seen: str | None) -> None:
+        """Takes the identity of the object that the reply is from; None if the reply does not say.
+
+        Raises:
+            OtherObjectError: another one than required.
+        """
+        if not seen:
+            self.is_pinned = False
+        elif self.identity and seen != self.identity:
+            raise OtherObjectError(seen)
+        else:
+            self.identity = seen
+
+    def put(self, data: bytes) -> None:
+        """Take the whole span from a client that gives only bytes and no headers.
+
+        Raises:
+            ShortReplyError: fewer or more bytes than asked for.
+        """
+        if len(data) != self.span[1]:
+            raise ShortReplyError(f"bytes {self.span[0]} to {sum(self.span)} gave {len(data)} of {self.span[1]} bytes")
+        self._whole, self.have = data, len(data)
+
+    async def receive(self, body: Any, policy: RetryPolicy) -> None:
+        """Take what is missing from a stream, watched while it comes in.
+
+        Raises:
+            StalledError: it stopped coming. WrongReplyError: fewer or more bytes than asked for.
+        """
+        begin, since = time.monotonic(), self.have
+        while self.have < self.span[1]:
+            left = begin + policy.progress_seconds - time.monotonic()
+            try:
+                async with asyncio.timeout(max(left, 0.001)):
+                    piece = await body.read(_PIECE_BYTES)
+            except TimeoutError as error:
+                raise StalledError(
+                    f"{self.have - since} bytes in {policy.progress_seconds:g} s, {since} of {self.span[1]} before that"
+                ) from error
+            if not piece:
+                raise WrongReplyError(f"the reply ended after {self.have} of {self.span[1]} bytes")
+            if len(piece) > self.span[1] - self.have:
+                raise WrongReplyError(f"the reply is longer than {self.span[1]} bytes")
+            self._buffer += piece
+            self.have += len(piece)
+            if self.have - since >= policy.progress_bytes:
+                begin, since = time.monotonic(), self.have
+
+
+async def fetch_from_s3(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
+    """Get what is missing of `reply`, required to have the etag that is its identity.
+
+    Raises:
+        WrongReplyError: another range. OtherObjectError: another object. StalledError: it stopped coming.
+        Or what s3fs raises.
+    """
+    bucket, name, version = filesystem.split_path(key)
+    first, last = reply.missing
+    condition = {"IfMatch": f'"{reply.identity}"'} if reply.identity else {}
+    if version:
+        condition["VersionId"] = version
+    await filesystem.set_session()  # half a second, once; no fault of the server
+    async with reply_within(4 * policy.progress_seconds):
+        answer = await filesystem._call_s3(
+            "get_object", Bucket=bucket, Key=name, Range=f"bytes={first}-{last}", **condition
+        )
+    body = answer["Body"]
+    try:
+        reply.check_range(answer.get("ContentRange"), answer.get("ContentLength"))
+        # The condition holds even where a server gives no etag with the bytes.
+        reply.check_identity(str(answer.get("ETag") or "").strip('"') or reply.identity)
+        await reply.receive(body, policy)
+    finally:
+        body.close()
+
+
+# A reply of a client that cannot be watched while it comes in may take this much longer for its size.
+LEAST_BYTES_PER_SECOND = 1 << 20
+
+
+async def fetch_from_gcs(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
+    """Get the whole of `reply`, of the generation that is its identity.
+
+    Raises:
+        FileNotFoundError: that generation is gone. ShortReplyError: fewer or more bytes. Or what gcsfs raises.
+    """
+    start, length = reply.span
+    pinned = {"generation": reply.identity} if reply.identity and reply.identity.isdigit() else {}
+    async with reply_within(2 * policy.progress_seconds + length / LEAST_BYTES_PER_SECOND):
+        data = await filesystem._cat_file(key, start=start, end=start + length, **pinned)
+    reply.put(data)
+    reply.check_identity(pinned.get("generation"))
+
+
+async def fetch_from_azure(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
+    """Get the whole of `reply`, required to have the etag that is its identity.
+
+    Raises:
+        OtherObjectError: another blob. ShortReplyError: fewer or more bytes. FileNotFoundError, or what the SDK raises.
+    """
+    container, name, version = filesystem.split_path(key)
+    start, length = reply.span
+    # Its own retries, of up to minutes, would neither be logged nor end with our cap.
+    options: dict[str, Any] = {"version_id": version, "retry_total": 0}
+    if reply.identity:
+        unmodified = import_module("azure.core").MatchConditions.IfNotModified
+        options |= {"etag": f'"{reply.identity}"', "match_condition": unmodified}
+    async with (
+        reply_within(2 * policy.progress_seconds + length / LEAST_BYTES_PER_SECOND),
+        filesystem.service_client.get_blob_client(container=container, blob=name) as client,
+    ):
+        try:
+            stream = await client.download_blob(offset=start, length=length, **options)
+            data = await stream.readall()
+        except Exception as error:
+            if getattr(error, "status_code", 0) == 404:
+                raise FileNotFoundError(key) from error
+            raise
+    reply.check_identity(str(stream.properties.etag or "").strip('"') or reply.identity)
+    reply.put(data)
+
+
+async def fetch_from_http(filesystem: Any, url: str, reply: RangeReply, policy: RetryPolicy) -> None:
+    """Get what is missing of `reply`.
+
+    Raises:
+        WrongReplyError: another range, or a server without ranges. OtherObjectError: another file. StalledError: it
+        stopped coming. FileNotFoundError, or what aiohttp raises.
+    """
+    first, last = reply.missing
+    options = dict(filesystem.kwargs)
+    # Compressed on the way, the range would be one of other bytes.
+    headers = {**options.pop("headers", {}), "Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
+    if reply.identity and _is_strong_etag(reply.identity):
+        headers["If-Match"] = f'"{reply.identity}"'
+    session = await filesystem.set_session()
+    async with reply_within(4 * policy.progress_seconds):
+        answer = await session.get(filesystem.encode_url(url), headers=headers, **options)
+    async with answer:
+        if answer.status == 404:
+            raise FileNotFoundError(url)
+        answer.raise_for_status()
+        reply.check_range(answer.headers.get("Content-Range"), answer.content_length)
+        reply.check_identity(_identity(answer.headers, reply))
+        await reply.receive(answer.content, policy)
+
+
+def _identity(headers: Any, reply: RangeReply) -> str | None:
+    """The identity that a look-up would give, from the headers of a reply; None if they say less than it did."""
+    total = headers.get("Content-Range", "").rpartition("/")[2]
+    size = int(total) if total.isdigit() else reply.span[1]
+    seen = stat_of({"size": size, **{name: headers.get(name) for name in ("ETag", "Last-Modified")}})
+    has_etag, wants_etag = bool(headers.get("ETag")), bool(reply.identity) and not _is_size_and_time(reply.identity)
+    if names_no_version(seen.identity) or (reply.identity and has_etag != wants_etag):
+        return None
+    return seen.identity
+
+
+def _is_strong_etag(identity: str) -> bool:
+    return not _is_size_and_time(identity) and not identity.startswith("W/")
+
+
+def _is_size_and_time(identity: str | None) -> bool:
+    # `stat_of` writes it as "1024-Wed, 21 Oct 2026 07:28:00 GMT", or "1024-" of a server that does not say.
+    size, dash, time = (identity or "").partition("-")
+    return bool(dash) and size.isdigit() and (not time or "GMT" in time)
