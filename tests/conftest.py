@@ -59,6 +59,12 @@ def pytest_runtest_protocol() -> Iterator[Any]:
         _in_quick_test = False
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """See pytest."""
+    if item.config.getoption("--quick") and item.get_closest_marker("waits"):
+        pytest.skip("waits")
+
+
 def _skipping(start: Any) -> Any:
     """What starts a process, and within a test of `--quick` skips that test instead."""
 

@@ -58,9 +58,9 @@ def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
 
 
 def test_a_thread_that_leaves_after_the_second_is_gone_at_the_next_fork(monkeypatch):
-    pool, may_end = ThreadPool(1, "late"), threading.Event()
+    pool, may_end = ThreadPool(1, "leaves"), threading.Event()
     job = pool.submit(may_end.wait)
-    (thread,) = [each for each in threading.enumerate() if each.name.startswith("late")]
+    (thread,) = [each for each in threading.enumerate() if each.name.startswith("leaves")]
     pool.shutdown(wait=False)
     fork()
     asked = []
