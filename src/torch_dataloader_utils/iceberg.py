@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils.datasets import WiredDataset
-from torch_dataloader_utils.discover.iceberg.scan import scan_table
+from torch_dataloader_utils.discover.iceberg.table_scan import scan_table
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options

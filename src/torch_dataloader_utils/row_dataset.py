@@ -21,8 +21,8 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAcces
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.shape.arrays import split_rows
 from torch_dataloader_utils.shape.lengths import check_has_lengths
-from torch_dataloader_utils.shape.rows import split_rows
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
 from torch_dataloader_utils.tables.file_source import Files, find_inventory

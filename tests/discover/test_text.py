@@ -16,7 +16,7 @@ from tests.effort import EFFORT
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files, text
-from torch_dataloader_utils.discover.lines import LineCounter
+from torch_dataloader_utils.discover.text import LineCounter
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError, UnsupportedFeatureError
 
 LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)

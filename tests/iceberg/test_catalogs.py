@@ -28,9 +28,8 @@ from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._store import Secret
-from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials, TablePlace
+from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials, TablePlace, look_up
 from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
-from torch_dataloader_utils.discover.iceberg.table_lookup import look_up
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,
@@ -480,7 +479,7 @@ def test_the_documented_glue_call_on_two_ranks(aws: str) -> None:
 
 
 def test_discovery_does_not_import_pyiceberg_before_it_is_used() -> None:
-    code = "import sys, torch_dataloader_utils.discover.iceberg.scan; print('pyiceberg' in sys.modules)"
+    code = "import sys, torch_dataloader_utils.discover.iceberg.table_scan; print('pyiceberg' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

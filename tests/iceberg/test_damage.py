@@ -13,7 +13,7 @@ from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
-from torch_dataloader_utils.discover.iceberg.faults import unparsed
+from torch_dataloader_utils.discover.iceberg.metadata_errors import unparsed
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError, UnsupportedFeatureError
 
 

@@ -15,7 +15,7 @@ from tests.effort import EFFORT
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, ids, numbered, vector_blob
 from torch_dataloader_utils import scan_iceberg
-from torch_dataloader_utils.discover.iceberg.deletion_vectors import decode_vector
+from torch_dataloader_utils.discover.iceberg.deletes import decode_vector
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 

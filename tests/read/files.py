@@ -16,7 +16,7 @@ from pyarrow import orc
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
-from torch_dataloader_utils.read.spec import ReadSpec
+from torch_dataloader_utils.read.projection import ReadSpec
 
 
 def identity(path: Path) -> str:

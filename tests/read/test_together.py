@@ -34,8 +34,8 @@ from torch_dataloader_utils._parquet.footer_parts import footer_head
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
-from torch_dataloader_utils.read.file_columns import KnownColumns
 from torch_dataloader_utils.read.joined_footer import JoinedFooter
+from torch_dataloader_utils.read.parquet_footer import KnownColumns
 from torch_dataloader_utils.read.reader import Reader, make_reader
 
 pytestmark = pytest.mark.skipif(not parquet_together.IS_SUPPORTED, reason=f"not with pyarrow {pa.__version__}")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory, size_class
-from torch_dataloader_utils.shape.memory import new_tensor
-from torch_dataloader_utils.shape.recycled import SMALLEST_BYTES, private_bytes
+from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES, new_tensor, private_bytes
 
 MANY = SMALLEST_BYTES // 4
 

@@ -14,8 +14,7 @@ from torch_dataloader_utils._core.slab_codec import SlabPlace
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.one_piece import ALIGNMENT_BYTES
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.slab import TensorBatchCodec
-from torch_dataloader_utils.shape.slab_layout import SlabLayout
+from torch_dataloader_utils.shape.slab import SlabLayout, TensorBatchCodec
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 DTYPES = (

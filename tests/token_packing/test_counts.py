@@ -14,8 +14,8 @@ from tests.token_packing.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
+from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.token_packing import flat_cu_seqlens, pack_tokens
 from torch_dataloader_utils.token_packing.inventory import count_packed
 from torch_dataloader_utils.token_packing.reader import PackingReader

@@ -1,4 +1,7 @@
-"""Arrow schemas from IPC bytes, the form in which frozen values hold them."""
+"""Arrow schemas from IPC bytes, the form in which frozen values hold them, and types nested in types."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 
@@ -6,3 +9,67 @@ import pyarrow as pa
 def decode_schema(encoded: bytes) -> pa.Schema:
     """The schema that an inventory, a ReadSpec or TableFields holds as bytes."""
     return pa.ipc.read_schema(pa.py_buffer(encoded))
+
+
+def is_list(data_type: pa.DataType) -> bool:
+    """Whether values are lists, of any length or of one."""
+    return bool(
+        pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type)
+    )
+
+
+def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
+    """Whether `is_kind` is true of a type or of one inside it; an extension type counts as its storage."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return type_holds(data_type.storage_type, is_kind)
+    return is_kind(data_type) or any(type_holds(data_type.field(i).type, is_kind) for i in range(data_type.num_fields))
+
+
+def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
+    """The field after `change`, which is also applied to the fields inside its type.
+
+    Not to types that pyarrow cannot cast (run ends, list views), keys of maps (they have no nulls), and what is inside
+    extension types.
+    """
+    data_type = field.type
+    inner = [with_change(data_type.field(i), change) for i in range(data_type.num_fields)]
+    if pa.types.is_dictionary(data_type):
+        values = with_change(pa.field("", data_type.value_type), change).type
+        data_type = pa.dictionary(data_type.index_type, values, data_type.ordered)
+    elif pa.types.is_list(data_type):
+        data_type = pa.list_(*inner)
+    elif pa.types.is_large_list(data_type):
+        data_type = pa.large_list(*inner)
+    elif pa.types.is_fixed_size_list(data_type):
+        data_type = pa.list_(*inner, data_type.list_size)
+    elif pa.types.is_struct(data_type):
+        data_type = pa.struct(inner)
+    elif pa.types.is_map(data_type) and not (item := with_change(data_type.item_field, change)).equals(
+        data_type.item_field
+    ):
+        data_type = pa.map_(data_type.key_type, item, data_type.keys_sorted)
+    return change(field.with_type(data_type))
+
+
+def all_nullable(data_type: pa.DataType) -> pa.DataType:
+    """The type with every field inside it nullable, as far as `with_change` goes."""
+    return with_change(pa.field("", data_type), lambda field: field.with_nullable(True)).type
+
+
+def as_nullable(column: Any, wanted: Any) -> Any:
+    """The column with the type `wanted`, which is `all_nullable` of its own type; not copied.
+
+    Not a cast: pyarrow 26 makes damaged arrays from types that hold lists of nulls.
+    """
+    return pa.array(_Renamed(column, wanted))
+
+
+class _Renamed:
+    """An array with another type of the same layout, as `pyarrow.array` takes arrays of other libraries."""
+
+    def __init__(self, column: Any, data_type: Any) -> None:
+        self._column, self._type = column, data_type
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+        _, memory = self._column.__arrow_c_array__()
+        return self._type.__arrow_c_schema__(), memory

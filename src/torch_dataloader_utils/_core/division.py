@@ -1,4 +1,4 @@
-"""How processes divide numbered work, such as row groups that are counted, checked or measured."""
+"""How numbered work is divided: over processes, and into neighbouring parts of nearly the same length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

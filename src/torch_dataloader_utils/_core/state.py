@@ -1,4 +1,4 @@
-"""The loader's state as JSON: a log of topologies, not a cursor for every file.
+"""The loader's state as checked JSON: a log of topologies, not a cursor for every file.
 
     {"version": 2, "fingerprint": "...", "settings": [["columns", "all"], ["filters", "none"], ...],
      "options": [["seed", 42], ["shuffle", true]], "epoch": 3,

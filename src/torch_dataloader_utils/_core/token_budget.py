@@ -1,4 +1,4 @@
-"""Batches under a token budget: which rows of a window share a batch, and in which order its batches come."""
+"""Which rows of a window share a batch, and in which order: by buckets of length, under a budget of tokens."""
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace

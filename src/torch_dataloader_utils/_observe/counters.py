@@ -1,4 +1,4 @@
-"""The counts of one worker, cheap enough to be always on, in memory that the trainer's process can read."""
+"""Counters of one worker, always on, in memory that other threads and processes read while they grow."""
 
 import ctypes
 import threading

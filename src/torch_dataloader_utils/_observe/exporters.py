@@ -1,4 +1,4 @@
-"""The loaders whose metrics a monitoring system collects."""
+"""Metrics for Prometheus and OpenTelemetry: read when those collect, so that batches cost nothing."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, one for each rank of this machine; needs rich."""
+"""Progress bars on a terminal, one for each rank of this machine (needs rich), and the time that is left."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Ends a process when its parent ends, however that happens."""
+"""Ends a process when its parent ends, and holds signals back where their handlers would do harm."""
 
 import multiprocessing
 import os

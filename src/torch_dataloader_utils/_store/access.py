@@ -1,4 +1,4 @@
-"""How a store is reached: the client's options, where credentials come from, and how hard to try."""
+"""How a store is reached: the client's options, secrets, where credentials come from, and how hard to try."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

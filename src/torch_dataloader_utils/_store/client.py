@@ -1,4 +1,4 @@
-"""Opens storage clients of fsspec, configured so that only our retries and limits apply."""
+"""Opens storage clients of fsspec, configured so that only our retries and limits apply; one for each process."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Collects the bytes of one span: checks that they are the right ones, and keeps them if a reply breaks off.
+"""Reads one span of an object on condition that it is the planned one; one function for each storage client.
 
 Source: RFC 9110, section 14.4 (Content-Range).
 """

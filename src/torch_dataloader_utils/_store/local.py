@@ -1,4 +1,4 @@
-"""Files of this machine, by positioned reads."""
+"""Files of this machine, by positioned reads, and the paths that a pattern matches."""
 
 import errno
 import os

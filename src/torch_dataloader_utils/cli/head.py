@@ -71,7 +71,7 @@ def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
 
 def _rows(batch: "pa.RecordBatch", most: int) -> list[dict[str, Any]]:
     """The first rows of a batch; SchemaError names a column of which Python has no values."""
-    from torch_dataloader_utils.shape.python_objects import python_objects
+    from torch_dataloader_utils.shape.arrow_types import python_objects
 
     first, names = batch.slice(0, most), batch.schema.names
     columns = [

@@ -6,9 +6,9 @@ headers; text has none, so its lines are counted. Counts are checked where possi
 ranks, workers or order; that is `plan`.
 """
 
+from torch_dataloader_utils.discover.assemble import with_live_rows
 from torch_dataloader_utils.discover.file_scan import TextOptions
-from torch_dataloader_utils.discover.live_rows import with_live_rows
-from torch_dataloader_utils.discover.save import load_inventory, save_inventory
+from torch_dataloader_utils.discover.saved_inventory import load_inventory, save_inventory
 from torch_dataloader_utils.discover.scan import scan_files
 
 __all__ = ["TextOptions", "load_inventory", "save_inventory", "scan_files", "with_live_rows"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.ipc_messages import FlatTable, metadata_length, read_head, stream_messages
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileStat, Span, SparseFile, Store, Tail, redact
-from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
 from torch_dataloader_utils.errors import UnsupportedFeatureError

@@ -1,22 +1,65 @@
-"""Learns columns, types and partitions of all files from the first good file and the paths, before the full scan."""
+"""Learns columns, types and partitions of all files before the scan: from one file, paths, or `_metadata`."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeGuard
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
-from torch_dataloader_utils._store import Store
+from torch_dataloader_utils._parquet.trailer import check_footer
+from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.footers import group_rows, projected_leaves, read_footer, with_uuids
 from torch_dataloader_utils.discover.formats import format_hint, named_format, scan_file
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema
-from torch_dataloader_utils.discover.sidecar import scan_sidecar
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
+
+_log = logging.getLogger(__name__)
+
+
+def scan_sidecar(
+    store: Store, sidecar: FileEntry, root: str, entries: Sequence[FileEntry], request: ScanRequest
+) -> list[FileScan] | None:
+    """The scan of each data file, in the order of `entries`; None if the sidecar is damaged or stale."""
+    try:
+        tail = read_footer(store, sidecar)
+        reader = pq.ParquetReader()
+        reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
+        metadata = reader.metadata
+        check_footer(tail.data, metadata, redact(sidecar.path))
+        schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
+        rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]
+    except (DataError, pa.ArrowException, OSError, ValueError) as error:
+        _log.warning("%s does not decode and is not used: %s", redact(sidecar.path), error)
+        return None
+    places: dict[str, list[int]] = {}
+    for index, path in enumerate(paths):
+        places.setdefault(path, []).append(index)
+    sizes = {entry.path: entry.stat.size for entry in entries}
+    stops = rows[:, 2] + rows[:, 3]
+    if set(places) != set(sizes) or any(stops[index] > sizes[path] for index, path in enumerate(paths)):
+        _log.warning("%s is not of the files that are there and is not used", redact(sidecar.path))
+        return None
+    _log.debug("%s serves the footers of %d files", redact(sidecar.path), len(entries))
+    return [
+        FileScan(
+            groups=rows[np.array(places[entry.path])],
+            size=entry.stat.size,
+            identity=entry.stat.identity,
+            schema=schema,
+        )
+        for entry in entries
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGro
 from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._parquet.trailer import TRAILER_BYTES, check_metadata, checked_footer_length, footer_length
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
-from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.schemas import leaf_counts

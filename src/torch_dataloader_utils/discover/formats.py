@@ -8,8 +8,7 @@ from torch_dataloader_utils._core.paths import codec_of, redact
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.discover.checks import checked
-from torch_dataloader_utils.discover.faults import empty
+from torch_dataloader_utils.discover.decode_errors import checked, empty
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc

@@ -10,7 +10,7 @@ import pyarrow.orc as pa_orc
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.protobuf import as_message, as_number, fields
 from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, SparseFile, Store, Tail
-from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
 

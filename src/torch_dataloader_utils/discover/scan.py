@@ -29,8 +29,7 @@ from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanI
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
 from torch_dataloader_utils.discover.hive import partition_values
-from torch_dataloader_utils.discover.other_files import other_files_named
-from torch_dataloader_utils.discover.paths import REMOTE_THREADS, DataFiles, PathLike, find_files
+from torch_dataloader_utils.discover.paths import REMOTE_THREADS, DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type

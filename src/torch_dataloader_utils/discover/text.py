@@ -1,4 +1,4 @@
-"""JSON lines and CSV: blocks cut at line ends, rows counted by scanning the file once.
+"""JSON lines and CSV: blocks of whole lines, whose rows are counted by scanning the file once.
 
 A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
 header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
@@ -19,10 +20,95 @@ from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils._store.host_cache import line_count_cache
 from torch_dataloader_utils._store.identity import names_no_version
-from torch_dataloader_utils.discover.faults import corrupt, decoding
+from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.lines import LineCounter
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
+
+_NEWLINE = 10
+_RETURN = 13
+_LAST_SPACE = 32
+_QUOTE = 34
+
+
+class LineCounter:
+    """Counts the rows and blocks of a text, which is fed piece by piece in file order.
+
+    A row is a line that is not blank; a block ends at the first line end after `block_bytes`. The last line needs no
+    line end. blank: bytes that a blank line may have beside its line end. has_quotes, has_lone_returns: whether the
+    text has quotes, or returns that are not before a newline, so that a CSV parser may find other rows.
+
+        b'{"a":1}\\n\\n{"a":2}', any block size      one block of 2 rows, offset 0, length 16
+    """
+
+    def __init__(self, *, start: int, block_bytes: int, blank: bytes) -> None:
+        self.has_quotes = False
+        self.has_lone_returns = False
+        self._blank = blank + b"\n"
+        self._block_bytes = block_bytes
+        self._position = self._block_start = start
+        self._block_rows = 0
+        self._ends_with_return = False
+        self._open_line = b""  # the first byte that is not blank of the unfinished line, if it has one
+        self._blocks: list[tuple[int, int, int]] = []
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Counts the next piece of the file."""
+        text = np.frombuffer(piece, dtype=np.uint8)
+        self.has_quotes = self.has_quotes or bool((text == _QUOTE).any())
+        self._look_for_returns(text)
+        stops = np.flatnonzero(text == _NEWLINE) + 1
+        if len(stops) == 0:
+            self._extend_open_line(piece)
+        else:
+            is_row = self._rows(piece, text, stops)
+            self._close_blocks(stops + self._position, np.cumsum(is_row))
+            self._open_line = b""
+            self._extend_open_line(piece[int(stops[-1]) :])
+        self._position += len(text)
+
+    def _look_for_returns(self, text: npt.NDArray[np.uint8]) -> None:
+        if self._ends_with_return and len(text):
+            self.has_lone_returns = self.has_lone_returns or bool(text[0] != _NEWLINE)
+            self._ends_with_return = False
+        returns = np.flatnonzero(text == _RETURN)
+        if len(returns) and returns[-1] == len(text) - 1:
+            self._ends_with_return, returns = True, returns[:-1]
+        self.has_lone_returns = self.has_lone_returns or bool((text[returns + 1] != _NEWLINE).any())
+
+    def blocks(self) -> Int64s:
+        """int64 [blocks, 3]: rows, offset, length; closes the last block."""
+        if self._position > self._block_start:
+            rows = self._block_rows + bool(self._open_line)
+            self._blocks.append((rows, self._block_start, self._position - self._block_start))
+            self._block_start, self._block_rows = self._position, 0
+        return np.array(self._blocks, dtype=np.int64).reshape(-1, 3)
+
+    def _rows(self, piece: bytes | memoryview, text: npt.NDArray[np.uint8], stops: Int64s) -> npt.NDArray[np.bool_]:
+        starts = np.concatenate([[0], stops[:-1]])
+        is_row = np.ones(len(stops), dtype=bool)
+        # Only lines that begin with a control character or space can be blank.
+        for index in np.flatnonzero(text[starts] <= _LAST_SPACE).tolist():
+            is_row[index] = bool(bytes(piece[int(starts[index]) : int(stops[index])]).strip(self._blank))
+        is_row[0] |= bool(self._open_line)
+        return is_row
+
+    def _extend_open_line(self, rest: bytes | memoryview) -> None:
+        if not self._open_line:
+            self._open_line = bytes(rest).strip(self._blank)[:1]
+
+    def _close_blocks(self, stops: Int64s, rows_before: Int64s) -> None:
+        counted = 0
+        while True:
+            index = int(np.searchsorted(stops, self._block_start + self._block_bytes))
+            if index == len(stops):
+                break
+            rows = int(rows_before[index])
+            self._blocks.append(
+                (self._block_rows + rows - counted, self._block_start, int(stops[index]) - self._block_start)
+            )
+            self._block_start, self._block_rows, counted = int(stops[index]), 0, rows
+        self._block_rows += int(rows_before[-1]) - counted
+
 
 _PIECE_BYTES = 8 << 20
 _SMALLEST_KEPT_BYTES = 8 << 20

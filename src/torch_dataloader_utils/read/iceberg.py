@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.contiguous import rows_only
-from torch_dataloader_utils.read.equality_deletes import deleted_by_keys, key_fields
+from torch_dataloader_utils.read.deletes import deleted_by_keys, key_fields
 from torch_dataloader_utils.read.field_ids import FileColumn, check_distinct, identify, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.orc import orc_schema

@@ -8,13 +8,14 @@ Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.nested_fields import type_holds
 from torch_dataloader_utils._arrow.record_batches import side_by_side
-from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._arrow.schema import type_holds
+from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.read.checks import (
@@ -25,8 +26,8 @@ from torch_dataloader_utils.read.checks import (
 )
 from torch_dataloader_utils.read.column_chunks import chunk_span
 from torch_dataloader_utils.read.contiguous import contiguous, rows_only
-from torch_dataloader_utils.read.file_columns import FileColumns
-from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
+from torch_dataloader_utils.read.field_ids import identify
+from torch_dataloader_utils.read.parquet_footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
 # Decoded bytes of the columns of one call. pyarrow holds the pages of all of them, stored and decompressed, until it
@@ -203,3 +204,28 @@ def _check_int96(source: TaskSource, file: Any, footer: Footer, columns: Sequenc
 def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[Span]:
     group = footer.row_group(source.task)
     return [chunk_span(source.task, group.column(leaf)) for leaf in footer.columns.leaves_of(columns)]
+
+
+def list_items(source: TaskSource, field: Any) -> Int64s | None:
+    """(rows, level entries, entries without a value) of column `field` in each row group of a file, int64 [groups, 3].
+
+    Entries without a value are empty lists, null lists and null items; 0 where the footer does not count them. None
+    if the footer cannot tell: the file lacks the column, or it is more than one leaf.
+    """
+    footer = parquet_footer(source)
+    name = field.name
+    extra = source.task.extra
+    if isinstance(extra, IcebergFile):
+        column = identify(footer.columns.schema, extra.table).get(field_id(field))
+        name = "" if column is None else column.name
+    leaves = footer.columns.leaves.get(name, ())
+    if len(leaves) != 1:
+        return None
+    items = np.zeros((footer.metadata.num_row_groups, 3), dtype=np.int64)
+    for ordinal in range(len(items)):
+        group = footer.metadata.row_group(ordinal)
+        chunk = group.column(leaves[0])
+        statistics = chunk.statistics
+        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
+        items[ordinal] = (group.num_rows, chunk.num_values, nulls or 0)
+    return items

@@ -20,10 +20,9 @@ from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
 from torch_dataloader_utils.read.column_chunks import ColumnChunks
-from torch_dataloader_utils.read.file_columns import FileColumns
 from torch_dataloader_utils.read.joined_footer import FileFacts, JoinedFooter
 from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
-from torch_dataloader_utils.read.parquet_footer import parquet_footer
+from torch_dataloader_utils.read.parquet_footer import FileColumns, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
 # Everything between the first and the last chunk of a row group is read; for more than this it is not worth it.

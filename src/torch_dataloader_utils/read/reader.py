@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.fixed_lists import for_take
-from torch_dataloader_utils._arrow.record_batches import side_by_side
+from torch_dataloader_utils._arrow.record_batches import for_take, side_by_side
 from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import RowsTogether
 from torch_dataloader_utils._core.iceberg import IcebergFile
@@ -26,13 +25,11 @@ from torch_dataloader_utils.read.conform import conform, constant
 from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.iceberg import decode_table_rows
-from torch_dataloader_utils.read.list_items import list_items
 from torch_dataloader_utils.read.orc import decode_orc
-from torch_dataloader_utils.read.parquet import decode_parquet, parquet_columns
+from torch_dataloader_utils.read.parquet import decode_parquet, list_items, parquet_columns
 from torch_dataloader_utils.read.parquet_together import JoinedRowGroups
-from torch_dataloader_utils.read.projection import Projection, project
+from torch_dataloader_utils.read.projection import Projection, ReadSpec, project
 from torch_dataloader_utils.read.source import TaskSource
-from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.read.text import decode_csv, decode_json
 
 

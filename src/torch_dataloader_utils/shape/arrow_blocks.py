@@ -6,15 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.nested_fields import type_holds
-from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
-from torch_dataloader_utils._arrow.take import take_rows
+from torch_dataloader_utils._arrow.record_batches import one_after_other, take_rows, without_categories
+from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.shape.arrow_pickling import register_arrow_pickling
-from torch_dataloader_utils.shape.python_objects import python_objects
-from torch_dataloader_utils.shape.text import check_text
+from torch_dataloader_utils.shape.arrow_types import python_objects
+from torch_dataloader_utils.shape.convert import check_text
+from torch_dataloader_utils.shape.pickling import register_arrow_pickling
 
 # Here, because every process that makes record batches for a trainer imports this module.
 register_arrow_pickling()

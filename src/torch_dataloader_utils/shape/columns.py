@@ -17,8 +17,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._arrow.fixed_lists import array_for_take
-from torch_dataloader_utils._arrow.take import no_take
+from torch_dataloader_utils._arrow.record_batches import array_for_take, no_take
+from torch_dataloader_utils.shape.arrow_types import python_objects
 from torch_dataloader_utils.shape.gather import (
     COLUMNS_AT_ONCE,
     Gatherer,
@@ -26,11 +26,10 @@ from torch_dataloader_utils.shape.gather import (
     is_flat,
     join,
     join_lists,
+    split_batches,
 )
-from torch_dataloader_utils.shape.memory import new_lots, new_tensor
-from torch_dataloader_utils.shape.python_objects import python_objects
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.views import split_batches
+from torch_dataloader_utils.shape.reused_memory import new_lots, new_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch_dataloader_utils.shape.arrow_types import NumberType
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.convert import number_dtype
-from torch_dataloader_utils.shape.memory import new_tensor
-from torch_dataloader_utils.shape.nulls import Mask
 from torch_dataloader_utils.shape.one_piece import pitch_bytes
-from torch_dataloader_utils.shape.specs import ColumnSpec
+from torch_dataloader_utils.shape.reused_memory import new_tensor
+from torch_dataloader_utils.shape.specs import ColumnSpec, Mask
 
 
 class ColumnCopies:

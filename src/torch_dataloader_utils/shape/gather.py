@@ -1,10 +1,12 @@
-"""Rows of several tensors put together: one after the other (join), or in another order (gather).
+"""Rows of several tensors joined, gathered in another order, or cut into views for many batches at once.
 
 CPU tensors only, by numpy or Arrow, because torch would start threads (see `by_numpy`). `gather_lists` takes those of
 devices too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -15,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from torch_dataloader_utils.shape.memory import new_tensor
 from torch_dataloader_utils.shape.pickling import signed, unsigned
+from torch_dataloader_utils.shape.reused_memory import new_tensor
 
 # Columns gathered by one call. Every call lets go of the interpreter's lock and waits for it again, and other threads
 # want it too; more than four columns of 65,536 numbers do not stay in a core's cache (50 columns: 3.3 ms one by one,
@@ -143,3 +145,32 @@ def gather_cpu_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Te
     num_bytes = int(gathered[-1]) * width
     taken = from_dlpack(pa.Array.from_buffers(pa.uint8(), num_bytes, [None, data]))
     return taken.view(values.dtype).view(-1, *values.shape[1:]), gathered
+
+
+_AT_ONCE = 8
+
+
+def split_batches(values: Tensor, batch_rows: int) -> Iterator[Tensor]:
+    """Views of `batch_rows` rows, the last one shorter if it must be.
+
+    No Python code runs for a single view. torch makes a view in 0.25 us from given sizes, in 0.35 us from one size.
+    `unsafe_` leaves out checks for autograd, which decoded data has none of (a fifth faster).
+    """
+    lots, lot_rows = _equal_lots(values.shape[0], batch_rows)
+    return chain.from_iterable(
+        map(torch.unsafe_split_with_sizes, torch.unsafe_split_with_sizes(values, lot_rows), lots)
+    )
+
+
+def in_lots(rows: Sequence[int]) -> list[Sequence[int]]:
+    """Row counts of batches, as many together as should be cut at once."""
+    return [rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE)]
+
+
+@lru_cache(maxsize=1)  # the same for every column of a block
+def _equal_lots(total: int, rows: int) -> tuple[list[list[int]], list[int]]:
+    full, left = divmod(total, rows * _AT_ONCE)
+    batches, rest = divmod(left, rows)
+    last = [rows] * batches + [rest] * (rest > 0)
+    lots = [[rows] * _AT_ONCE] * full + [last] * (left > 0)
+    return lots, [rows * _AT_ONCE] * full + [left] * (left > 0)

@@ -8,9 +8,8 @@ import torch
 
 from torch_dataloader_utils._core.arguments import check_column_names, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.shape.nulls import MASK_SUFFIX
-from torch_dataloader_utils.shape.padded import longest_row, value_mask
-from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.ragged import Ragged, longest_row, value_mask
+from torch_dataloader_utils.shape.specs import MASK_SUFFIX
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 

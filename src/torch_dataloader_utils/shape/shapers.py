@@ -20,11 +20,11 @@ from torch_dataloader_utils.shape.arrow_types import ObjectType, classify, eleme
 from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
 from torch_dataloader_utils.shape.convert import StackBuilder, convert_column
 from torch_dataloader_utils.shape.copies import ColumnCopies
-from torch_dataloader_utils.shape.nulls import Mask
 from torch_dataloader_utils.shape.raw_numbers import plain
-from torch_dataloader_utils.shape.recycled import RECYCLED
+from torch_dataloader_utils.shape.reused_memory import RECYCLED
 from torch_dataloader_utils.shape.specs import (
     ColumnSpec,
+    Mask,
     StackSpec,
     column_specs,
     output_names,

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.shape.form import Form, container
-from torch_dataloader_utils.shape.memory import new_tensor
+from torch_dataloader_utils.shape.gather import in_lots
 from torch_dataloader_utils.shape.one_piece import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.views import in_lots
+from torch_dataloader_utils.shape.reused_memory import new_tensor
 
 
 @container

@@ -13,8 +13,8 @@ from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.read.spec import ReadSpec
 
 
 def count_live_rows(

@@ -10,9 +10,9 @@ from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store import StoreAccess, redact
+from torch_dataloader_utils.discover.bad_files import lies_in
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
-from torch_dataloader_utils.discover.named import lies_in
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.stream.rank_work import from_rank_zero

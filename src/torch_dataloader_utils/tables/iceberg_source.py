@@ -13,10 +13,10 @@ from torch_dataloader_utils._core.arguments import check_column_names
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._store import Secret, StoreAccess
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
-from torch_dataloader_utils.discover.iceberg.paths import PathRules
 from torch_dataloader_utils.discover.iceberg.roots import Roots
-from torch_dataloader_utils.discover.iceberg.scan import IcebergScanOptions
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
+from torch_dataloader_utils.discover.iceberg.table_paths import PathRules
+from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOptions
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 # Stands for no snapshot among ids, as in tables of format version 1.

@@ -9,8 +9,8 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import StoreAccess
+from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.tables.bad_groups import leave_out_bad_groups

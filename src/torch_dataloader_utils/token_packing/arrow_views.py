@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.shape.recycled import RECYCLED
+from torch_dataloader_utils.shape.reused_memory import RECYCLED
 
 Array = npt.NDArray[Any]
 

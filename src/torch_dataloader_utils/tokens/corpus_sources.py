@@ -21,8 +21,8 @@ from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files
 from torch_dataloader_utils.discover.scan import scan_listed
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError, of_type
+from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.read.spec import ReadSpec
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.tokens.corpus_plan import CorpusPart, cut_parts
 

@@ -18,12 +18,11 @@ from torch_dataloader_utils._parquet.trailer import check_metadata
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.discover.checks import checked
-from torch_dataloader_utils.discover.faults import decoding
+from torch_dataloader_utils.discover.decode_errors import checked, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
 from torch_dataloader_utils.discover.footers import check_total, group_rows, projected_leaves, read_footer
+from torch_dataloader_utils.discover.iceberg.file_pruning import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.files import Files
-from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups

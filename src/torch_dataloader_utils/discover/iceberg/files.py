@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
-from torch_dataloader_utils.discover.iceberg.paths import PathRules, split
 from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.iceberg.table_paths import PathRules, split
 from torch_dataloader_utils.discover.paths import REMOTE_THREADS
 
 T = TypeVar("T")

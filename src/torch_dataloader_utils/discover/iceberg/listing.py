@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.discover.faults import corrupt
+from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile
+from torch_dataloader_utils.discover.iceberg.file_pruning import FilePruner
 from torch_dataloader_utils.discover.iceberg.manifests import (
     Content,
     Manifest,
@@ -17,7 +18,6 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
     read_manifest,
     read_manifest_list,
 )
-from torch_dataloader_utils.discover.iceberg.prune import FilePruner
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
 
 

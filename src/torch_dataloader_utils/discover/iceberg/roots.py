@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.discover.iceberg.paths import client_scheme, is_local, split
+from torch_dataloader_utils.discover.iceberg.table_paths import client_scheme, is_local, split
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 
 _WEB_SCHEMES = ("http", "https")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.discover.faults import corrupt
+from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
 
 # Texts of pyiceberg 0.12's errors for manifests whose Avro schema leaves out ids, as BigQuery's do.

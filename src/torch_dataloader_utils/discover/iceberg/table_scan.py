@@ -21,9 +21,15 @@ from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files
-from torch_dataloader_utils.discover.iceberg.deleted_rows import check_positions, without_deleted_rows
-from torch_dataloader_utils.discover.iceberg.equality_deletes import EqualityIndex, index_equality_deletes
-from torch_dataloader_utils.discover.iceberg.faults import named_by_metadata
+from torch_dataloader_utils.discover.iceberg.deletes import (
+    EqualityIndex,
+    PositionDeletes,
+    TargetFiles,
+    check_positions,
+    find_deleted_positions,
+    index_equality_deletes,
+    without_deleted_rows,
+)
 from torch_dataloader_utils.discover.iceberg.fields import (
     arrow_schema,
     initial_defaults,
@@ -31,19 +37,13 @@ from torch_dataloader_utils.discover.iceberg.fields import (
     metadata_column_hint,
     name_ids,
 )
-from torch_dataloader_utils.discover.iceberg.judge import ManifestJudge
+from torch_dataloader_utils.discover.iceberg.file_pruning import FilePruner, ManifestJudge
 from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
 from torch_dataloader_utils.discover.iceberg.manifests import Content
-from torch_dataloader_utils.discover.iceberg.paths import PathIndex
-from torch_dataloader_utils.discover.iceberg.position_deletes import (
-    PositionDeletes,
-    TargetFiles,
-    find_deleted_positions,
-)
-from torch_dataloader_utils.discover.iceberg.prune import FilePruner
-from torch_dataloader_utils.discover.iceberg.scan_filter import pruning_expression
+from torch_dataloader_utils.discover.iceberg.metadata_errors import named_by_metadata
+from torch_dataloader_utils.discover.iceberg.row_filter import pruning_expression, translate
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.discover.iceberg.translate import translate
+from torch_dataloader_utils.discover.iceberg.table_paths import PathIndex
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import NoDataError
 

@@ -1,32 +1,133 @@
-"""Translates a pyarrow filter to a pyiceberg expression for pruning: true at least for every row that the filter keeps.
+"""Row filters on Iceberg tables: from pyarrow's expression to pyiceberg's, by which data files are left out."""
 
-Readers apply the filter itself, so parts that cannot be translated become true. Differences of the two libraries:
-
-* null: a pyarrow comparison with null keeps nothing, negated or not; Iceberg's `not` may keep such rows, which is safe.
-* NaN: `~(x > 5)` keeps NaN, Iceberg's `x <= 5` does not, and bounds leave NaN out. So negated comparisons of floats are
-  not translated.
-* literals are used only if the column's type holds them exactly: pyarrow compares `x > 0.1` on a float32 column as
-  float64.
-"""
-
+import ctypes
 import math
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.discover.iceberg.expressions import (
-    Call,
-    FieldRef,
-    Literal,
-    Node,
-    UnknownForm,
-    parse_expression,
-)
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
+
+
+class UnknownForm(Exception):  # noqa: N818 - a signal inside this package, never seen by users
+    """The expression cannot be walked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Literal:
+    """A pyarrow Scalar."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRef:
+    """A column by name, or a field inside a struct column by several."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A compute function; `options` is a struct as Arrow's function options class names its fields."""
+
+    function: str
+    arguments: tuple["Node", ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+Node = Literal | FieldRef | Call
+
+
+def parse_expression(expression: pc.Expression) -> Node:
+    """The tree of an expression.
+
+    Raises:
+        UnknownForm: not in the form that this module knows.
+    """
+    try:
+        (serialized,) = expression.__reduce__()[1]
+        with pa.ipc.open_file(pa.BufferReader(serialized)) as reader:
+            batch = reader.get_batch(0)
+        pairs = iter(_metadata_pairs(batch.schema))
+        tree = _parse(next(pairs), pairs, batch)
+        leftover = next(pairs, None)
+    except (pa.ArrowException, StopIteration, ValueError, TypeError, IndexError, RecursionError) as error:
+        raise UnknownForm(str(error)) from error
+    if leftover is not None:
+        raise UnknownForm(f"{leftover} follows the end")
+    return tree
+
+
+def _parse(token: tuple[str, str], rest: Iterator[tuple[str, str]], batch: Any) -> Node:
+    match token:
+        case ("literal", index):
+            return Literal(value=batch.column(int(index))[0])
+        case ("field_ref", name):
+            return FieldRef(path=(name,))
+        case ("nested_field_ref", length):
+            parts = [_parse(next(rest), rest, batch) for _ in range(int(length))]
+            return FieldRef(path=tuple(name for part in parts for name in _path(part)))
+        case ("call", function):
+            return _parse_call(function, rest, batch)
+        case _:
+            raise UnknownForm(str(token))
+
+
+def _parse_call(function: str, rest: Iterator[tuple[str, str]], batch: Any) -> Call:
+    arguments: list[Node] = []
+    options: dict[str, Any] = {}
+    for token in rest:
+        match token:
+            case ("end", name) if name == function:
+                return Call(function=function, arguments=tuple(arguments), options=options)
+            case ("options", index):
+                scalar = batch.column(int(index))[0]
+                options = {name: scalar[name] for name in scalar.type.names}
+            case _:
+                arguments.append(_parse(token, rest, batch))
+    raise UnknownForm(f"{function} has no end")
+
+
+def _path(node: Node) -> tuple[str, ...]:
+    if isinstance(node, FieldRef):
+        return node.path
+    raise UnknownForm("a place inside a struct is no name")
+
+
+class _ArrowSchema(ctypes.Structure):
+    """The start of the C data interface's ArrowSchema."""
+
+    _fields_ = (("format", ctypes.c_char_p), ("name", ctypes.c_char_p), ("metadata", ctypes.c_void_p))
+
+
+def _metadata_pairs(schema: pa.Schema) -> list[tuple[str, str]]:
+    """The schema's metadata with its order and repeated keys, both of which `schema.metadata` (a dict) drops.
+
+    Read through the Arrow C data interface, whose layout is fixed: int32 number of pairs, then for each key and
+    value int32 length and the bytes.
+    """
+    capsule = schema.__arrow_c_schema__()
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    place = _ArrowSchema.from_address(get_pointer(capsule, b"arrow_schema")).metadata
+    if not place:
+        return []
+    place += 4
+    texts = []
+    for _ in range(2 * ctypes.c_int32.from_address(place - 4).value):
+        length = ctypes.c_int32.from_address(place).value
+        texts.append(ctypes.string_at(place + 4, length).decode())
+        place += 4 + length
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
 
 _SWAPPED = {
     "equal": "equal",
@@ -176,3 +277,38 @@ def _is_comparable(data_type: pa.DataType) -> bool:
             types.is_decimal128,
         )
     )
+
+
+def pruning_expression(filters: pc.Expression | None, scan_filter: Any, schema: pa.Schema) -> "BooleanExpression":
+    """Both filters as one pyiceberg expression; data files that cannot match it are left out.
+
+    filters: over columns of `schema`. scan_filter: a pyiceberg expression, its text, or None.
+
+    Raises:
+        ConfigError: a text that does not parse. ConfigTypeError: a scan_filter that is neither.
+    """
+    from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+
+    if isinstance(scan_filter, str):
+        scan_filter = _parsed(scan_filter)
+    if scan_filter is not None and not isinstance(scan_filter, BooleanExpression):
+        raise ConfigTypeError(
+            f"scan_filter is {of_type(scan_filter)}: pass a pyiceberg expression, such as "
+            "pyiceberg.expressions.EqualTo('x', 3), or its text."
+        )
+    by_filters = AlwaysTrue() if filters is None else translate(filters, schema)
+    return And(by_filters, AlwaysTrue() if scan_filter is None else scan_filter)
+
+
+def _parsed(text: str) -> "BooleanExpression":
+    from pyiceberg.expressions import parser
+    from pyparsing import ParseException
+
+    try:
+        return parser.parse(text)
+    except (ParseException, ValueError) as error:
+        # Its own text, pages of grammar, is left to the traceback.
+        raise ConfigError(
+            f"scan_filter={text!r} does not parse. Write it like \"day >= '2024-01-01' and region in (3, 4)\", or pass "
+            "a pyiceberg expression."
+        ) from error

@@ -1,0 +1,363 @@
+"""Saves an inventory to one Parquet file that any Parquet tool can read, and loads it.
+
+It holds no storage options, no credentials and no pickle. A seal tells whether the file was changed. The layout is
+version 1 of the format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
+"""
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._core.inventory import (
+    FileFormat,
+    FileTable,
+    GroupTable,
+    Inventory,
+    PartitionColumn,
+    check_inventory,
+)
+from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._store import (
+    Buffer,
+    Credentials,
+    FsspecStore,
+    RemoteOptions,
+    StoreAccess,
+    has_credentials,
+    open_store,
+    redact,
+    write_atomically,
+)
+from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
+from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.errors import ConfigError, InternalError, StoreError, UnsupportedFeatureError
+
+_DIGEST_KEY = b"torch_dataloader_utils.seal"
+_METHOD = b"blake2b-128:"
+_BLANK = b"0" * 32
+# Between a key and its value are the type and the length of the value, a byte each.
+_SEAL = re.compile(re.escape(_DIGEST_KEY) + b".." + _METHOD + b"(.{32})", re.DOTALL)
+
+
+def sealed_parquet(table: pa.Table) -> bytearray:
+    """The bytes of a Parquet file of the table, sealed; the same for the same table."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_DIGEST_KEY: _METHOD + _BLANK})
+    data = bytearray(sink.getvalue())
+    seal = _SEAL.match(data, data.rfind(_DIGEST_KEY))
+    if seal is None:
+        raise InternalError("the place of the seal is not in the footer")
+    place = slice(*seal.span(1))
+    data[place] = _digest(memoryview(data), place)
+    return data
+
+
+def check_seal(data: Buffer, path: str) -> bool:
+    """Whether there is a seal in the file.
+
+    Raises:
+        CorruptFileError: there is one, and it is not that of these bytes.
+    """
+    content = bytes(data)
+    seal = _SEAL.match(content, max(0, content.rfind(_DIGEST_KEY)))
+    if seal is None:
+        return False
+    if seal[1] != _digest(memoryview(content), slice(*seal.span(1))):
+        raise corrupt(path, "its bytes are not those that were written (the seal does not fit)")
+    return True
+
+
+def _digest(data: memoryview, place: slice) -> bytes:
+    digest = blake2b(data[: place.start], digest_size=16)
+    digest.update(_BLANK)
+    digest.update(data[place.stop :])
+    return digest.hexdigest().encode()
+
+
+_GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
+_GROUP_TYPES = {name: np.dtype(np.int32 if name == "ordinal" else np.int64) for name in _GROUP_COLUMNS}
+_CODES = "partition_codes."
+
+
+def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
+    """The files and row groups of an inventory, and all else about it as JSON values."""
+    files, groups = inventory.files, inventory.groups
+    offsets = np.searchsorted(groups.file, np.arange(len(files) + 1)).astype(np.int32)
+    columns: dict[str, pa.Array] = {
+        "path": _strings(files.paths),
+        "size": pa.array(files.sizes),
+        "identity": _strings(files.identities),
+        "format": pa.array(files.formats),
+    }
+    for column in files.partitions:
+        columns[_CODES + column.name] = pa.array(column.codes)
+    for name in _GROUP_COLUMNS:
+        columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(getattr(groups, name)))
+    about = {
+        "source": redact(inventory.source),
+        "row_filter": inventory.row_filter,
+        "snapshot": inventory.snapshot,
+        "notes": inventory.notes,
+        "projection": inventory.projection,
+        "schema": _text(inventory.schema),
+        "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
+    }
+    return pa.table(columns), about
+
+
+def from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
+    """The inventory that `to_table` took apart.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException: the parts do not fit together.
+    """
+    files = FileTable(
+        paths=_string_column(table["path"]),
+        sizes=_numbers(table["size"]),
+        identities=_string_column(table["identity"]),
+        formats=_numbers(table["format"]),
+        partitions=tuple(
+            PartitionColumn(name=name, values=_read_values(values), codes=_numbers(table[_CODES + name]))
+            for name, values in about["partitions"]
+        ),
+    )
+    lists = {name: _one_chunk(table[name]) for name in _GROUP_COLUMNS}
+    counts = lists["ordinal"].value_lengths().to_numpy()
+    if not all(np.array_equal(each.value_lengths().to_numpy(zero_copy_only=False), counts) for each in lists.values()):
+        raise ValueError("its lists differ in length")
+    groups = GroupTable(
+        file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
+        **{name: lists[name].flatten().to_numpy() for name in _GROUP_COLUMNS},
+    )
+    projection = about["projection"]
+    inventory = Inventory(
+        files=files,
+        groups=groups,
+        schema=_bytes(about["schema"]),
+        source=about["source"],
+        row_filter=about["row_filter"],
+        projection=None if projection is None else tuple(projection),
+        # Early versions saved neither.
+        snapshot=about.get("snapshot", ""),
+        notes=tuple(about.get("notes", ())),
+    )
+    _check(inventory)
+    return inventory
+
+
+def _check(inventory: Inventory) -> None:
+    """Raises ValueError, or an error of Arrow's, unless all parts have their types and fit together."""
+    files, groups = inventory.files, inventory.groups
+    for name, wanted in _GROUP_TYPES.items():
+        if getattr(groups, name).dtype != wanted:
+            raise ValueError(f"{name} is no {wanted}")
+    if files.sizes.dtype != np.int64 or files.formats.dtype != np.uint8:
+        raise ValueError("sizes and formats have other types")
+    if not np.isin(files.formats, list(FileFormat)).all():
+        raise ValueError("it names formats that do not exist")
+    names = decode_schema(inventory.schema).names
+    for column in files.partitions:
+        if column.name not in names or column.codes.dtype != np.int32:
+            raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
+        if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
+            raise ValueError(f"partition column {column.name!r} has codes without a value")
+    about = (inventory.source, inventory.row_filter, inventory.snapshot)
+    if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
+        raise ValueError("source, filter, projection, snapshot and notes are no text")
+
+
+def _values(inventory: Inventory, column: PartitionColumn) -> bytes:
+    field = decode_schema(inventory.schema).field(column.name)
+    batch = pa.record_batch([pa.array(column.values, field.type)], names=["value"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _read_values(text: str) -> tuple[Any, ...]:
+    with pa.ipc.open_stream(_bytes(text)) as reader:
+        values = reader.read_all().column("value")
+    values.validate(full=True)
+    return tuple(values.to_pylist())
+
+
+def _strings(column: StringColumn) -> pa.Array:
+    buffers = [None, pa.py_buffer(column.offsets), pa.py_buffer(np.ascontiguousarray(column.data))]
+    return pa.Array.from_buffers(pa.large_string(), len(column), buffers)
+
+
+def _string_column(column: pa.ChunkedArray) -> StringColumn:
+    array = _one_chunk(column).cast(pa.large_string())
+    array.validate(full=True)
+    if array.null_count:
+        raise ValueError("a text is missing")
+    _, offsets, data = array.buffers()
+    starts = (
+        np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
+        if len(array)
+        else np.zeros(1, np.int64)
+    )
+    text = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, np.uint8)
+    return StringColumn(data=text[int(starts[0]) : int(starts[-1])], offsets=starts - starts[0])
+
+
+def _numbers(column: pa.ChunkedArray) -> Any:
+    return _one_chunk(column).to_numpy(zero_copy_only=False)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_KEY = b"torch_dataloader_utils.inventory"
+_VERSION = 1
+
+
+def save_inventory(
+    inventory: Inventory,
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
+) -> None:
+    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
+
+    A symbolic link is followed, not replaced.
+
+    storage_options, credentials and remote say how its store is reached, as for `scan_files`.
+
+    Raises:
+        ConfigTypeError: no inventory, or no path.
+        ConfigError: a file's URL carries a signature or password, which must not be stored.
+        UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
+        StoreError: it cannot be written there, or the storage failed after retries.
+    """
+    check_inventory(inventory)
+    target = check_path("path", path)
+    store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
+    if any(inventory.files.extras):
+        raise UnsupportedFeatureError(
+            "an inventory of files with deletes or field ids is not saved; scan the table again."
+        )
+    secret = _first_with_credentials(inventory.files.paths)
+    if secret is not None:
+        raise ConfigError(
+            f"{redact(secret)}: its URL carries credentials, which a saved inventory would give away. Pass them in "
+            "storage_options= instead, and scan again."
+        )
+    table, about = to_table(inventory)
+    about = {"version": _VERSION, "is_sealed": True, **about}
+    data = memoryview(sealed_parquet(table.replace_schema_metadata({_KEY: json.dumps(about)})))
+    if isinstance(store, FsspecStore):
+        store.write(target, len(data), lambda start, length: data[start : start + length])
+    else:
+        _write_local(Path(store.local_path(target)), data)
+
+
+def load_inventory(
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    credentials: Credentials | None = None,
+    remote: RemoteOptions | None = None,
+    allowed_roots: Sequence[str] | None = None,
+) -> Inventory:
+    """The inventory that `save_inventory` wrote, with the same arrays and the same fingerprint.
+
+    Args:
+        storage_options, credentials, remote: of the store that it lies in, as for `scan_files`.
+        allowed_roots: prefixes of where its files may lie: "s3://bucket/trips", "s3://" (any bucket), "/data". None:
+            anywhere, so load only what you trust.
+
+    Raises:
+        ConfigTypeError: no path, or roots that are no list. ConfigError: not a saved inventory, or one of a newer
+            version.
+        CorruptFileError: a bit of it changed since it was saved; or, of a file that an earlier version saved, which has
+            no seal, its bytes do not decode or do not fit together.
+        UnsupportedFeatureError: it names a file outside of `allowed_roots`.
+    """
+    roots = None if allowed_roots is None else Roots.of(allowed_roots)
+    target = check_path("path", path)
+    store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
+    tail = store.tail(target, store.stat(target).size)
+    is_sealed = check_seal(tail.data, target)
+    with _fitting(target):
+        table = pq.read_table(pa.BufferReader(tail.data), use_threads=False)
+    about = _about(table, target)
+    if about.get("is_sealed") and not is_sealed:
+        raise corrupt(target, "the seal of the saved inventory is gone")
+    with _fitting(target):
+        inventory = from_table(table, about)
+    if roots is not None:
+        roots.check_inventory(inventory)
+    return inventory
+
+
+def _first_with_credentials(paths: StringColumn) -> str | None:
+    # Credentials need one of these bytes; few inventories have one in any of a million paths.
+    text = paths.data.tobytes()
+    if b"://" not in text or (b"@" not in text and b"?" not in text):
+        return None
+    return next(filter(has_credentials, paths), None)
+
+
+def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
+    text = (table.schema.metadata or {}).get(_KEY)
+    if text is None:
+        raise ConfigError(f"{redact(path)} is no saved inventory. Pass a file that save_inventory wrote.")
+    with _fitting(path):
+        about: Mapping[str, Any] = json.loads(text)
+        version = about["version"]
+    if version != _VERSION:
+        raise ConfigError(
+            f"{redact(path)} is of inventory version {version}; this library reads {_VERSION}. Scan and save again."
+        )
+    return about
+
+
+@contextmanager
+def _fitting(path: str) -> Iterator[None]:
+    """Turns errors of decoding into CorruptFileError, also those for parts that are missing or of a wrong type."""
+    with decoding(path, "saved inventory"):
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError, NotImplementedError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _write_local(target: Path, data: Buffer) -> None:
+    try:
+        # Renaming a new file into place would replace the link itself; users mean what it leads to.
+        with write_atomically(target.resolve(), mode=0o600) as file:
+            file.write(data)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: cannot write the inventory ({error}). Choose a directory that can be written."
+        ) from error
