@@ -18,7 +18,7 @@ from measure import alternate, print_machine, save
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
-from torch_dataloader_utils.stream.tickets import Answer
+from torch_dataloader_utils.stream.transport.worker_requests import Answer
 
 ROWS, BATCH, ROUNDS, SENT = 640_000, 64, 15, 100_000
 

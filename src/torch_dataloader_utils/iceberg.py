@@ -16,7 +16,7 @@ from torch_dataloader_utils.discover.iceberg.table_scan import scan_table
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
-from torch_dataloader_utils.stream.rank_work import from_rank_zero
+from torch_dataloader_utils.stream.ranks import from_rank_zero
 from torch_dataloader_utils.tables.counting import count_alone, under_filter
 from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS, TableSource, open_alike
 from torch_dataloader_utils.tables.keyword_options import IcebergKeywords, RowLoaderKeywords

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
-from torch_dataloader_utils.stream import assemble
-from torch_dataloader_utils.stream.batch_lots import Lot
-from torch_dataloader_utils.stream.row_span import RowSpan
+from torch_dataloader_utils.stream import worker as assemble
+from torch_dataloader_utils.stream.batch_groups import Lot, RowSpan
 
 
 class Listed:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import Ragged, StructuredDataset, TensorBatch
-from torch_dataloader_utils.stream.processes import run_length
-from torch_dataloader_utils.stream.slabs import SlabReader
-from torch_dataloader_utils.stream.tickets import TicketSampler
+from torch_dataloader_utils.stream.transport.processes import run_length
+from torch_dataloader_utils.stream.transport.slabs import SlabReader
+from torch_dataloader_utils.stream.transport.worker_requests import TicketSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 workers, on purpose
 

@@ -15,7 +15,7 @@ from tests.simulated_cuda import Upload, simulated_cuda
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, Ragged, StructuredDataset, TensorBatch
 from torch_dataloader_utils.errors import TransformError
-from torch_dataloader_utils.stream.device_copies import to_device
+from torch_dataloader_utils.stream.device import to_device
 
 CUDA = "cuda:0"
 Pair = namedtuple("Pair", "first second")

@@ -15,7 +15,7 @@ from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils.shape.shapers import ColumnShaper
-from torch_dataloader_utils.stream.follow_up import FollowUp
+from torch_dataloader_utils.stream.small_groups import FollowUp
 
 
 class NoPool:

@@ -8,9 +8,9 @@ import torch
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
-from torch_dataloader_utils.stream import pace
-from torch_dataloader_utils.stream.pace import BatchPace
-from torch_dataloader_utils.stream.processes import WorkerProcesses
+from torch_dataloader_utils.stream.transport import worker_requests as pace
+from torch_dataloader_utils.stream.transport.processes import WorkerProcesses
+from torch_dataloader_utils.stream.transport.worker_requests import BatchPace
 
 MILLISECOND = 1_000_000
 

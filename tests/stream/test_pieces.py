@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.batch_runs import LEAST_PIECE_BYTES, pieces_of
-from torch_dataloader_utils.stream.row_span import RowSpan
+from torch_dataloader_utils.stream.batch_groups import LEAST_PIECE_BYTES, RowSpan, pieces_of
 
 SCHEMA = pa.schema({"row": pa.int64()})
 SHAPER = make_shaper("torch", SCHEMA)

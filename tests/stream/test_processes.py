@@ -27,11 +27,10 @@ from tests.stream.tables import TABLE, check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
-from torch_dataloader_utils.stream.receiver import Receiver
-from torch_dataloader_utils.stream.slabs import SlabReader
-from torch_dataloader_utils.stream.tickets import Answer
-from torch_dataloader_utils.stream.worker_death import answers_of
-from torch_dataloader_utils.stream.worker_notes import Notes
+from torch_dataloader_utils.stream.transport.processes import Receiver
+from torch_dataloader_utils.stream.transport.slabs import SlabReader
+from torch_dataloader_utils.stream.transport.worker_death import Notes, answers_of
+from torch_dataloader_utils.stream.transport.worker_requests import Answer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
-from torch_dataloader_utils.stream.shared_memory import shared_bytes
-from torch_dataloader_utils.stream.worker_notes import Notes
+from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch, shared_bytes
+from torch_dataloader_utils.stream.transport.worker_death import Notes
 
 
 def work(queue, answers, epoch, notes):

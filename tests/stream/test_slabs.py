@@ -20,8 +20,7 @@ from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, TensorBatch
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
-from torch_dataloader_utils.stream.slab_memory import SlabMemory
-from torch_dataloader_utils.stream.slabs import SlabReader, SlabWriter
+from torch_dataloader_utils.stream.transport.slabs import SlabMemory, SlabReader, SlabWriter
 
 has_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc to look at")
 

@@ -19,8 +19,8 @@ from torch_dataloader_utils._arrow.record_batches import one_after_other
 from torch_dataloader_utils._core.block import JoinedGroups
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.stream.batch_groups import RowSpan, in_few_blocks
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.row_span import RowSpan, in_few_blocks
 from torch_dataloader_utils.stream.small_groups import JointDecode
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20

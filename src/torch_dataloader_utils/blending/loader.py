@@ -14,12 +14,12 @@ from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, co
 from torch_dataloader_utils.blending.source import Source
 from torch_dataloader_utils.blending.steps import RowStream, mixed_batches, steps_with_last, whole_batches
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.alike import ComparedPasses, options_record
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
+from torch_dataloader_utils.stream.rank_comparison import ComparedPasses, options_record
 from torch_dataloader_utils.stream.ranks import running_ranks
-from torch_dataloader_utils.stream.unnumbered import refuse_number
+from torch_dataloader_utils.stream.trainer_hooks import refuse_number
 from torch_dataloader_utils.tokens.split import normalize_weights
 
 

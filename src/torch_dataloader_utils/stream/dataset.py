@@ -14,16 +14,15 @@ from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.stream.alike import ComparedPasses, data_record
 from torch_dataloader_utils.stream.callers import collates_anew, is_asked_by_torchdata, is_asked_by_transformers
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
-from torch_dataloader_utils.stream.plans import Plan, PlanSource
+from torch_dataloader_utils.stream.plan_protocols import Plan, PlanSource
 from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.rank_comparison import ComparedPasses, data_record
 from torch_dataloader_utils.stream.ranks import check_running, running_ranks
-from torch_dataloader_utils.stream.sendable import with_sendable_results
-from torch_dataloader_utils.stream.shared_epoch import SharedEpoch
-from torch_dataloader_utils.stream.shared_passes import SharedPasses
+from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
+from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch, SharedPasses
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 

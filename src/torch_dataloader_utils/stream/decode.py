@@ -20,12 +20,13 @@ from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import ThreadPool
-from torch_dataloader_utils.stream.follow_up import FollowUp, Pending
-from torch_dataloader_utils.stream.row_span import RowSpan
+from torch_dataloader_utils.stream.batch_groups import RowSpan
 from torch_dataloader_utils.stream.small_groups import (
     MOST_BYTES_TOGETHER,
     MOST_TOGETHER,
+    FollowUp,
     JointDecode,
+    Pending,
     SmallGroups,
     Wanted,
 )

@@ -15,15 +15,14 @@ from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream import torch_workers
 from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
-from torch_dataloader_utils.stream.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.progress import Pass, Progress
-from torch_dataloader_utils.stream.sendable import check_functions
-from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement
-from torch_dataloader_utils.stream.unnumbered import refuse_number
+from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement, refuse_number
+from torch_dataloader_utils.stream.transport import torch_workers
+from torch_dataloader_utils.stream.transport.processes import WorkerProcesses, as_it_is
+from torch_dataloader_utils.stream.transport.sendable import check_functions
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 

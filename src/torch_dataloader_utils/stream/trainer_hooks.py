@@ -8,11 +8,12 @@ global batch are no padding (`remainder`, 0: all of them), so that `accelerator.
 import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import Sampler
 
 from torch_dataloader_utils._runtime.user_warning import warn_user
+from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.stream.dataset import TableDataset
 
 
@@ -93,3 +94,15 @@ class Placement:
                 yield batch
         finally:
             gradient_state._remove_dataloader(record)
+
+
+def refuse_number(loader: object, index: object) -> NoReturn:
+    """Refuses what Python answers with "not subscriptable".
+
+    Raises:
+        ConfigTypeError: always.
+    """
+    raise ConfigTypeError(
+        f"{type(loader).__name__}[{index!r}]: its batches come in an order of their own and have no numbers. Iterate "
+        "it as it is: it is a loader, with no DataLoader around it. A RowDataset gives rows by number."
+    )

@@ -15,7 +15,7 @@ from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
-from torch_dataloader_utils.stream.rank_work import from_rank_zero
+from torch_dataloader_utils.stream.ranks import from_rank_zero
 from torch_dataloader_utils.tables.counting import under_filter
 from torch_dataloader_utils.tables.rank_share import compare_options, scanning_share, shows_bars
 from torch_dataloader_utils.tables.table_options import TableOptions

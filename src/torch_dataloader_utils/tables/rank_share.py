@@ -5,9 +5,15 @@ from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.fingerprints import short_digest
 from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.plan.strategy_check import strategy_name
-from torch_dataloader_utils.stream.alike import check_alike, name_of_call, options_record, publish
-from torch_dataloader_utils.stream.rank_work import add_over_ranks, all_or_none, counting_part
-from torch_dataloader_utils.stream.ranks import mesh_members, resolve_ranks, running_ranks
+from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish
+from torch_dataloader_utils.stream.ranks import (
+    add_over_ranks,
+    all_or_none,
+    counting_part,
+    mesh_members,
+    resolve_ranks,
+    running_ranks,
+)
 from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions
 
 # What ranks may have of their own: it decides neither which rows a rank has nor how many.

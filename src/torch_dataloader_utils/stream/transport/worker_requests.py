@@ -1,4 +1,4 @@
-"""Tickets: the trainer's process sends one to a worker process, which answers with its next batches.
+"""Requests: the trainer's process sends one to a worker process, which responds with its next batches.
 
 Tickets go through a map-style DataLoader, so that worker errors, time-outs and persistent workers behave as usual. The
 first ticket of a pass carries the worker's own part of the plan; no other channel is needed for epochs, resumed
@@ -16,8 +16,7 @@ from torch.utils.data import Sampler
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils.errors import LoaderError
-from torch_dataloader_utils.stream.slab_memory import Held, SlabShare
-from torch_dataloader_utils.stream.slabs import SlabReader
+from torch_dataloader_utils.stream.transport.slabs import Held, SlabReader, SlabShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +129,32 @@ class TicketSampler(Sampler[Ticket]):
             return sys.maxsize
         batches = len(range(process, self._count, len(self._starts)))
         return -(-batches // (self._starts[process].run_length or 1))
+
+
+# An answer that was made in less time may carry twice as many batches; one that took longer, half as many.
+_FAST_NS = 10_000_000
+_SLOW_NS = 40_000_000
+MOST_BYTES = 4 << 20
+# If a transform becomes slow, one answer takes at most so many times as long.
+_MOST_BATCHES = 16
+
+
+@dataclass(slots=True)
+class BatchPace:
+    """Learns from the answers of one pass how many batches the next ones should carry; the first carry one."""
+
+    length: int = 1
+
+    def learn(self, batches: int, num_bytes: int, took_ns: int) -> None:
+        """Take one answer into account: its batches, their bytes in slabs, and the time that the worker took for it.
+
+        num_bytes: 0 if a batch cannot be put into a slab; its size is not known then.
+        """
+        if num_bytes == 0:
+            self.length = 1
+        elif took_ns > _SLOW_NS or num_bytes > MOST_BYTES:
+            self.length = max(1, batches // 2)
+        elif took_ns < _FAST_NS and 2 * num_bytes <= MOST_BYTES:
+            self.length = min(2 * batches, _MOST_BATCHES)
+        else:
+            self.length = batches

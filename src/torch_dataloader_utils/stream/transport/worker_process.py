@@ -1,4 +1,4 @@
-"""What runs in a worker process of the loader: it answers tickets with its next batches."""
+"""What runs in a worker process of the loader: it responds to requests with its next batches."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +12,15 @@ from torch.utils.data import Dataset
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils._runtime.processes import end_with_parent
 from torch_dataloader_utils.errors import InternalError, LoaderError
-from torch_dataloader_utils.stream.batch_runs import LEAST_PIECE_BYTES, Run
+from torch_dataloader_utils.stream.batch_groups import LEAST_PIECE_BYTES, Run
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.pace import BatchPace
-from torch_dataloader_utils.stream.sendable import with_sendable_results
-from torch_dataloader_utils.stream.slab_memory import Held, SlabMemory
-from torch_dataloader_utils.stream.slabs import SlabMessage, SlabWriter
-from torch_dataloader_utils.stream.socket_directory import sweep_if_orphaned
-from torch_dataloader_utils.stream.tickets import Answer, Start, Ticket
-from torch_dataloader_utils.stream.torch_workers import end_if_an_answer_is_lost
+from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
+from torch_dataloader_utils.stream.transport.slabs import Held, SlabMemory, SlabMessage, SlabWriter
+from torch_dataloader_utils.stream.transport.socket_directory import sweep_if_orphaned
+from torch_dataloader_utils.stream.transport.torch_workers import end_if_an_answer_is_lost
+from torch_dataloader_utils.stream.transport.worker_death import Notes, NotingReader
+from torch_dataloader_utils.stream.transport.worker_requests import Answer, BatchPace, Start, Ticket
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
-from torch_dataloader_utils.stream.worker_notes import Notes, NotingReader
 
 
 class TicketWorker(Dataset[Answer]):

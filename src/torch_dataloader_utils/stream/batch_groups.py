@@ -1,0 +1,137 @@
+"""Several consecutive batches put together, or sent, at once; and rows that lie next to each other in a block.
+
+A piece is rows of one block, sent where they lie. Only where a batch spans two blocks, or a block is small, rows are
+first put together:
+
+    batches of 1,000 rows; block 1 has 5,600, block 2, which is small, 1,900, block 3 has 7,500
+    pieces: 5 batches of block 1, 3 put together of the rest of it, block 2 and half a batch of block 3, 7 of block 3
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.units import ranges
+
+
+class RowSpan(NamedTuple):
+    """Rows [start, stop) of a block."""
+
+    block: Block
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, block: Block) -> Self:
+        """All rows of a block."""
+        return cls(block, 0, block.num_rows)
+
+    def cut(self, start: int, stop: int) -> Self:
+        """Rows [start, stop) of this span; rows past its end are left out."""
+        return self._replace(start=min(self.start + start, self.stop), stop=min(self.start + stop, self.stop))
+
+    def rows(self) -> Block:
+        """The rows, as a block of their own."""
+        return self.block.slice(self.start, self.stop)
+
+
+def in_few_blocks(spans: Iterable[RowSpan]) -> list[Block]:
+    """The rows of all spans, in order; spans that follow each other in one block become one block."""
+    runs: list[RowSpan] = []
+    for span in spans:
+        if runs and runs[-1].block is span.block and runs[-1].stop == span.start:
+            runs[-1] = runs[-1]._replace(stop=span.stop)
+        else:
+            runs.append(span)
+    return [run.rows() for run in runs]
+
+
+# Sending one more piece costs as much as copying this many bytes, so smaller blocks are put together.
+LEAST_PIECE_BYTES = 256 << 10
+
+
+class Piece(NamedTuple):
+    """`rows[i]` rows of `batch` are batch i of the piece."""
+
+    batch: Any
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Consecutive batches that are sent together."""
+
+    pieces: tuple[Piece, ...]
+
+
+def pieces_of(spans: Sequence[RowSpan], rows: tuple[int, ...], shaper: Shaper) -> Iterator[Piece]:
+    """The pieces of batches of `rows[0]`, `rows[1]`, ... rows, which are the rows of these spans."""
+    borders = list(accumulate(rows, initial=0))
+    begin, done = 0, 0  # the row that the span begins with; the first batch that is in no piece yet
+    waiting: list[RowSpan] = []  # rows that are in no piece yet
+    for span in spans:
+        end = begin + span.stop - span.start
+        first, last = bisect_left(borders, begin), bisect_right(borders, end) - 1
+        if _is_large(span, borders[max(first, last)] - borders[first]):
+            start, stop = span.start + borders[first] - begin, span.start + borders[last] - begin
+            waiting += _rows_of(span, span.start, start)
+            if waiting:
+                yield Piece(_together(waiting, shaper), rows[done:first])
+            yield Piece(span.block.slice(start, stop).to_batch(), rows[first:last])
+            done, waiting = last, _rows_of(span, stop, span.stop)
+        else:
+            waiting.append(span)
+        begin = end
+    if waiting:
+        yield Piece(_together(waiting, shaper), rows[done:])
+
+
+def _is_large(span: RowSpan, rows: int) -> bool:
+    return rows > 0 and rows * span.block.num_bytes >= LEAST_PIECE_BYTES * span.block.num_rows
+
+
+def _rows_of(span: RowSpan, start: int, stop: int) -> list[RowSpan]:
+    return [RowSpan(span.block, start, stop)] if stop > start else []
+
+
+def _together(spans: Sequence[RowSpan], shaper: Shaper) -> Any:
+    return shaper.concat([span.rows() for span in spans]).to_batch()
+
+
+@dataclass(slots=True)
+class Lot:
+    """Rows of consecutive batches, collected as spans and then put together as one block."""
+
+    num_rows: int = 0
+    _slices: list[RowSpan] = field(default_factory=list)
+    _number: dict[int, int] = field(default_factory=dict)
+    _spans: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, spans: Iterable[RowSpan]) -> None:
+        """Add the next rows; rows of one block must be added in their order in the block, without gaps."""
+        for span in spans:
+            block, start, stop = span
+            number = self._number.setdefault(id(block), len(self._slices))
+            if number == len(self._slices):
+                self._slices.append(span)
+            else:
+                self._slices[number] = self._slices[number]._replace(stop=stop)
+            self._spans.append((number, start, stop - start))
+            self.num_rows += stop - start
+
+    def block(self, shaper: Shaper) -> Block:
+        """All rows as one block; there must be at least one."""
+        if len(self._slices) == 1:
+            return self._slices[0].rows()
+        number, start, rows = np.array(self._spans, dtype=np.int64).T
+        blocks = [each.rows() for each in self._slices]
+        if (np.diff(number) >= 0).all():
+            return shaper.concat(blocks)
+        ends = np.cumsum([block.num_rows for block in blocks])
+        shift = np.array([end - each.stop for end, each in zip(ends, self._slices, strict=True)])
+        return shaper.gather(blocks, ranges(start + shift[number], rows))
