@@ -22,7 +22,7 @@ TOTAL = FILES * GROUPS * ROWS
 def delivered(inventory: Inventory, **options) -> np.ndarray:
     """Stored row numbers in the order in which one rank with one worker receives them."""
     plan = plan_epoch(inventory, batch_size=BATCH, split_rows=ROWS, epoch=1, **options)
-    (lane,) = plan.details.programs(0)[0].lanes
+    (lane,) = plan.programs(0)[0].lanes
     parts = []
     for start, stop, window in zip(lane.start, lane.stop, lane.window, strict=True):
         if window < 0:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.blending import BlendedLoader, blend
     from torch_dataloader_utils.datasets import StructuredDataset
     from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
-    from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
-    from torch_dataloader_utils.epochs.planning import plan_epoch
     from torch_dataloader_utils.errors import (
         CheckpointMismatchError,
         ConfigError,
@@ -60,6 +58,8 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from torch_dataloader_utils.iceberg import IcebergDataset, scan_iceberg
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+    from torch_dataloader_utils.plan.planner import plan_epoch
     from torch_dataloader_utils.plan.strategies import (
         RoundRobinSplitStrategy,
         SizeBalancedSplitStrategy,
@@ -86,7 +86,7 @@ _HOMES = {
     "DataError": "errors",
     "DataFileInfo": "_core.splits",
     "DevicePrefetcher": "stream.device",
-    "EpochPlan": "epochs.epoch_plan",
+    "EpochPlan": "plan.epoch_plan",
     "EpochRun": "_observe.callbacks",
     "FileChangedError": "errors",
     "IcebergDataFileInfo": "_core.splits",
@@ -130,7 +130,7 @@ _HOMES = {
     "load_inventory": "discover",
     "merge_states": "_core.state",
     "pack_tokens": "token_packing",
-    "plan_epoch": "epochs.planning",
+    "plan_epoch": "plan.planner",
     "save_inventory": "discover",
     "scan_files": "discover",
     "scan_iceberg": "iceberg",

@@ -88,7 +88,7 @@ class Torn:
 
     @property
     def space(self):
-        return self._plan.details.space
+        return self._plan.inputs.space
 
     def programs(self, rank):
         return self._programs[rank]
@@ -97,7 +97,7 @@ class Torn:
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_rows": 100}])
 def test_a_plan_that_loses_or_repeats_rows_is_caught(table, options):
     plan = plan_epoch(scan_files(str(table)), num_ranks=2, batch_size=10, **options)
-    programs = [plan.details.programs(rank) for rank in range(2)]
+    programs = [plan.programs(rank) for rank in range(2)]
     lost = check_coverage(Torn(plan, [programs[0], ()]))
     assert (lost.missing_rows, lost.repeated_rows, lost.is_exact) == (750, 0, False)
     assert lost.where

@@ -9,8 +9,8 @@ from tests.compat.make import HISTORY, OPTIONS, make_inventory, make_plan, make_
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.state import Identity, decode_state
-from torch_dataloader_utils.epochs.planning import Planner
 from torch_dataloader_utils.errors import CheckpointMismatchError
+from torch_dataloader_utils.plan.planner import Planner
 
 VERSIONS = sorted(path.parent for path in Path(__file__).parent.glob("*/plan.json"))
 

@@ -217,7 +217,7 @@ def test_chunks_of_single_row_groups_cost_no_request_more_than_chunks_of_whole_f
     for split_bytes in ("128MiB", None):
         options = {"shuffle": True, "split_bytes": split_bytes, "num_workers": 0, "storage_options": access}
         loader, dataset = StructuredDataset.create_dataloader("s3://bucket/data", **options)
-        assert len(loader.plan.details.chunks) == (3 if split_bytes else 15)
+        assert len(loader.plan.inputs.chunks) == (3 if split_bytes else 15)
         assert_rows(loader, total)  # fetches the footers, once in a process
         server.forget()
         dataset.set_epoch(1)

@@ -1,6 +1,8 @@
 """What a plan means, in a few lines that know nothing of how it was made: units to plan rows, programs to batches."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,10 +12,11 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils.plan.chunk import chunk_row_groups
-from torch_dataloader_utils.plan.exact_plan import ExactPlan
-from torch_dataloader_utils.plan.lane_plan import LanePlan
-from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
+from torch_dataloader_utils.plan.planner import assign_epoch
+from torch_dataloader_utils.plan.strategy_call import StrategyCall
 
 
 def make_space(files, group_bytes=(70, 400, 31, 0, 90, 2, 1300)):
@@ -107,12 +110,62 @@ options = st.builds(
 )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """What an `EpochPlan` says without an inventory. kind: of assignment, if it is not the one that fits the inputs."""
+
+    space: RowSpace
+    options: PlanOptions
+    chunks: Units
+    position: Position
+    strategy: StrategyCall | None = None
+    batches: Units | None = None
+    kind: Callable[..., EpochAssignment] | None = None
+
+    @cached_property
+    def assignment(self):
+        given = {
+            name: getattr(self, name) for name in ("space", "options", "chunks", "position", "strategy", "batches")
+        }
+        inputs = EpochInputs(**given)
+        return assign_epoch(inputs) if self.kind is None else self.kind(inputs=inputs)
+
+    @property
+    def rank_steps(self):
+        return self.assignment.counts.steps
+
+    @property
+    def rank_rows(self):
+        return self.assignment.counts.rows
+
+    @property
+    def dropped_rows(self):
+        return self.assignment.counts.dropped_rows
+
+    @property
+    def repeated_rows(self):
+        return int(self.assignment.counts.repeats.sum())
+
+    @property
+    def moved_rows(self):
+        return self.assignment.counts.moved_rows
+
+    @property
+    def cuts(self):
+        return self.assignment.counts.cuts
+
+    def padding_rows(self, rank):
+        return int(self.assignment.counts.repeats[rank])
+
+    def programs(self, rank):
+        return self.assignment.programs(rank)
+
+
 def make_plan(*, space, options, epoch=0, topology):
     """A fresh plan."""
     chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
-    kind = ExactPlan if options.num_lanes is None else LanePlan
     position = Position(epoch=epoch, segment=Segment(topology=topology))
-    return kind(space=space, options=options, chunks=chunks, position=position)
+    return Plan(space=space, options=options, chunks=chunks, position=position)
 
 
 @st.composite

@@ -9,18 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.plan.model import bytes_of_groups, files, make_plan, make_space, options, rank_batches, rows_of, topologies
+from tests.plan.model import (
+    Plan,
+    bytes_of_groups,
+    files,
+    make_plan,
+    make_space,
+    options,
+    rank_batches,
+    rows_of,
+    topologies,
+)
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, Split
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.assign import assign_units, worker_order
-from torch_dataloader_utils.plan.chunk import chunk_row_groups
-from torch_dataloader_utils.plan.inexact_plan import InexactPlan
-from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.balance import assign_units, worker_order
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
+from torch_dataloader_utils.plan.row_assignment import StrategyAssignment
 from torch_dataloader_utils.plan.strategies import TargetSizeSplitStrategy
-from torch_dataloader_utils.plan.strategy_check import StrategyCall
-from torch_dataloader_utils.plan.strategy_deal import StrategyDeal
+from torch_dataloader_utils.plan.strategy_call import StrategyCall
+from torch_dataloader_utils.plan.uncounted import UncountedAssignment
 
 
 @st.composite
@@ -50,7 +59,7 @@ def chunks_of_workers(plan, rank):
 
 
 def kept_rows(chunks, rows):
-    """The rows that levelling leaves of these chunks: whole ones from the front, and the end of one more."""
+    """The rows that balancing leaves of these chunks: whole ones from the front, and the end of one more."""
     kept = []
     for start, stop in chunks:
         kept.extend(range(max(start, stop - rows), stop))
@@ -83,7 +92,7 @@ def test_a_rank_keeps_its_slice_from_the_front(plan):
 
 @given(plain_plans())
 @settings(max_examples=150 * EFFORT, deadline=None)
-def test_no_levelling_into_equal_ranks_moves_fewer_rows(plan):
+def test_no_balancing_into_equal_ranks_moves_fewer_rows(plan):
     num_ranks = plan.position.topology.num_ranks
     sliced = [plan.chunks.take(slice(rank, None, num_ranks)).num_rows for rank in range(num_ranks)]
     least, spare = divmod(sum(sliced), num_ranks)
@@ -95,7 +104,9 @@ def test_no_levelling_into_equal_ranks_moves_fewer_rows(plan):
 @settings(max_examples=150 * EFFORT, deadline=None)
 def test_without_row_counts_workers_have_whole_chunks_by_bytes(plan):
     position = Position(epoch=plan.position.epoch, segment=Segment(topology=plan.position.topology))
-    inexact = InexactPlan(space=plan.space, options=plan.options, chunks=plan.chunks, position=position)
+    inexact = Plan(
+        kind=UncountedAssignment, space=plan.space, options=plan.options, chunks=plan.chunks, position=position
+    )
     for rank in range(plan.position.topology.num_ranks):
         for program, chunks in zip(inexact.programs(rank), chunks_of_workers(plan, rank), strict=True):
             rows = rows_of(program.lanes[0], program.seed, program.epoch)
@@ -116,7 +127,7 @@ def dealt_by(strategy, plan):
     ]
     call, topology = StrategyCall(strategy=strategy, files=described, space=space), plan.position.topology
     given = call.units(plan.position.epoch, topology.num_ranks, topology.num_workers)
-    return StrategyDeal(given=given, shared=False, space=space, options=PlanOptions(), topology=topology)
+    return StrategyAssignment(given=given, shared=False, space=space, options=PlanOptions(), topology=topology)
 
 
 @given(plain_plans(num_ranks=1, drop_last=False))
@@ -168,7 +179,7 @@ def test_every_worker_of_every_rank_has_the_heaviest_chunk_in_some_epoch(has_cou
         position = Position(epoch=epoch, segment=Segment(topology=topology))
         plan = make_plan(space=space, options=plan_options, epoch=epoch, topology=topology)
         if not has_counts:
-            plan = InexactPlan(space=space, options=plan_options, chunks=ordered, position=position)
+            plan = Plan(kind=UncountedAssignment, space=space, options=plan_options, chunks=ordered, position=position)
         for rank, worker in product(range(2), range(3)):
             program = plan.programs(rank)[worker]
             if 24 in rows_of(program.lanes[0], program.seed, epoch):

@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import touched_groups
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.deal import SequenceDeal
+from torch_dataloader_utils.plan.row_assignment import ResumedAssignment
 
 
 def deliver(plan):
@@ -98,7 +98,7 @@ def test_rows_that_one_topology_would_drop_are_left_for_the_next(plan, chain):
 
 @given(plans())
 @settings(max_examples=100 * EFFORT, deadline=None)
-def test_levelling_moves_at_most_one_range_fewer_than_ranks(plan):
+def test_balancing_moves_at_most_one_range_fewer_than_ranks(plan):
     assert plan.cuts <= plan.position.topology.num_ranks - 1
     assert plan.rank_rows.max() - plan.rank_rows.min() <= 1
 
@@ -154,7 +154,7 @@ def test_a_plan_of_a_million_row_groups_keeps_its_arrays_small():
 def test_one_more_rank_of_a_resumed_epoch_costs_that_rank_alone():
     starts = np.arange(100_000) * 10
     topology = Topology(num_ranks=100, num_workers=8, batch_size=64)
-    deal = SequenceDeal(units=Units.plain(starts, starts + 10), topology=topology)
+    deal = ResumedAssignment(units=Units.plain(starts, starts + 10), topology=topology)
     deal.rank(0)
     tracemalloc.start()
     try:

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.plan.model import make_space
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
-from torch_dataloader_utils.epochs.plugins import ENTRY_POINT_GROUP, find_strategy
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.plan.cover import find_fault
-from torch_dataloader_utils.plan.strategy_check import StrategyCall
+from torch_dataloader_utils.plan.strategy_call import ENTRY_POINT_GROUP, StrategyCall, find_fault, find_strategy
 
 ROWS = [50, 33, 0, 60]
 

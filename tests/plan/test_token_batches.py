@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.plan.model import advance, files, make_space, resume, under
+from tests.plan.model import Plan, advance, files, make_space, resume, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.program import scheduled_rows
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.chunk import chunk_row_groups
-from torch_dataloader_utils.plan.order import order_chunks
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, cut_runs, join_batches
-from torch_dataloader_utils.plan.token_plan import TokenPlan
 
 MAX_TOKENS = 40
 
@@ -52,7 +50,7 @@ def make_plan(files, lengths, options, topology, epoch=0):
     chunks = order_chunks(chunk_row_groups(space, options), options, 0)
     batches = cut_batches(chunks, lengths, options.token_budget(topology.batch_size), options, epoch)
     position = Position(epoch=epoch, segment=Segment(topology=topology))
-    return TokenPlan(space=space, options=options, chunks=chunks, batches=batches, position=position), lengths
+    return Plan(space=space, options=options, chunks=chunks, batches=batches, position=position), lengths
 
 
 @st.composite

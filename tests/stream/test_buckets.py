@@ -69,7 +69,7 @@ def rows_of(batch):
 def window_rows(plan, rank):
     """All rows of every shuffle window that a rank's workers read, by (worker, window number)."""
     table = plan.to_arrow([rank]).to_pylist()
-    starts = dict(zip(zip(*group_names(plan), strict=True), plan.details.space.group_start.tolist(), strict=False))
+    starts = dict(zip(zip(*group_names(plan), strict=True), plan.inputs.space.group_start.tolist(), strict=False))
     windows = defaultdict(list)
     for use in table:
         first = starts[use["path"], use["row_group"]]

@@ -321,7 +321,7 @@ def test_a_plan_explains_itself_and_refuses_without_lengths(texts):
     for other in ({"max_tokens_per_batch": 700}, {"pad_to_multiple_of": 2}, {"bucket_by": "length"}):
         with pytest.raises(CheckpointMismatchError):
             load(texts, **other).load_state_dict(state)
-    options = plan.details.options
+    options = plan.inputs.options
     planner = type(load(texts).dataset.planner)(inventory=scan_files(texts), options=options)
     with pytest.raises(ConfigError, match="lengths of all rows"):
         planner.plan(load(texts).dataset.progress.position)

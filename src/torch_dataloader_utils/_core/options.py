@@ -24,7 +24,7 @@ _COUNTS = (
 
 
 def chosen_split_bytes(split_bytes: int | str | None) -> int | None:
-    """Bytes of a chunk as a user asks for them: an int, text such as "64MiB", or None for the default of plan/chunk.py.
+    """Bytes of a chunk as a user asks for them: an int, text such as "64MiB", or None for the default (plan/chunks.py).
 
     Raises:
         ConfigTypeError, ConfigError: no such number of bytes, or 0.
@@ -36,7 +36,7 @@ def chosen_split_bytes(split_bytes: int | str | None) -> int | None:
 class PlanOptions:
     """Options that decide the order of rows; a state resumes only under equal ones.
 
-    split_bytes: projected, uncompressed bytes of a chunk, None for the default of plan/chunk.py. split_rows: rows of a
+    split_bytes: projected, uncompressed bytes of a chunk, None for the default of plan/chunks.py. split_rows: rows of a
     chunk; wins over bytes.
     shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle; 0
     is kept as None. interleave: chunks open at once in a window.

@@ -13,8 +13,8 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils.blending.options import Unit
-from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 from torch_dataloader_utils.stream.dataset import TableDataset
 
 _PASS_STRIDE = 1 << 32

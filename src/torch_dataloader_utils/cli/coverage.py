@@ -10,7 +10,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
 _NAMED = 10
 
@@ -46,10 +46,10 @@ def check_coverage(plan: EpochPlan) -> Coverage:
     ranks = [0] if plan.is_shared else range(plan.topology.num_ranks)
     spans = _Spans()
     for rank in ranks:
-        for program in plan.details.programs(rank):
+        for program in plan.programs(rank):
             for units in _delivered(program):
                 spans.add(units, is_exact=plan.is_exact)
-    space = plan.details.space
+    space = plan.inputs.space
     start, stop = spans.intervals()
     edges = np.unique(np.concatenate([start, stop, [0, space.num_rows]]))
     depth = np.zeros(len(edges), dtype=np.int64)
@@ -136,6 +136,6 @@ def _groups(plan: EpochPlan, rows: Int64s) -> tuple[str, ...]:
     """The first row groups that hold these rows."""
     if len(rows) == 0:
         return ()
-    found = np.unique(plan.details.space.group_of(rows))[:_NAMED]
+    found = np.unique(plan.inputs.space.group_of(rows))[:_NAMED]
     tasks = [plan.inventory.task(group) for group in found.tolist()]
     return tuple(task.where for task in tasks)

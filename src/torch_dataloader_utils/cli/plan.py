@@ -13,7 +13,7 @@ from torch_dataloader_utils.cli.source import DataSource
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.pictures.timeline import Timeline
-    from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
 _EXAMPLES = """\b
 Examples:
@@ -56,7 +56,7 @@ def command(
     The plan is the one that a loader with these options follows; only metadata is read.
     """
     from torch_dataloader_utils.cli.pictures.timeline import make_timeline
-    from torch_dataloader_utils.epochs.planning import plan_epoch
+    from torch_dataloader_utils.plan.planner import plan_epoch
 
     plan = plan_epoch(source.inventory(), **plan_arguments(planning))
     timeline = make_timeline(plan, max_ranks)
@@ -85,10 +85,10 @@ def command(
 
 def summarize(plan: "EpochPlan") -> dict[str, Any]:
     """The plan's facts as a JSON-able dict. steps: (least, most) over the ranks, or None where not known."""
-    from torch_dataloader_utils.plan.explain import describe_mixing
+    from torch_dataloader_utils.plan.epoch_plan import describe_mixing
 
-    details, topology = plan.details, plan.topology
-    options = details.options
+    inputs, topology, counts = plan.inputs, plan.topology, plan.assignment.counts
+    options = inputs.options
     return {
         "source": plan.inventory.source,
         "fingerprint": plan.fingerprint,
@@ -103,12 +103,12 @@ def summarize(plan: "EpochPlan") -> dict[str, Any]:
         "num_files": plan.inventory.num_files,
         "num_row_groups": plan.inventory.num_groups,
         "num_rows": plan.inventory.num_rows if plan.inventory.rows_are_known else None,
-        "num_chunks": len(details.chunks),
-        "mixing": describe_mixing(details) or None,
+        "num_chunks": len(inputs.chunks),
+        "mixing": describe_mixing(plan) or None,
         "steps": None if plan.rank_steps is None else (min(plan.rank_steps), max(plan.rank_steps)),
         "rank_rows": None if plan.rank_rows is None else (min(plan.rank_rows), max(plan.rank_rows)),
-        "cuts": details.cuts,
-        "moved_rows": details.moved_rows,
+        "cuts": 0 if counts is None else counts.cuts,
+        "moved_rows": 0 if counts is None else counts.moved_rows,
         "dropped_rows": plan.dropped_rows,
         "repeated_rows": plan.repeated_rows,
         "notes": list(plan.inventory.notes),
@@ -142,7 +142,7 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
         *(("mixing", text) for text in [summary["mixing"]] if text),
         ("steps", _steps(summary)),
         (
-            "levelling",
+            "balancing",
             f"{counted(summary['moved_rows'], 'row')} moved between ranks, in {counted(summary['cuts'], 'range')}",
         ),
         ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes{timeline.shown_ranks_note}"),

@@ -89,7 +89,7 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
     """
     from torch_dataloader_utils._core.options import PlanOptions, Topology
     from torch_dataloader_utils._core.state import Identity, check_intact, decode_state
-    from torch_dataloader_utils.epochs.planning import Planner
+    from torch_dataloader_utils.plan.planner import Planner
 
     check_intact(state)
     options = PlanOptions(**dict(state["options"]))
@@ -116,7 +116,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     state.
     """
     from torch_dataloader_utils._core.program import scheduled_rows
-    from torch_dataloader_utils.epochs.planning import Planner
+    from torch_dataloader_utils.plan.planner import Planner
 
     if options.max_tokens_per_batch is not None or options.strategy:
         return None
@@ -127,10 +127,10 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     if plan.steps is None:
         return None
     ranks = range(plan.topology.num_ranks)
-    programs = [program for rank in ranks for program in plan.details.programs(rank)]
+    programs = [program for rank in ranks for program in plan.programs(rank)]
     repeated = plan.repeated_rows
     remaining = max(0, sum(scheduled_rows(program.schedule) for program in programs) - repeated)
-    total = plan.details.chunks.num_rows
+    total = plan.inputs.chunks.num_rows
     return Remains(
         total_rows=total,
         done_rows=total - remaining - plan.dropped_rows,

@@ -54,7 +54,7 @@ def command(
     up: every row must come once. Exit code 1 names the row groups that are wrong.
     """
     from torch_dataloader_utils.cli.coverage import check_coverage
-    from torch_dataloader_utils.epochs.planning import plan_epoch
+    from torch_dataloader_utils.plan.planner import plan_epoch
 
     inventory = source.inventory()
     rows, faults = (0, []) if skips_reading else read_all(inventory, source.reader(inventory))

@@ -1,22 +1,27 @@
 """Lanes: one numbered sequence of micro-batches for the whole job, the same for any ranks and workers.
 
 Chunks are dealt to G lanes and levelled, so that lane g holds the micro-batches g, g + G, g + 2G, ... of the epoch,
-each of m rows (the last one of the epoch may be shorter). Who takes which of them: lane_deal.py.
+each of m rows (the last one of the epoch may be shorter). Who takes which of them: lane_assigned.py.
 
     G=2, m=4, chunks of 4, 4, 5 rows      lane 0: numbers 0, 2      lane 1: 1, 3 (1 row)
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.options import PlanOptions
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram, numbers_of_rank
+from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.level import Transfers, level_list, plan_transfers
-from torch_dataloader_utils.plan.slice import rows_per_share, slice_units
-from torch_dataloader_utils.plan.window import shuffle_windows
+from torch_dataloader_utils.errors import ConfigError, InternalError
+from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
+from torch_dataloader_utils.plan.balance import Transfers, balanced_list, plan_transfers, rows_per_rank, slice_units
+from torch_dataloader_utils.plan.steps import batches_of_worker
+from torch_dataloader_utils.plan.windows import shuffle_windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +71,7 @@ class Lanes:
 
     @cached_property
     def _transfers(self) -> Transfers:
-        return plan_transfers(rows_per_share(self.units, self.num_lanes), self._lane_rows)
+        return plan_transfers(rows_per_rank(self.units, self.num_lanes), self._lane_rows)
 
     @cached_property
     def _built(self) -> dict[int, Units]:
@@ -75,6 +80,210 @@ class Lanes:
     def _lane(self, lane: int) -> Units:
         """All rows of one lane, windows cut; built once."""
         if lane not in self._built:
-            units = level_list(lane, lambda i: slice_units(self.units, i, self.num_lanes), self._transfers)
+            units = balanced_list(lane, lambda i: slice_units(self.units, i, self.num_lanes), self._transfers)
             self._built[lane] = shuffle_windows(units, self.options, self.micro_rows)
         return self._built[lane]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLanes:
+    """One worker's lanes from its next batch on, and the schedule that draws from them."""
+
+    lanes: tuple[Units, ...]
+    schedule: RotatingLanes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MicroBatchAssignment:
+    """Deals the micro-batches from `first_number` to the last; steps are counted from there."""
+
+    lanes: Lanes
+    topology: Topology
+    first_number: int = 0
+
+    @cached_property
+    def numbers_per_step(self) -> int:
+        """Micro-batches of one step: Q.
+
+        Raises:
+            ConfigError: the topology does not fit the lanes; the message says which would.
+        """
+        topology, lanes = self.topology, self.lanes
+        ranks, workers, batch = topology.num_ranks, topology.num_workers, topology.batch_size
+        numbers, left = divmod(ranks * batch, lanes.micro_rows)
+        if left == 0 and numbers % ranks == 0 and lanes.num_lanes % (workers * numbers) == 0:
+            return numbers
+        fitting = ranks * max(1, batch // lanes.micro_rows) * workers
+        raise ConfigError(
+            f"num_lanes={lanes.num_lanes} with lane_rows={lanes.micro_rows} does not fit num_ranks={ranks}, "
+            f"num_workers={workers}, batch_size={batch}. batch_size must be a multiple of lane_rows, and num_lanes a "
+            f"multiple of num_workers * num_ranks * batch_size / lane_rows: num_lanes={fitting} or a multiple of it "
+            f"fits this topology; these num_lanes fit num_ranks * num_workers * (batch_size / lane_rows) in "
+            f"{_divisors(lanes.num_lanes)}."
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to assigned, including those that drop_last leaves out."""
+        return self.lanes.rows_from(self.first_number)
+
+    @property
+    def _rows_per_step(self) -> int:
+        return self.numbers_per_step * self.lanes.micro_rows
+
+    @property
+    def _whole_steps(self) -> int:
+        """Steps without the tail, the same on every rank."""
+        return self.num_rows // self._rows_per_step
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows of the tail over all ranks; 0 where there is none, or drop_last leaves it out."""
+        return 0 if self.topology.drop_last else self.num_rows % self._rows_per_step
+
+    @property
+    def steps(self) -> int:
+        """Steps of every rank."""
+        return self._whole_steps + (self.tail_rows > 0)
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """Rows of every rank, repeats not counted. int64 [num_ranks]."""
+        ranks = self.topology.num_ranks
+        edges = self.tail_rows * np.arange(ranks + 1) // ranks
+        rows: Int64s = self._whole_steps * self.topology.batch_size + np.diff(edges)
+        return rows
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that drop_last leaves out, over all ranks."""
+        return self.num_rows - int(self.rank_rows.sum())
+
+    def number_of(self, step: int) -> int:
+        """The first micro-batch of a step."""
+        return self.first_number + step * self.numbers_per_step
+
+    def worker(self, rank: int, worker: int, done: int) -> WorkerLanes:
+        """The lanes of one worker of a rank, and its batches, after the first `done` steps."""
+        workers = self.topology.num_workers
+        skipped = batches_of_worker(done, worker, workers)
+        first_step = worker + skipped * workers
+        owned = self._owned(range(first_step, self._whole_steps, workers), rank)
+        lanes = [self.lanes.lane_rest(lane, self.number_of(first_step)) for lane in owned]
+        tail = self._tail(rank) if self._gives_tail(worker, done) else None
+        if tail is not None:
+            lanes.append(tail)
+        schedule = RotatingLanes(
+            micro_rows=self.lanes.micro_rows,
+            num_lanes=self.lanes.num_lanes,
+            num_ranks=self.topology.num_ranks,
+            rank=rank,
+            num_workers=workers,
+            first_step=first_step,
+            first_number=self.first_number,
+            numbers_per_step=self.numbers_per_step,
+            num_batches=max(0, batches_of_worker(self.steps, worker, workers) - skipped),
+            lane_ids=tuple(owned),
+            tail_rows=0 if tail is None else tail.num_rows,
+        )
+        return WorkerLanes(lanes=tuple(lanes), schedule=schedule)
+
+    def _owned(self, steps: range, rank: int) -> list[int]:
+        """The lanes that a rank draws from in these steps, ascending."""
+        num_lanes = self.lanes.num_lanes
+        # A worker's steps lie num_workers * Q numbers apart: after so many of them it is in the same lanes again.
+        turn = num_lanes // (self.topology.num_workers * self.numbers_per_step)
+        return sorted({number % num_lanes for step in steps[:turn] for number in self._taken(step, rank)})
+
+    def _taken(self, step: int, rank: int) -> range:
+        """The micro-batches that a rank takes in a step, ascending."""
+        return numbers_of_rank(self.number_of(step), self.number_of(step + 1), rank, self.topology.num_ranks)
+
+    def _gives_tail(self, worker: int, done: int) -> bool:
+        """Whether the tail is among the steps of this worker that are still to come."""
+        last = self.steps - 1
+        return self.tail_rows > 0 and last >= done and last % self.topology.num_workers == worker
+
+    def _tail(self, rank: int) -> Units:
+        """One rank's rows of the tail; at least one row, which the next rank may have too if there are too few.
+
+        3 rows, num_ranks=2      1 and 2 rows          1 row, num_ranks=2      the same row twice
+        """
+        rows, ranks = self.tail_rows, self.topology.num_ranks
+        start, stop = (rows * border // ranks for border in (rank, rank + 1))
+        return self._last_step.split_at(start)[1].split_at(max(1, stop - start))[0]
+
+    @cached_property
+    def _last_step(self) -> Units:
+        """The tail's rows, of all ranks: one sequence, built once however many ranks are asked for."""
+        return self.lanes.sequence(self.number_of(self.steps - 1), self.tail_rows)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LaneAssignment:
+    """The `EpochAssignment` by lanes: the job's micro-batches are numbered, and a resumed epoch goes on counting.
+
+    Balancing moves rows between lanes; ranks are even without it.
+    """
+
+    inputs: EpochInputs
+
+    @cached_property
+    def _lanes(self) -> Lanes:
+        options = self.inputs.options
+        if options.num_lanes is None:
+            raise InternalError("A plan with lanes was made without num_lanes.")
+        return Lanes(
+            units=self.inputs.chunks,
+            options=options,
+            num_lanes=options.num_lanes,
+            micro_rows=options.lane_rows or self.inputs.position.first_topology.batch_size,
+        )
+
+    @cached_property
+    def _assigned(self) -> MicroBatchAssignment:
+        """The micro-batches under the present topology."""
+        position = self.inputs.position
+        assigned = MicroBatchAssignment(lanes=self._lanes, topology=position.first_topology)
+        for segment, following in position.changes():
+            if segment.has_drifted:
+                raise ConfigError(
+                    "Ranks that received different numbers of batches cannot resume with num_lanes: the job's batches "
+                    "are one numbered sequence. Save the state when all ranks have taken the same steps."
+                )
+            first_number = assigned.number_of(segment.steps_of(0))
+            assigned = MicroBatchAssignment(lanes=self._lanes, topology=following, first_number=first_number)
+        return assigned
+
+    @cached_property
+    def counts(self) -> RankCounts:
+        """See EpochAssignment."""
+        assigned, topology = self._assigned, self.inputs.position.topology
+        return RankCounts(
+            steps=np.full(topology.num_ranks, assigned.steps),
+            rows=assigned.rank_rows,
+            repeats=assigned.rank_rows == (assigned.steps - 1) * topology.batch_size,
+            dropped_rows=assigned.dropped_rows,
+        )
+
+    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
+        """See EpochAssignment."""
+        position, options = self.inputs.position, self.inputs.options
+        position.topology.check_rank(rank)
+        by_length = EqualBuckets(bucket_rows=self._lanes.micro_rows) if options.bucket_by else None
+        workers = [self._assigned.worker(rank, each, position.done) for each in range(position.topology.num_workers)]
+        return tuple(
+            WorkerProgram(
+                lanes=mine.lanes,
+                schedule=mine.schedule,
+                seed=options.seed,
+                epoch=position.epoch,
+                by_length=by_length,
+            )
+            for mine in workers
+        )

@@ -12,10 +12,8 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.assign import assign_owners, assign_units, worker_order
-from torch_dataloader_utils.plan.chunk import chunk_row_groups
-from torch_dataloader_utils.plan.order import order_chunks
-from torch_dataloader_utils.plan.slice import slice_units
+from torch_dataloader_utils.plan.balance import assign_owners, assign_units, slice_units, worker_order
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 
 
 @dataclass(frozen=True, slots=True)

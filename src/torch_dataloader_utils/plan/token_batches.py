@@ -15,10 +15,13 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Segment
+from torch_dataloader_utils._core.program import ListedBatches, WorkerProgram
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units, ranges
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
 from torch_dataloader_utils.plan.steps import batches_of_worker
-from torch_dataloader_utils.plan.window import cut_windows
+from torch_dataloader_utils.plan.windows import cut_windows
 
 # Of the words of purpose CHUNKS; number 0 orders chunks.
 _RUNS = 1
@@ -114,7 +117,7 @@ def cap_rows(batches: Units, most_rows: int) -> Units:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BatchDeal:
+class BatchAssignment:
     """The share-out of an epoch's batches, or of what remains of them.
 
     remaining: the batches in canonical order, one unit each. They are levelled (see `batches`) and cut into runs:
@@ -189,3 +192,53 @@ class BatchDeal:
                 done = batches_of_worker(segment.steps_of(rank), worker, self.topology.num_workers)
                 parts.append(lane.take(slice(done, None)))
         return Units.concat([*parts, self.dropped])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenAssignment:
+    """The `EpochAssignment` of batches under a token budget; to balance ranks, batches are halved, no rows moved."""
+
+    inputs: EpochInputs
+
+    @cached_property
+    def _assigned(self) -> BatchAssignment:
+        """The batches under the present topology."""
+        if self.inputs.batches is None:
+            raise InternalError("A plan of batches under a token budget was made without batches.")
+        position = self.inputs.position
+        assigned = BatchAssignment(remaining=self.inputs.batches, topology=position.first_topology)
+        for segment, following in position.changes():
+            assigned = BatchAssignment(remaining=assigned.after(segment), topology=following)
+        return assigned
+
+    @cached_property
+    def counts(self) -> RankCounts:
+        """See EpochAssignment."""
+        assigned = self._assigned
+        return RankCounts(
+            steps=np.full(len(assigned.rank_batches), assigned.steps),
+            rows=assigned.rank_rows,
+            repeats=assigned.rank_batches < assigned.steps,
+            dropped_rows=assigned.dropped.num_rows,
+        )
+
+    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
+        """See EpochAssignment."""
+        assigned, position, options = self._assigned, self.inputs.position, self.inputs.options
+        position.topology.check_rank(rank)
+        workers, budget = position.topology.num_workers, options.token_budget(position.first_topology.batch_size)
+        programs = []
+        for worker, lane in enumerate(assigned.workers(rank)):
+            left = lane.take(slice(batches_of_worker(position.done, worker, workers), None))
+            if assigned.repeats_on(rank, worker) and position.done < assigned.steps:
+                left = Units.concat([left, assigned.batches.take(slice(0, 1)).split_at(1)[0]])
+            programs.append(
+                WorkerProgram(
+                    lanes=(join_batches(left),),
+                    schedule=ListedBatches(batch_rows=left.rows),
+                    seed=options.seed,
+                    epoch=position.epoch,
+                    by_length=budget,
+                )
+            )
+        return tuple(programs)

@@ -24,7 +24,7 @@ from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.plan.strategy_check import strategy_name
+from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.token_packing.options import TokenPacking

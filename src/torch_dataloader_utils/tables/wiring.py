@@ -12,9 +12,9 @@ from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._store import StoreAccess, open_store
-from torch_dataloader_utils.epochs.plan_warnings import warn_about
-from torch_dataloader_utils.epochs.planning import Planner
-from torch_dataloader_utils.epochs.plugins import find_strategy
+from torch_dataloader_utils.plan.planner import Planner
+from torch_dataloader_utils.plan.problems import warn_about
+from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions

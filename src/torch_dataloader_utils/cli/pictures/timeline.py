@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
+from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
 Float64s = npt.NDArray[np.float64]
 
@@ -96,7 +96,7 @@ def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
     begins = number.searchsorted(np.arange(shown * num_workers + 1))
     workers = []
     for rank in range(shown):
-        for worker, program in enumerate(plan.details.programs(rank)):
+        for worker, program in enumerate(plan.programs(rank)):
             at = rank * num_workers + worker
             own = np.arange(begins[at], begins[at + 1])
             workers.append(_worker_row(uses, own, rank, worker, program))

@@ -4,6 +4,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions
+from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.units import Units
 
@@ -66,3 +67,10 @@ def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
         first.append(group)
         group = following[group]
     return np.array(first, dtype=np.int64)
+
+
+def order_chunks(chunks: Units, options: PlanOptions, epoch: int) -> Units:
+    """The chunks in this epoch's order: as stored, or permuted by (seed, epoch) with `shuffle`."""
+    if not options.shuffle:
+        return chunks
+    return chunks.take(permutation(len(chunks), seed=options.seed, epoch=epoch, purpose=Purpose.CHUNKS))

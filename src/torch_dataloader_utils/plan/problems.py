@@ -6,8 +6,7 @@ from itertools import chain
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
-from torch_dataloader_utils.plan.explain import FEW_CHUNKS
+from torch_dataloader_utils.plan.epoch_plan import FEW_CHUNKS, EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:
@@ -21,7 +20,7 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
     steps, num_ranks = plan.rank_steps, plan.topology.num_ranks
     if plan.is_shared:
         yield (
-            f"Split strategy {plan.details.options.strategy} has no rank arguments: each of the {num_ranks} ranks "
+            f"Split strategy {plan.inputs.options.strategy} has no rank arguments: each of the {num_ranks} ranks "
             "reads every row. Give its generate() num_ranks and rank."
         )
     if steps is not None and len(set(steps)) > 1:
@@ -42,7 +41,7 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
 
 def _why_rows_repeat(plan: EpochPlan) -> tuple[str, str]:
     """The reason, and what to do other than drop_last."""
-    options = plan.details.options
+    options = plan.inputs.options
     if sum(plan.rank_rows or ()) < plan.topology.num_ranks:
         return "fewer rows are left than ranks", "fewer ranks"
     if options.num_lanes is not None or options.max_tokens_per_batch is not None:
@@ -51,7 +50,7 @@ def _why_rows_repeat(plan: EpochPlan) -> tuple[str, str]:
 
 
 def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
-    options = plan.details.options
+    options = plan.inputs.options
     if options.shuffle and options.strategy and "shuffle=True" not in options.strategy:
         name = options.strategy.partition("(")[0]
         yield (
@@ -62,7 +61,7 @@ def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
 
 def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
     """Few chunks a worker, where windows do not shuffle rows either."""
-    options, topology, num_chunks = plan.details.options, plan.topology, len(plan.details.chunks)
+    options, topology, num_chunks = plan.inputs.options, plan.topology, len(plan.inputs.chunks)
     workers = topology.num_ranks * topology.num_workers
     if not options.shuffle or options.strategy or options.shuffle_rows or not 0 < num_chunks < FEW_CHUNKS * workers:
         return

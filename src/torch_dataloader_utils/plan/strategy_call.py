@@ -1,24 +1,129 @@
 """Calls a split strategy, turns its shards into units, and checks that every row comes exactly once."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from torch_dataloader_utils._core.arguments import is_integer
 from torch_dataloader_utils._core.fingerprints import short_digest
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.iceberg import IcebergFile
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.splits import DataFileInfo, Split, SplitStrategy
+from torch_dataloader_utils._core.splits import (
+    DataFileInfo,
+    IcebergDataFileInfo,
+    RowGroups,
+    RowRange,
+    Shard,
+    Split,
+    SplitStrategy,
+)
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.plan.cover import find_fault
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategies import file_starts
-from torch_dataloader_utils.plan.strategy_shards import take_shards
+
+Expected = TypeVar("Expected")
+
+
+def take_shards(name: str, given: object) -> list[Shard]:
+    """The shards that strategy `name` gave, each with a list of its splits. Generators are read here, once.
+
+    Raises:
+        ConfigTypeError: no list of shards of splits of files, or a worker or rows that are no whole numbers.
+    """
+    shards = given if isinstance(given, Iterable) else [given]
+    return [_take_shard(name, _expect(name, each, Shard)) for each in shards]
+
+
+def _take_shard(name: str, shard: Shard) -> Shard:
+    try:
+        worker = operator.index(shard.id)
+    except TypeError as error:
+        raise ConfigTypeError(
+            f"{name}.generate() gave Shard({shard.id!r}, ...), whose id is no whole number. It is the worker that "
+            "reads the shard: number shards from 0."
+        ) from error
+    if not isinstance(shard.splits, Iterable):
+        raise ConfigTypeError(
+            f"{name}.generate() gave Shard({worker}, ...) {of_type(shard.splits)} for its splits. Give it a "
+            f"list of them: Shard({worker}, [Split(file), ...])."
+        )
+    return Shard(worker, [_check_split(name, _expect(name, each, Split)) for each in shard.splits])
+
+
+def _check_split(name: str, split: Split) -> Split:
+    if not isinstance(split.file, DataFileInfo):
+        raise ConfigTypeError(
+            f"{name}.generate() gave a Split of {of_type(split.file)}. Split one of the files that generate() "
+            "is given, as it is: Split(file), not Split(file.path)."
+        )
+    if split.row_range is not None and not _is_range(split.row_range):
+        raise ConfigTypeError(
+            f"{name}.generate() gave a Split with row_range={split.row_range!r}. Pass RowRange(offset, length) with "
+            "two whole numbers, or None for all rows of the file."
+        )
+    return split
+
+
+def _is_range(rows: object) -> bool:
+    return isinstance(rows, RowRange) and is_integer(rows.offset) and is_integer(rows.length)
+
+
+def _expect(name: str, each: object, kind: type[Expected]) -> Expected:
+    if not isinstance(each, kind):
+        raise ConfigTypeError(
+            f"{name}.generate() gave {of_type(each)} where shards of splits belong. Return a list with "
+            "Shard(worker, [Split(file), ...]) for every worker."
+        )
+    return each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The first rows [start, stop) that are lost or repeated. total_rows: all such rows; a repeat counts each time."""
+
+    verb: Literal["lost", "repeated"]
+    start: int
+    stop: int
+    total_rows: int
+
+
+def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
+    """The first fault if the spans [start[i], stop[i]), none of them empty, do not cover [0, num_rows) exactly once.
+
+    [0, 5) [3, 8) [2, 4)     of 8      rows [2, 4) are repeated, 4 rows in all: 2, 3, 3, 4
+    [0, 5) [8, 9)            of 10     rows [5, 8) are lost, 4 rows in all
+    """
+    order = np.argsort(start, kind="stable")
+    start, stop = start[order], stop[order]
+    covered = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(stop)])
+    following = np.append(start, num_rows)
+    lost = following - covered
+    repeated = np.minimum(stop, covered[:-1]) - start
+    wrong = np.flatnonzero(lost)
+    if not len(wrong):
+        return None
+    first = wrong[0]
+    if lost[first] > 0:
+        return Fault(
+            verb="lost", start=int(covered[first]), stop=int(following[first]), total_rows=int(lost[lost > 0].sum())
+        )
+    again = int(repeated[first])
+    return Fault(
+        verb="repeated",
+        start=int(start[first]),
+        stop=int(start[first]) + again,
+        total_rows=int(repeated[repeated > 0].sum()),
+    )
+
 
 RankUnits = tuple[Units, ...]
 
@@ -174,3 +279,79 @@ class StrategyCall:
             f"Split strategy {self._name} {fault.verb} rows: {redact(self.files[file].path)} rows [{first}, {last})"
             f"{in_all}. Over all ranks and workers every row must come exactly once; check its generate()."
         )
+
+
+def describe_files(inventory: Inventory) -> list[DataFileInfo]:
+    """One entry per file: with row groups and, for an Iceberg table, partition values."""
+    groups, num_files = inventory.groups, inventory.num_files
+    bounds = np.searchsorted(groups.file, np.arange(num_files + 1), side="left").tolist()
+    files = []
+    for file, path in enumerate(inventory.files.paths):
+        mine = slice(bounds[file], bounds[file + 1])
+        rows = groups.live_rows[mine]
+        known = bool((rows >= 0).all())
+        row_groups = RowGroups(rows=rows, bytes=groups.projected_bytes[mine]) if known else None
+        count = int(rows.sum()) if known else None
+        size = int(inventory.files.sizes[file])
+        info = DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups)
+        extra = inventory.files.extras[file] if inventory.files.extras else None
+        files.append(_of_table(info, extra) if isinstance(extra, IcebergFile) else info)
+    return files
+
+
+def _of_table(info: DataFileInfo, extra: IcebergFile) -> IcebergDataFileInfo:
+    return IcebergDataFileInfo(
+        path=info.path,
+        file_size=info.file_size,
+        record_count=info.record_count,
+        row_groups=info.row_groups,
+        partition=dict(extra.partition),
+        snapshot_id=extra.table.snapshot_id,
+    )
+
+
+ENTRY_POINT_GROUP = "torch_dataloader_utils.split_strategies"
+
+
+def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
+    """The strategy: an object as it is, or the entry point of that name (a class is called without arguments).
+
+    Raises:
+        ConfigError: no such entry point, or one that does not load.
+        ConfigTypeError: a class, or an object without `generate`.
+    """
+    found = _load(strategy) if isinstance(strategy, str) else strategy
+    if isinstance(found, type):
+        raise ConfigTypeError(
+            f"split_strategy={found.__name__} is a class: pass an object of it, such as {found.__name__}()."
+        )
+    if found is not None and not callable(getattr(found, "generate", None)):
+        raise ConfigTypeError(
+            f"split_strategy={found!r} has no generate(files, num_workers, epoch, num_ranks, rank) method. "
+            "Write one, or use a built-in strategy."
+        )
+    return found
+
+
+def _those(names: list[str]) -> str:
+    return f"installed are {', '.join(map(repr, names))}" if names else "none is installed"
+
+
+def _load(name: str) -> SplitStrategy:
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in installed:
+        raise ConfigError(
+            f"No split strategy {name!r}: {_those(sorted(installed))}. A package announces one as an entry "
+            f"point in the group {ENTRY_POINT_GROUP!r}. Those of this library have no names: pass an object, such as "
+            "RoundRobinSplitStrategy()."
+        )
+    point = installed[name]
+    try:
+        loaded = point.load()
+        strategy: SplitStrategy = loaded() if isinstance(loaded, type) else loaded
+    except Exception as error:
+        raise ConfigError(
+            f"Split strategy {name!r} ({point.value}) does not load: {type(error).__name__}: {error}. Mend the package "
+            "that announces it. A class is called without arguments: pass an object of one that needs some."
+        ) from error
+    return strategy

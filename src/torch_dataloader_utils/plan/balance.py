@@ -1,12 +1,15 @@
 """Levelling: moves as few row ranges as possible so that each list of units has exactly its target number of rows."""
 
+import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions
+from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.units import Units
 
 
@@ -103,10 +106,10 @@ def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[tuple
     return pairs
 
 
-def level_list(index: int, units_of: Callable[[int], Units], transfers: Transfers) -> Units:
+def balanced_list(index: int, units_of: Callable[[int], Units], transfers: Transfers) -> Units:
     """List `index` after all transfers: what it keeps, then what it receives.
 
-    `units_of(i)` gives list i before levelling; it is called for `index` and its donors only.
+    `units_of(i)` gives list i before balancing; it is called for `index` and its donors only.
 
     Rows leave a list from its end: whole units, and then the beginning of the last unit that is left, so that the
     receiver decodes no more than it was given.
@@ -123,7 +126,57 @@ def level_list(index: int, units_of: Callable[[int], Units], transfers: Transfer
 
 
 def _leaving(units: Units, start: int, stop: int | None) -> Units:
-    """Rows [start, stop) (None: to the end) of those that leave a list, see `level_list`; in the order of the list."""
+    """Rows [start, stop) (None: to the end) of those that leave a list (see `balanced_list`), in its order."""
     last_first = units.take(slice(None, None, -1))
     until_stop = last_first if stop is None else last_first.split_at(stop)[0]
     return until_stop.split_at(start)[1].take(slice(None, None, -1))
+
+
+def slice_units(units: Units, share: int, num_shares: int) -> Units:
+    """The units of one share, `units[share::num_shares]`."""
+    return units.take(slice(share, None, num_shares))
+
+
+def rows_per_rank(units: Units, num_shares: int) -> Int64s:
+    """Rows of every share of `slice_units`, int64 [num_shares], without building the shares."""
+    rows = np.zeros(num_shares, dtype=np.int64)
+    np.add.at(rows, np.arange(len(units)) % num_shares, units.rows)
+    return rows
+
+
+def worker_order(num_workers: int, options: PlanOptions, epoch: int, rank: int) -> Sequence[int]:
+    """The workers in the order in which equal loads take units: as numbered, or with `shuffle` permuted.
+
+    The permutation is keyed by (seed, epoch, rank). Without it the same worker has the heaviest unit in every epoch.
+    """
+    if not options.shuffle:
+        return range(num_workers)
+    seed = options.seed
+    order: list[int] = permutation(num_workers, seed=seed, epoch=epoch, purpose=Purpose.WORKERS, index=rank).tolist()
+    return order
+
+
+def assign_units(units: Units, weights: Int64s, order: Sequence[int]) -> list[Units]:
+    """One list of units for each worker, each in the order of `units`.
+
+    The longest-processing-time rule: heaviest unit first (equal weights: the earlier one), to the least-loaded
+    worker (equal loads: the first in `order`, which has every worker once). The heaviest load is at most
+    4/3 - 1/(3 num_workers) of the best possible (Graham 1969).
+    """
+    owner = assign_owners(weights, [0] * len(order), order)
+    return [units.take(np.flatnonzero(owner == worker)) for worker in range(len(order))]
+
+
+def assign_owners(weights: Int64s, loads: Sequence[int], order: Sequence[int]) -> Int64s:
+    """The worker of each unit, int64 [units], for workers that already carry `loads`; see `assign_units`."""
+    owner = np.zeros(len(weights), dtype=np.int64)
+    if len(order) == 1:
+        return owner
+    heap = [(loads[worker], place, worker) for place, worker in enumerate(order)]
+    heapq.heapify(heap)
+    heaviest_first = np.argsort(-weights, kind="stable")
+    for unit, weight in zip(heaviest_first.tolist(), weights[heaviest_first].tolist(), strict=True):
+        load, place, worker = heap[0]
+        owner[unit] = worker
+        heapq.heapreplace(heap, (load + weight, place, worker))
+    return owner

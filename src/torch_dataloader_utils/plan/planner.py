@@ -23,20 +23,22 @@ from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils._runtime.recent import Recent
-from torch_dataloader_utils.epochs.epoch_plan import EpochPlan
-from torch_dataloader_utils.epochs.plan_warnings import plan_problems
-from torch_dataloader_utils.epochs.plugins import find_strategy
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.chunk import chunk_row_groups, keep_span
-from torch_dataloader_utils.plan.exact_plan import ExactPlan
-from torch_dataloader_utils.plan.inexact_plan import InexactPlan
-from torch_dataloader_utils.plan.kinds import PlanOfEpoch
-from torch_dataloader_utils.plan.lane_plan import LanePlan
-from torch_dataloader_utils.plan.order import order_chunks
-from torch_dataloader_utils.plan.strategy_check import StrategyCall, strategy_name, takes_ranks
-from torch_dataloader_utils.plan.strategy_files import describe_files
-from torch_dataloader_utils.plan.token_batches import cut_batches
-from torch_dataloader_utils.plan.token_plan import TokenPlan
+from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, keep_span, order_chunks
+from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+from torch_dataloader_utils.plan.lanes import LaneAssignment
+from torch_dataloader_utils.plan.problems import plan_problems
+from torch_dataloader_utils.plan.row_assignment import RowAssignment
+from torch_dataloader_utils.plan.strategy_call import (
+    StrategyCall,
+    describe_files,
+    find_strategy,
+    strategy_name,
+    takes_ranks,
+)
+from torch_dataloader_utils.plan.token_batches import TokenAssignment, cut_batches
+from torch_dataloader_utils.plan.uncounted import UncountedAssignment
 
 
 def plan_epoch(
@@ -101,6 +103,17 @@ def plan_epoch(
     )
     position = Position(epoch=check_epoch(epoch), segment=Segment(topology=topology))
     return Planner(inventory=inventory, options=options, strategy=strategy).plan(position)
+
+
+def assign_epoch(inputs: EpochInputs) -> EpochAssignment:
+    """The assignment of the kind that the options ask for."""
+    if not inputs.space.exact:
+        return UncountedAssignment(inputs=inputs)
+    if inputs.batches is not None:
+        return TokenAssignment(inputs=inputs)
+    if inputs.options.num_lanes is not None:
+        return LaneAssignment(inputs=inputs)
+    return RowAssignment(inputs=inputs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -217,24 +230,18 @@ class Planner:
         return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:
+        budget = self.options.token_budget(position.first_topology.batch_size) if self.space.exact else None
+        batches = None if budget is None else self._recent_batches.get((position.epoch, budget), self._token_batches)
+        inputs = EpochInputs(
+            space=self.space,
+            options=self.options,
+            chunks=self._recent_chunks.get(position.epoch, self._chunks),
+            position=position,
+            strategy=self._strategy_call,
+            batches=batches,
+        )
         is_shared = position.topology.num_ranks > 1 and not self.deals_every_row_once
-        return EpochPlan(inventory=self.inventory, details=self._plan_details(position), is_shared=is_shared)
-
-    def _plan_details(self, position: Position) -> PlanOfEpoch:
-        shared: dict[str, Any] = {
-            "space": self.space,
-            "options": self.options,
-            "chunks": self._recent_chunks.get(position.epoch, self._chunks),
-            "position": position,
-        }
-        if not self.space.exact:
-            return InexactPlan(strategy=self._strategy_call, **shared)
-        budget = self.options.token_budget(position.first_topology.batch_size)
-        if budget is not None:
-            return TokenPlan(batches=self._recent_batches.get((position.epoch, budget), self._token_batches), **shared)
-        if self.options.num_lanes is not None:
-            return LanePlan(**shared)
-        return ExactPlan(strategy=self._strategy_call, **shared)
+        return EpochPlan(inventory=self.inventory, inputs=inputs, assignment=assign_epoch(inputs), is_shared=is_shared)
 
     def __str__(self) -> str:
         return str(self.inventory)

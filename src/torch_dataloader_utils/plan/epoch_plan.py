@@ -1,0 +1,305 @@
+"""`EpochPlan`: who reads what in one epoch; as counts, as the work of each worker, as a table and as text."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_dataloader_utils._core.arguments import check_integer, format_bytes
+from torch_dataloader_utils._core.fingerprints import planning_fingerprint
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
+from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
+from torch_dataloader_utils._core.strings import counted
+from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.uses import group_uses
+from torch_dataloader_utils.errors import ConfigTypeError
+from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EpochPlan:
+    """Who reads what in one epoch, or in what remains of it.
+
+    Made by `plan_epoch` and by every loader (`loader.plan`). To compute one rank's part does not cost all ranks' work.
+
+    inputs: what the assignment is made from. assignment: which rows every rank and worker takes.
+    is_shared: whether every one of several ranks reads everything: a split strategy without rank arguments.
+    """
+
+    inventory: Inventory
+    inputs: EpochInputs
+    assignment: EpochAssignment
+    is_shared: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this plan is for."""
+        return self.inputs.position.epoch
+
+    @property
+    def topology(self) -> Topology:
+        """Ranks, workers and batch size."""
+        return self.inputs.position.topology
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
+        return self.assignment.counts is not None
+
+    @cached_property
+    def rank_steps(self) -> tuple[int, ...] | None:
+        """Batches of every rank under this topology, or None where row counts are not known."""
+        counts = self.assignment.counts
+        return None if counts is None else tuple(counts.steps.tolist())
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of the rank with most of them; with rank_sharding="rows" all ranks have as many."""
+        return max(self.rank_steps) if self.rank_steps is not None else None
+
+    @cached_property
+    def rank_rows(self) -> tuple[int, ...] | None:
+        """Rows that every rank delivers, or None where row counts are not known."""
+        counts = self.assignment.counts
+        return None if counts is None else tuple(counts.rows.tolist())
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that drop_last leaves out this epoch, over all ranks."""
+        counts = self.assignment.counts
+        return 0 if counts is None else counts.dropped_rows
+
+    @property
+    def repeated_rows(self) -> int:
+        """Rows that come a second time because a rank has none left for its last step, over all ranks."""
+        counts = self.assignment.counts
+        return 0 if counts is None else int(counts.repeats.sum())
+
+    def padding_rows(self, rank: int) -> int:
+        """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
+        counts = self.assignment.counts
+        return 0 if counts is None else int(counts.repeats[check_integer("rank", rank)])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """blake2b (128 bits, hex) of all inputs of this plan."""
+        position, options, data = self.inputs.position, self.inputs.options, planning_fingerprint(self.inventory)
+        # Before anything was received only the topology counts, also where a state was loaded.
+        present = position.segment if position.segment.has_begun else position.topology
+        text = f"({STATE_VERSION}, {data!r}, {options!r}, {position.epoch}, {position.history!r}, {present!r})"
+        return blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
+        """For every worker of a rank, what it still has to do.
+
+        Raises:
+            ConfigTypeError: no whole number. ConfigError: rank not in [0, num_ranks).
+        """
+        return self.assignment.programs(check_integer("rank", rank))
+
+    def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
+        """For every worker of a rank, its program and the row groups that it reads; raises as `programs`."""
+        return tuple(worker_input(program, self.inventory, self.inputs.space) for program in self.programs(rank))
+
+    def explain(self, max_ranks: int = 16) -> str:
+        """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what balancing did."""
+        return _explain(self, check_integer("max_ranks", max_ranks, least=0))
+
+    def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
+        """The plan as a table, one row for each row range that a worker reads, in its reading order.
+
+        Columns: rank, worker, lane, unit, window (-1: not shuffled), path, row_group, start_row, stop_row (live rows
+        of the row group), bytes (projected, estimated for parts of a row group).
+
+        Raises:
+            ConfigTypeError: no list of whole numbers. ConfigError: a rank not in [0, num_ranks).
+        """
+        import pyarrow as pa
+
+        if ranks is not None and not isinstance(ranks, Iterable):
+            raise ConfigTypeError(f"ranks={ranks!r}: pass a list of ranks, or None for all.")
+        chosen = [check_integer("rank", rank) for rank in (range(self.topology.num_ranks) if ranks is None else ranks)]
+        tables = [_rank_table(self, rank) for rank in chosen or [0]]
+        return pa.concat_tables(tables) if chosen else tables[0].slice(0, 0)
+
+    def __repr__(self) -> str:
+        topology, steps = self.topology, self.steps
+        each = (
+            f"{counted(topology.num_ranks, 'rank')} x {counted(topology.num_workers, 'worker')}, "
+            f"batch_size={topology.batch_size}"
+        )
+        counts = "row counts unknown"
+        if self.rank_rows is not None and steps is not None:
+            counts = f"{counted(sum(self.rank_rows), 'row')}, {counted(steps, 'step')}"
+        left = f", {counted(self.dropped_rows, 'row')} dropped" if self.dropped_rows else ""
+        return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
+
+
+def _explain(plan: EpochPlan, max_ranks: int) -> str:
+    """A table of ranks × workers, under a summary of the data, the options and what balancing did."""
+    inventory, topology, options, space = plan.inventory, plan.topology, plan.inputs.options, plan.inputs.space
+    lines = [
+        f"{counted(inventory.num_files, 'file')}, {counted(inventory.num_groups, 'row group')}, "
+        f"{_rows(inventory.num_rows)}, {format_bytes(int(space.byte_start[-1]))} projected; "
+        f"{counted(len(plan.inputs.chunks), 'chunk')}",
+        *inventory.notes,
+        f"epoch {plan.epoch}, {_order(options)}",
+        f"{counted(topology.num_ranks, 'rank')} × {counted(topology.num_workers, 'worker')}, "
+        f'batch {topology.batch_size}, rank_sharding="{options.rank_sharding}"',
+        *(f"mixing: {text}" for text in [describe_mixing(plan)] if text),
+        _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if plan.is_shared else ""),
+        "",
+        f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'row groups':>10}",
+    ]
+    shown = min(max_ranks, topology.num_ranks)
+    loads: list[int] = []
+    for rank in range(shown):
+        for worker, program in enumerate(plan.programs(rank)):
+            groups = sum(len(touched_groups(lane, space)) for lane in program.lanes)
+            load = _bytes_of(program, space)
+            loads.append(load)
+            lines.append(
+                f"{rank:>6} {worker:>6} {program.num_rows:>12,} {_batches(program):>8} {format_bytes(load):>10} "
+                f"{groups:>10}"
+            )
+    if shown < topology.num_ranks:
+        lines.append(f"   ... and {counted(topology.num_ranks - shown, 'more rank')}")
+    if sum(loads):
+        imbalance = max(loads) * len(loads) / sum(loads)
+        lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
+    return "\n".join(lines)
+
+
+FEW_CHUNKS = 8
+"""Chunks of a worker below which epochs, and the batches of one epoch, are much alike."""
+
+
+def describe_mixing(plan: EpochPlan) -> str:
+    """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
+
+    24 chunks, 3.0 a worker, few: 8 or more are needed to mix well; a batch of 100 rows draws from about 2 chunks
+    """
+    options, topology, chunks = plan.inputs.options, plan.topology, plan.inputs.chunks
+    num_chunks = len(chunks)
+    if not options.shuffle or options.strategy or num_chunks == 0:
+        return ""
+    of_worker = num_chunks / (topology.num_ranks * topology.num_workers)
+    batch_rows, chunk_rows = topology.batch_size, chunks.num_rows / num_chunks
+    drawn = batch_rows / chunk_rows
+    if options.shuffle_rows:
+        # A row of the batch comes from each of the chunks in its window with the same probability.
+        held = max(1, options.interleave, options.shuffle_rows / chunk_rows)
+        drawn = max(drawn, held * (1 - (1 - 1 / held) ** batch_rows))
+    if options.lane_rows:
+        drawn = max(drawn, batch_rows / options.lane_rows)
+    drawn = max(1, min(drawn, of_worker))
+    few = f", few: {FEW_CHUNKS} or more are needed to mix well" if of_worker < FEW_CHUNKS else ""
+    each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
+    return (
+        f"{counted(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {counted(batch_rows, 'row')} draws from "
+        f"about {counted(round(drawn), 'chunk')}"
+    )
+
+
+def _order(options: PlanOptions) -> str:
+    """What decides the order of rows."""
+    text = f"seed {options.seed}, "
+    text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
+    if options.shuffle_rows:
+        text += f", windows of {counted(options.shuffle_rows, 'row')}"
+    if options.bucket_by:
+        text += f", buckets by {options.bucket_by}"
+    if options.max_tokens_per_batch:
+        text += f" of at most {options.max_tokens_per_batch:,} tokens" + (
+            ", padding_free" if options.padding_free else ""
+        )
+    if options.stop_row is not None:
+        text += f", rows [{options.first_row}, {options.stop_row}) only"
+    if options.num_lanes:
+        text += f", {counted(options.num_lanes, 'lane')}"
+    return text
+
+
+def _counts(plan: EpochPlan) -> str:
+    counts, position = plan.assignment.counts, plan.inputs.position
+    if counts is None:
+        return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
+    steps = sorted(set(counts.steps.tolist()))
+    text = f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
+    if len(steps) == 1:
+        text = f"{counted(steps[0], 'step')} on every rank"
+    if position.done or position.history:
+        text += f", {position.done} of them done"
+        text += f" after {len(position.history)} other topologies" if position.history else ""
+    if counts.cuts:
+        text += f"; balancing moved {counted(counts.moved_rows, 'row')} in {counted(counts.cuts, 'range')}"
+    if plan.dropped_rows:
+        text += f"; drop_last leaves out {counted(plan.dropped_rows, 'row')}"
+    if plan.repeated_rows:
+        text += f"; {counted(plan.repeated_rows, 'repeated row')}, so that every rank takes the last step"
+    return text
+
+
+def _rows(count: int) -> str:
+    return counted(count, "row") if count >= 0 else "an unknown number of rows"
+
+
+def _batches(program: WorkerProgram) -> str:
+    count = program.schedule.num_batches
+    return "?" if count is None else str(count)
+
+
+def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
+    total = 0.0
+    for lane in program.lanes:
+        plain = lane.is_plain
+        total += int(space.bytes_between(lane.start[plain], lane.stop[plain]).sum())
+        total += _window_bytes(lane.take(np.flatnonzero(~plain)), space)
+    return round(total)
+
+
+def _window_bytes(units: Units, space: RowSpace) -> float:
+    """Projected bytes of window units: of each as large a part as it has of the rows of its window."""
+    if len(units) == 0:
+        return 0.0
+    windows = units.windows.take(units.window)
+    first_piece = windows.offsets[:-1]
+    held_rows = np.add.reduceat(windows.piece_stop - windows.piece_start, first_piece)
+    held_bytes = np.add.reduceat(space.bytes_between(windows.piece_start, windows.piece_stop), first_piece)
+    return float((held_bytes * units.rows / np.maximum(held_rows, 1)).sum())
+
+
+def _rank_table(plan: EpochPlan, rank: int) -> "pa.Table":
+    """The row ranges of one rank, worker after worker, in reading order; see `EpochPlan.to_arrow`."""
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {}
+    groups, paths, space = plan.inventory.groups, plan.inventory.files.paths, plan.inputs.space
+    for worker, program in enumerate(plan.programs(rank)):
+        for lane, units in enumerate(program.lanes or (Units.none(),)):
+            uses = group_uses(units, space.group_start[:-1], space.group_start[1:])
+            begin = space.group_start[uses.group]
+            values = {
+                "rank": np.full(len(uses), rank, dtype=np.int32),
+                "worker": np.full(len(uses), worker, dtype=np.int32),
+                "lane": np.full(len(uses), lane, dtype=np.int32),
+                "unit": uses.unit,
+                "window": units.window[uses.unit],
+                "path": pa.array([paths[file] for file in groups.file[uses.group].tolist()], pa.string()),
+                "row_group": groups.ordinal[uses.group],
+                "start_row": uses.start,
+                "stop_row": uses.stop,
+                "bytes": space.bytes_between(begin + uses.start, begin + uses.stop),
+            }
+            for name, value in values.items():
+                columns.setdefault(name, []).append(pa.array(value))
+    return pa.table({name: pa.chunked_array(chunks) for name, chunks in columns.items()})
