@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._observe.metrics import Metrics
     from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, RetryPolicy
     from torch_dataloader_utils.blending import BlendedLoader, blend
-    from torch_dataloader_utils.datasets import StructuredDataset
+    from torch_dataloader_utils.datasets.iceberg import IcebergDataset, scan_iceberg
+    from torch_dataloader_utils.datasets.row_dataset import RowDataset
+    from torch_dataloader_utils.datasets.structured import StructuredDataset
     from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
     from torch_dataloader_utils.errors import (
         CheckpointMismatchError,
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
         UnsupportedFeatureError,
         WorkerDiedError,
     )
-    from torch_dataloader_utils.iceberg import IcebergDataset, scan_iceberg
     from torch_dataloader_utils.plan.epoch_plan import EpochPlan
     from torch_dataloader_utils.plan.planner import plan_epoch
     from torch_dataloader_utils.plan.strategies import (
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
         SizeBalancedSplitStrategy,
         TargetSizeSplitStrategy,
     )
-    from torch_dataloader_utils.row_dataset import RowDataset
     from torch_dataloader_utils.shape.padding import PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged
     from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -90,7 +90,7 @@ _HOMES = {
     "EpochRun": "_observe.callbacks",
     "FileChangedError": "errors",
     "IcebergDataFileInfo": "_core.splits",
-    "IcebergDataset": "iceberg",
+    "IcebergDataset": "datasets.iceberg",
     "InternalError": "errors",
     "Inventory": "_core.inventory",
     "LoaderCallback": "_observe.callbacks",
@@ -105,7 +105,7 @@ _HOMES = {
     "RetryPolicy": "_store",
     "RoundRobinSplitStrategy": "plan.strategies",
     "RowCountError": "errors",
-    "RowDataset": "row_dataset",
+    "RowDataset": "datasets.row_dataset",
     "RowGroups": "_core.splits",
     "RowRange": "_core.splits",
     "SchemaError": "errors",
@@ -114,7 +114,7 @@ _HOMES = {
     "Split": "_core.splits",
     "SplitStrategy": "_core.splits",
     "StoreError": "errors",
-    "StructuredDataset": "datasets",
+    "StructuredDataset": "datasets.structured",
     "TableDataLoader": "stream.loader",
     "TableDataset": "stream.dataset",
     "TargetSizeSplitStrategy": "plan.strategies",
@@ -133,7 +133,7 @@ _HOMES = {
     "plan_epoch": "plan.planner",
     "save_inventory": "discover",
     "scan_files": "discover",
-    "scan_iceberg": "iceberg",
+    "scan_iceberg": "datasets.iceberg",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ from tests.faults.tables import upload
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
+from torch_dataloader_utils.datasets.iceberg import TableSource
 from torch_dataloader_utils.errors import LoaderError
-from torch_dataloader_utils.tables.iceberg_source import TableSource
 
 
 def _rank(rank: int, meeting: str, path: str, access: StoreAccess, answer: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pyiceberg.table import StaticTable
 
-from torch_dataloader_utils.iceberg import IcebergDataset
+from torch_dataloader_utils.datasets.iceberg import IcebergDataset
 
 
 def read_rows(

@@ -18,9 +18,9 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils.datasets.iceberg import TableSource, open_alike
 from torch_dataloader_utils.discover.iceberg.table_scan import scan_table
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, NoDataError
-from torch_dataloader_utils.tables.iceberg_source import TableSource, open_alike
 
 
 def history(root: Path) -> TableWriter:

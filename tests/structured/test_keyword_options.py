@@ -12,23 +12,24 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, plan_epoch
 from torch_dataloader_utils._core.options import PlanOptions
-from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
-from torch_dataloader_utils.tables import keyword_options, table_options
-from torch_dataloader_utils.tables.iceberg_source import SCAN_OPTIONS
-from torch_dataloader_utils.tables.keyword_options import (
+from torch_dataloader_utils.datasets import options as table_options
+from torch_dataloader_utils.datasets.iceberg import SCAN_OPTIONS
+from torch_dataloader_utils.datasets.options import (
+    TABLE_OPTIONS,
     IcebergKeywords,
     LoaderKeywords,
     RowLoaderKeywords,
     TableKeywords,
+    TableOptions,
 )
-from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
 
 NAMES = {"torch": torch, "DeviceMesh": DeviceMesh, "BooleanExpression": BooleanExpression}
 
 
 def hints(keywords: type) -> dict[str, Any]:
-    return get_type_hints(keywords, vars(keyword_options), NAMES)
+    return get_type_hints(keywords, vars(table_options), NAMES)
 
 
 def explicit(function: Any) -> set[str]:

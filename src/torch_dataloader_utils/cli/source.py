@@ -80,7 +80,7 @@ class DataSource:
         if self.inventory_path is not None:
             found = self._saved_inventory(self.inventory_path)
         elif self.is_table:
-            from torch_dataloader_utils.iceberg import scan_iceberg
+            from torch_dataloader_utils.datasets.iceberg import scan_iceberg
 
             with work_bar("data files") as on_progress:
                 return scan_iceberg(
@@ -112,7 +112,7 @@ class DataSource:
         """The data set with these options of `create_dataloader`, over an inventory of this source or a new one."""
         options = {"columns": self.columns, "filters": self.filters, **options}
         if self.is_table:
-            from torch_dataloader_utils.iceberg import IcebergDataset
+            from torch_dataloader_utils.datasets.iceberg import IcebergDataset
 
             return IcebergDataset(
                 self.paths[0],
@@ -122,7 +122,7 @@ class DataSource:
                 snapshot_id=self.snapshot_id,
                 **options,
             )
-        from torch_dataloader_utils.datasets import StructuredDataset
+        from torch_dataloader_utils.datasets.structured import StructuredDataset
 
         if inventory is None:
             inventory = self.inventory()
@@ -137,9 +137,9 @@ class DataSource:
 
     def _saved_inventory(self, path: str) -> "Inventory":
         from torch_dataloader_utils._arrow.schema import decode_schema
+        from torch_dataloader_utils.datasets.row_counts import under_filter
         from torch_dataloader_utils.discover import load_inventory
         from torch_dataloader_utils.discover.schemas import check_columns
-        from torch_dataloader_utils.tables.counting import under_filter
 
         found = load_inventory(path, self.storage)
         check_columns(self.columns or (), decode_schema(found.schema))
@@ -147,7 +147,7 @@ class DataSource:
 
     def _counted(self, inventory: "Inventory") -> "Inventory":
         from torch_dataloader_utils._store import StoreAccess
-        from torch_dataloader_utils.tables.counting import count_alone
+        from torch_dataloader_utils.datasets.row_counts import count_alone
 
         with work_bar("row groups") as on_progress:
             return count_alone(inventory, self.filters, StoreAccess.of(self.storage), on_progress)

@@ -19,7 +19,7 @@ from torch_dataloader_utils.wrappers.streaming import SupportsRowSharding, strea
 from torch_dataloader_utils.wrappers.token_batches import TokenBatchSampler
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.row_dataset import RowDataset
+    from torch_dataloader_utils.datasets.row_dataset import RowDataset
 
 __all__ = [
     "BufferSortedDataset",
@@ -36,5 +36,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "RowDataset":
-        return import_module("torch_dataloader_utils.row_dataset").RowDataset
+        return import_module("torch_dataloader_utils.datasets.row_dataset").RowDataset
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

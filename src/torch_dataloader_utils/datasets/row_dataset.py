@@ -19,16 +19,16 @@ from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils.datasets.build import build_rows, read_spec
+from torch_dataloader_utils.datasets.files import Files, find_inventory
+from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.arrays import split_rows
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
-from torch_dataloader_utils.tables.file_source import Files, find_inventory
-from torch_dataloader_utils.tables.row_lengths import read_lengths
-from torch_dataloader_utils.tables.table_options import TableOptions
-from torch_dataloader_utils.tables.table_rows import read_spec, wire_rows
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
 _ITERATED_ROWS = 1024
@@ -108,7 +108,7 @@ class RowDataset(Dataset[Any]):
             inventory=inventory,
             allow_bare_files=allow_bare_files,
         )
-        rows = wire_rows(found, options, access, Share(threads=options.threads))
+        rows = build_rows(found, options, access, Share(threads=options.threads))
         schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)

@@ -10,15 +10,15 @@ from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store import StoreAccess, redact
+from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.rank_agreement import compare_options, scanning_share, shows_bars
+from torch_dataloader_utils.datasets.row_counts import under_filter
 from torch_dataloader_utils.discover.bad_files import lies_in
 from torch_dataloader_utils.discover.file_scan import ScanRequest
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.stream.ranks import from_rank_zero
-from torch_dataloader_utils.tables.counting import under_filter
-from torch_dataloader_utils.tables.rank_share import compare_options, scanning_share, shows_bars
-from torch_dataloader_utils.tables.table_options import TableOptions
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 

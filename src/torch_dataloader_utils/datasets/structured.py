@@ -9,6 +9,16 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.splits import DataFileInfo, SplitStrategy
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
+from torch_dataloader_utils.datasets.build import build_stages, make_loader
+from torch_dataloader_utils.datasets.files import find_inventory
+from torch_dataloader_utils.datasets.options import (
+    TABLE_OPTIONS,
+    LoaderKeywords,
+    TableKeywords,
+    TableOptions,
+    check_names,
+)
+from torch_dataloader_utils.datasets.rank_agreement import ranks_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.shapers import OutputFormat
@@ -16,11 +26,6 @@ from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import mesh_members
-from torch_dataloader_utils.tables.file_source import find_inventory
-from torch_dataloader_utils.tables.keyword_options import LoaderKeywords, TableKeywords
-from torch_dataloader_utils.tables.rank_share import ranks_of
-from torch_dataloader_utils.tables.table_options import TABLE_OPTIONS, TableOptions, check_names
-from torch_dataloader_utils.tables.wiring import make_loader, wire
 from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ class WiredDataset(TableDataset):
         peers = mesh_members(options.mesh) if options.check_ranks else None
         # Not with the mesh, which would keep its process group for as long as the data set lives.
         options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
-        super().__init__(replace(wire(inventory, options, access), peers=peers))
+        super().__init__(replace(build_stages(inventory, options, access), peers=peers))
         self._wired_from = inventory, options, access
 
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
@@ -56,7 +61,7 @@ class WiredDataset(TableDataset):
             raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
         inventory, options, access = self._wired_from
         chosen = pack_tokens(column, sequence_length, **packing)
-        stages = wire(inventory, replace(options, pack=chosen, columns=None), access)
+        stages = build_stages(inventory, replace(options, pack=chosen, columns=None), access)
         return TableDataset(replace(stages, peers=self.stages.peers))
 
     def __getstate__(self) -> dict[str, Any]:

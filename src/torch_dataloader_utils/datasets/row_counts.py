@@ -1,23 +1,159 @@
-"""The lengths of all rows of a data set, read once: for plans whose batches are limited by tokens, and for sort keys.
+"""Counts the rows that a row filter keeps, where only reading can tell."""
 
-inventory, reader of one column  →  one number a plan row
-"""
-
+from dataclasses import replace
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
+from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
+from torch_dataloader_utils._runtime.threads import available_cpus
+from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils._store.host_cache import HostCache, row_length_cache
 from torch_dataloader_utils._store.identity import any_names_no_version
-from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.discover import with_live_rows
+from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.read.projection import ReadSpec
+from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.lengths import measure_rows
+
+
+def count_live_rows(
+    inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
+) -> Inventory:
+    """The inventory with every row group counted; reads the filter's columns of the groups that need it, once.
+
+    share: which of those groups this process counts.
+    on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
+
+    Raises:
+        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
+    """
+    unknown = np.flatnonzero(inventory.groups.live_rows == UNKNOWN)
+    if len(unknown) == 0:
+        return inventory
+    share.check_alike(inventory)
+    mine = unknown[share.of(len(unknown))]
+    counted = np.zeros(len(inventory.groups), dtype=np.int64)
+    counted[mine] = share.together(
+        lambda: map_watched(
+            lambda group: reader.count_rows(inventory.task(group)),
+            mine.tolist(),
+            threads=share.threads,
+            name="tdu-count",
+            on_progress=on_progress,
+        )
+    )
+    found = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
+    found[unknown] = share.exchange(counted)[unknown]
+    return with_live_rows(inventory, found)
+
+
+def count_alone(
+    inventory: Inventory,
+    filters: Any,
+    access: StoreAccess,
+    on_progress: OnProgress | None = None,
+) -> Inventory:
+    """`count_live_rows` by this process alone; filters: those that the inventory was scanned with.
+
+    Raises:
+        DataError, StoreError: see Reader.read.
+    """
+    spec = ReadSpec(
+        schema=inventory.schema,
+        columns=(),
+        row_filter=filters,
+        partition_columns=tuple(column.name for column in inventory.files.partitions),
+        access=access,
+    )
+    return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()), on_progress)
+
+
+def under_filter(inventory: Inventory, filters: Any) -> Inventory:
+    """The inventory for use with `filters`; with row counts only if it was scanned with the same filter.
+
+    An inventory that was scanned without a filter suits every filter; its rows then have to be counted again.
+
+    Raises:
+        ConfigError: the inventory was scanned with another filter.
+    """
+    text = filter_text(filters)
+    if inventory.row_filter == text:
+        return inventory
+    if inventory.row_filter:
+        raise ConfigError(
+            f"The inventory was scanned with filters={inventory.row_filter}, this call has filters={text or None}. "
+            "Scan with the same filter, or without one."
+        )
+    unknown = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
+    return replace(inventory, row_filter=text, groups=replace(inventory.groups, live_rows=unknown))
+
+
+def leave_out_bad_groups(
+    inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
+) -> Inventory:
+    """The inventory without the row groups that `reader` cannot read; the others have their live rows counted.
+
+    Each row group left out is logged, and noted in the inventory.
+
+    share: which row groups this process reads.
+    on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
+
+    Raises:
+        NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped; all processes
+            of the share raise them. DataError: see Share.check_alike.
+    """
+    share.check_alike(inventory)
+    mine = share.of(inventory.num_groups)
+    verdicts = share.together(
+        lambda: map_watched(
+            lambda group: _check(inventory, reader, group),
+            mine,
+            threads=share.threads,
+            name="tdu-verify",
+            on_progress=on_progress,
+        )
+    )
+    found = np.zeros((2, inventory.num_groups), dtype=np.int64)
+    found[:, mine] = np.array(verdicts, dtype=np.int64).reshape(-1, 2).T
+    live_rows, fault = share.exchange(found)
+    bad = np.flatnonzero(fault)
+    if len(bad) == 0:
+        return with_live_rows(inventory, live_rows)
+    if len(bad) == inventory.num_groups:
+        raise NoDataError(f"{inventory.source}: not one of {len(bad)} row groups can be read. The log has each reason.")
+    notes = _report(inventory, bad, fault)
+    kept = with_live_rows(inventory, np.where(fault > 0, 0, live_rows))
+    return replace(kept, notes=(*inventory.notes, *notes))
+
+
+def _check(inventory: Inventory, reader: Reader, group: int) -> tuple[int, int]:
+    """(live rows, 0), or (0, number of the fault)."""
+    try:
+        return reader.read(inventory.task(group)).num_rows, 0
+    except BAD_DATA as error:
+        log_left_out(error)
+        return 0, next(i for i, kind in enumerate(BAD_DATA, start=1) if isinstance(error, kind))
+
+
+def _report(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]:
+    rows = inventory.groups.physical_rows[bad]
+    return report_left_out(
+        (f"{inventory.task(group).where}: {BAD_DATA[int(fault[group]) - 1].__name__}" for group in bad.tolist()),
+        count=len(bad),
+        total=inventory.num_groups,
+        units="row groups",
+        rows=int(rows.sum()) if (rows != UNKNOWN).all() else None,
+    )
+
 
 # Stands for what is no number of tokens (negative, NaN, infinity); exact as a float, far from overflow when rounded up.
 _ENDLESS = 1 << 60
