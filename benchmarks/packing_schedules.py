@@ -26,8 +26,7 @@ from torch_dataloader_utils.packing import (
     ScheduleQuality,
     measure_schedule,
 )
-from torch_dataloader_utils.packing.plan.first_fit import first_fit
-from torch_dataloader_utils.packing.plan.next_fit import split_last_packs
+from torch_dataloader_utils.packing.plan.fit import first_fit, split_last_packs
 from torch_dataloader_utils.packing.plan.schedule import Groups, Int64s, Schedule
 
 TOKENS_PER_RANK, CP_SIZE, DP_SIZE = 8192, 4, 16

@@ -31,8 +31,7 @@ from torch_dataloader_utils.tokens import (
     fill_best_fit,
     fill_greedily,
 )
-from torch_dataloader_utils.tokens.epochs import plan_epochs
-from torch_dataloader_utils.tokens.sample_index import build_indices, build_sample_index
+from torch_dataloader_utils.tokens.sample_index import build_indices, build_sample_index, plan_epochs
 
 LENGTH = 2048
 OPTIONS = {"sequence_length": LENGTH, "extra_tokens": 1}

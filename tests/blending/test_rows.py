@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_dataloader_utils.blending.rows import Rows, mix_rows
-from torch_dataloader_utils.blending.steps import RowStream, Step, mixed_batches
+from torch_dataloader_utils.blending.schedule import RowStream, Step, mixed_batches
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch

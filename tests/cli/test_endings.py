@@ -16,15 +16,15 @@ from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
 from torch_dataloader_utils import tokens
 from torch_dataloader_utils._store.host_cache import VARIABLE
-from torch_dataloader_utils.cli.process_pool import process_pool
+from torch_dataloader_utils.cli.tokens import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
 # Two tasks that never end, each with a temporary directory; others wait for their turn, and are cancelled as
 # `build_corpus` does with the parts that it no longer wants.
 POOL = """
 import os, sys, tempfile, time
-from torch_dataloader_utils.cli.failures import sigterm_as_interrupt
-from torch_dataloader_utils.cli.process_pool import process_pool
+from torch_dataloader_utils.cli.app import sigterm_as_interrupt
+from torch_dataloader_utils.cli.tokens import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
 def stay(pipe):
@@ -82,7 +82,7 @@ def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, num
 # the signal, as Arrow's do.
 STARTING = """
 import multiprocessing.util, os, signal, threading, time
-from torch_dataloader_utils.cli.process_pool import process_pool
+from torch_dataloader_utils.cli.tokens import process_pool
 
 def spawn(path, arguments, descriptors):
     process = start(path, arguments, descriptors)
@@ -134,7 +134,7 @@ def test_an_interrupt_is_told_where_a_library_was_imported_in_that_moment():
     script = """
 import sys
 sys.modules["numpy"] = None
-from torch_dataloader_utils.cli.failures import Terminated, of_interrupt
+from torch_dataloader_utils.cli.app import Terminated, of_interrupt
 of_interrupt(Terminated()).show()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=900)

@@ -19,10 +19,9 @@ from torch_dataloader_utils.packing import (
     measure_schedule,
 )
 from torch_dataloader_utils.packing.plan.arrange import arrange_packs
-from torch_dataloader_utils.packing.plan.check import occupied_tokens
-from torch_dataloader_utils.packing.plan.first_fit import first_fit
+from torch_dataloader_utils.packing.plan.fit import first_fit
 from torch_dataloader_utils.packing.plan.hybrid import span_sizes
-from torch_dataloader_utils.packing.plan.measure import slowest_per_microbatch
+from torch_dataloader_utils.packing.plan.measure import occupied_tokens, slowest_per_microbatch
 
 TOKENS = 16
 COST = CostModel(quadratic=1, linear=8)

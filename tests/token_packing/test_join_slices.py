@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils.token_packing import arrow_views
-from torch_dataloader_utils.token_packing.arrow_views import join_slices
+from torch_dataloader_utils.token_packing import layout as arrow_views
+from torch_dataloader_utils.token_packing.layout import join_slices
 
 SOURCES = (40, 1, 7, 0)
 slices = st.lists(

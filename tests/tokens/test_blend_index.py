@@ -10,8 +10,7 @@ from tests.tokens.corpora import pick_greatest_error
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.blend_index import _blend
-from torch_dataloader_utils.tokens.blend_rule import BlendRule, continue_blend
-from torch_dataloader_utils.tokens.split import normalize_weights
+from torch_dataloader_utils.tokens.split import BlendRule, continue_blend, normalize_weights
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
-from torch_dataloader_utils.tokens.array_file import read_arrays, write_arrays
-from torch_dataloader_utils.tokens.cache import IndexCache
+from torch_dataloader_utils.tokens.index_cache import IndexCache, read_arrays, write_arrays
 
 ARRAYS = {
     "a": np.arange(5, dtype=np.int32),

@@ -20,7 +20,7 @@ from torch_dataloader_utils.tokens import (
     Split,
 )
 from torch_dataloader_utils.tokens.config import IndexBuilder
-from torch_dataloader_utils.tokens.rank_turns import take_turns
+from torch_dataloader_utils.tokens.dataset_builder import take_turns
 
 
 def _build(sizes: list[int | None], **options: Any) -> list[Any]:

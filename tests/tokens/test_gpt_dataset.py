@@ -25,7 +25,7 @@ from torch_dataloader_utils.tokens import (
     read_sequences,
     write_sequences,
 )
-from torch_dataloader_utils.tokens.masks import build_document_borders, number_documents
+from torch_dataloader_utils.tokens.gpt_dataset import build_document_borders, number_documents
 
 CONFIG = GPTDatasetConfig(random_seed=1234, sequence_length=4)
 

@@ -1,12 +1,14 @@
 """One global batch from the data iterators to packed microbatches: read, gather, schedule, move, pack, share."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, DataError
-from torch_dataloader_utils.packing.collectives import broadcast_scalars, maxima
+from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor, exchange, first_rank, maxima
 from torch_dataloader_utils.packing.groups import (
     Group,
     PackingGroups,
@@ -16,13 +18,115 @@ from torch_dataloader_utils.packing.groups import (
     group_size,
 )
 from torch_dataloader_utils.packing.iterators import DataIterator, create_data_iterator
-from torch_dataloader_utils.packing.lengths import announce_failure, get_batch_and_global_seqlens
-from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, packed_metadata
+from torch_dataloader_utils.packing.lengths import GlobalBatch, announce_failure, get_batch_and_global_seqlens
+from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
 from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape
-from torch_dataloader_utils.packing.reroute import reroute_samples_to_dcp_ranks
-from torch_dataloader_utils.packing.samples import Item
-from torch_dataloader_utils.packing.stages import StageBatch, broadcast_to_pp_group, digest_of
+from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Item
+
+
+def reroute_samples_to_dcp_ranks(
+    batch: GlobalBatch, schedule: Schedule, groups: PackingGroups
+) -> dict[int, dict[str, torch.Tensor]]:
+    """The sequences that this rank computes, by global id; a collective call of the data × context parallel ranks.
+
+    Context-parallel ranks of one data-parallel rank have read the same sequences. So rank (d, c) gets everything
+    from the ranks (·, c): one all-to-all per field inside the data-parallel group. Runs are in ascending order
+    of id, on both sides.
+    """
+    device = communication_device(groups)
+    cp_size, cp_rank = group_size(groups.cp), group_rank(groups.cp)
+    dp_rank = group_rank(groups.dp)
+    first, last = batch.offsets[dp_rank], batch.offsets[dp_rank + 1]
+    wanted = schedule.samples_of_rank(group_rank(groups.dp_cp))
+    sent = []
+    for peer in range(group_size(groups.dp)):
+        ids = schedule.samples_of_rank(peer * cp_size + cp_rank)
+        sent.append(ids[(first <= ids) & (ids < last)])
+    send_counts = [int(batch.padded_lengths[ids].sum()) for ids in sent]
+    receive_counts = _tokens_by_source(wanted, batch)
+    sizes = batch.padded_lengths[wanted].tolist()
+    samples: dict[int, dict[str, torch.Tensor]] = {sample: {} for sample in wanted.tolist()}
+    for field, dtype in TOKEN_FIELDS.items():
+        own = [batch.local.fields[int(sample - first)][field] for ids in sent for sample in ids.tolist()]
+        flat = torch.cat(own).to(device) if own else torch.empty(0, dtype=dtype, device=device)
+        received = exchange(flat, send_counts=send_counts, receive_counts=receive_counts, group=groups.dp)
+        for sample, values in zip(wanted.tolist(), torch.split(received, sizes), strict=True):
+            samples[sample][field] = values
+    return samples
+
+
+def _tokens_by_source(wanted: Int64s, batch: GlobalBatch) -> list[int]:
+    """Tokens of the sequences `wanted` that each data-parallel rank has read."""
+    tokens = np.concatenate([[0], np.cumsum(batch.padded_lengths[wanted])])
+    counts: list[int] = np.diff(tokens[np.searchsorted(wanted, batch.offsets)]).tolist()
+    return counts
+
+
+class StageBatch(NamedTuple):
+    """The microbatches of one stage, and Σ length and Σ length² of the whole global batch."""
+
+    microbatches: list[Microbatch]
+    seqlen_sum: int
+    seqlen_squared_sum: int
+
+
+def broadcast_to_pp_group(own: StageBatch | None, groups: PackingGroups) -> StageBatch:
+    """The batch of this stage; a collective call of the pipeline group (on tensor rank 0).
+
+    First and last stage give theirs and get it back; the stages between give None and get the statistics and the
+    metadata of the first, everything but the `TOKEN_FIELDS`. It travels as one int64 tensor: number of
+    microbatches, Σ length, Σ length², then per microbatch the size of `cu_seqlens`, `max_seqlen`, `local_cp_size`
+    (0 if there is none), `cu_seqlens`, `cu_seqlens_padded`.
+
+    Raises:
+        ConfigError: the first stage has no batch.
+    """
+    is_source = group_rank(groups.pp) == 0
+    if is_source and own is None:
+        raise ConfigError("the first pipeline stage has no batch to share; give it a data iterator.")
+    if own is not None and group_size(groups.pp) <= 2:
+        return own
+    device = communication_device(groups)
+    encoded = torch.empty(0, dtype=torch.int64) if own is None else _encode(own)
+    (count,) = broadcast_scalars([encoded.numel()], groups.pp, device)
+    shared = encoded.to(device) if is_source else torch.empty(int(count), dtype=torch.int64, device=device)
+    broadcast_tensor(shared, first_rank(groups.pp), groups.pp)
+    return _decode(shared.cpu(), device) if own is None else own
+
+
+def digest_of(batch: StageBatch) -> int:
+    """A digest of 56 bits (never negative): equal on stages that have scheduled sequences of the same lengths."""
+    return int.from_bytes(hashlib.blake2b(_encode(batch).numpy().tobytes(), digest_size=7).digest())
+
+
+def _encode(batch: StageBatch) -> torch.Tensor:
+    parts = [torch.tensor([len(batch.microbatches), batch.seqlen_sum, batch.seqlen_squared_sum])]
+    for facts in batch.microbatches:
+        local_cp_size = int(facts["local_cp_size"]) if "local_cp_size" in facts else 0
+        header = [facts["cu_seqlens"].numel(), int(facts["max_seqlen"]), local_cp_size]
+        parts += [torch.tensor(header), facts["cu_seqlens"].cpu(), facts["cu_seqlens_padded"].cpu()]
+    return torch.cat([part.to(torch.int64) for part in parts])
+
+
+def _decode(encoded: torch.Tensor, device: torch.device) -> StageBatch:
+    num_microbatches, seqlen_sum, seqlen_squared_sum = encoded[:3].tolist()
+    numbers = encoded[3:].to(torch.int32)
+    microbatches = []
+    for _ in range(num_microbatches):
+        size, max_seqlen, local_cp_size = numbers[:3].tolist()
+        bounds = numbers[3 : 3 + 2 * size].to(device)
+        numbers = numbers[3 + 2 * size :]
+        facts = {
+            "cu_seqlens": bounds[:size],
+            "cu_seqlens_padded": bounds[size:],
+            "max_seqlen": torch.tensor(max_seqlen, dtype=torch.int32, device=device),
+        }
+        if local_cp_size:
+            facts["local_cp_size"] = torch.tensor(local_cp_size, dtype=torch.int32, device=device)
+        microbatches.append(facts)
+    return StageBatch(microbatches, seqlen_sum, seqlen_squared_sum)
+
 
 ItemIterator = Iterator[Item] | None | list[Iterator[Item] | None]
 

@@ -1,4 +1,4 @@
-"""The documents of one row group: a list column as one array of tokens, and where documents begin."""
+"""The documents of one row group: a list column as one array of tokens, and where documents begin and end."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, NullValueError
+from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.token_packing.options import TokenPacking
 from torch_dataloader_utils.tokens.plain_layout import is_integer_list, list_offsets, plain_type, to_plain
 
@@ -66,3 +69,17 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
         if value > largest:
             raise ConfigError(f"pack_tokens: {name}={value} does not fit the column's {arrow.value_type} tokens.")
     return arrow.value_type
+
+
+def flat_cu_seqlens(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
+    """The boundaries of B samples laid end to end, int32, from 0 to B * sequence_length.
+
+    The end of one sample is the beginning of the next:
+
+        samples [0, 3, 8] and [0, 8], sequence_length=8      0 3 8 16
+    """
+    ends = cu_seqlens.values
+    samples = torch.arange(len(cu_seqlens), device=ends.device, dtype=ends.dtype)
+    sample = torch.repeat_interleave(samples, cu_seqlens.lengths, output_size=len(ends))
+    flat = (ends + sample * sequence_length)[ends > 0]
+    return torch.cat([flat.new_zeros(1), flat])

@@ -11,12 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.token_packing.arrow_views import fixed_lists, join_pairs, join_slices, new_array
 from torch_dataloader_utils.token_packing.documents import Documents
 from torch_dataloader_utils.token_packing.layout import (
     Segments,
     boundaries,
     find_segments,
+    fixed_lists,
+    join_pairs,
+    join_slices,
+    new_array,
     prediction_mask,
     segment_sizes,
 )

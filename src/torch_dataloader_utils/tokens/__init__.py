@@ -18,9 +18,9 @@ from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, G
 from torch_dataloader_utils.tokens.corpus_build import CorpusReport, build_corpus
 from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
 from torch_dataloader_utils.tokens.dtypes import select_dtype
-from torch_dataloader_utils.tokens.facts import CorpusFacts
 from torch_dataloader_utils.tokens.fill import Pieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
+from torch_dataloader_utils.tokens.index_format import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
 from torch_dataloader_utils.tokens.merge import find_corpora, merge_corpora

@@ -11,8 +11,14 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.tokens.blend_rule import DEFAULT_SEGMENTS, BlendRule, Counts, continue_blend
-from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
+from torch_dataloader_utils.tokens.split import (
+    DEFAULT_SEGMENTS,
+    BlendRule,
+    Counts,
+    as_weights,
+    continue_blend,
+    normalize_weights,
+)
 
 # The data set index is int16 in the format.
 MAX_DATASETS = 2**15 - 1

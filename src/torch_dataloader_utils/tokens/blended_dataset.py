@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
-from torch_dataloader_utils.tokens.kept_index import KeptIndex, select_cache
+from torch_dataloader_utils.tokens.index_cache import KeptIndex, select_cache
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample
 from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
 

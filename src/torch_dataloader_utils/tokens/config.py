@@ -18,7 +18,7 @@ from torch_dataloader_utils._store import (
     redact,
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.index_format import CorpusFacts
 from torch_dataloader_utils.tokens.open_corpus import check_prefix
 from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
 

@@ -28,7 +28,7 @@ from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, o
 from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
 from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
 from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
-from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
+from torch_dataloader_utils.tokens.tokenizer_file import name_tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.tokens.documents import Tokenizer
 from torch_dataloader_utils.tokens.dtypes import integer_limits, wider_dtype
-from torch_dataloader_utils.tokens.tokenizer_name import name_tokenizer
+from torch_dataloader_utils.tokens.tokenizer_file import name_tokenizer
 
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 3

@@ -1,18 +1,48 @@
 """From a configuration to the train, validation and test data sets of a job."""
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch.distributed as dist
 
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, of_type
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
-from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig
+from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig, IndexBuilder
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
-from torch_dataloader_utils.tokens.rank_turns import take_turns
 from torch_dataloader_utils.tokens.split import Bookends, Split, normalize_weights, split_range
+
+
+@contextlib.contextmanager
+def take_turns(builder: IndexBuilder) -> Iterator[None]:
+    """Run the block on the building ranks first, and on the others once those are done.
+
+    "job" builds on rank 0, for a cache that all nodes share; "node" on local rank 0 of each node, for caches on local
+    disks; "lock" does nothing here: the lock of the cache decides. Every rank passes exactly one barrier, also when
+    its block raises, so that no rank waits for ever; the others then find no cache and build for themselves.
+    """
+    if builder == "lock" or not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    if _is_builder(builder):
+        try:
+            yield
+        finally:
+            dist.barrier()
+    else:
+        dist.barrier()
+        yield
+
+
+def _is_builder(builder: IndexBuilder) -> bool:
+    if builder == "job":
+        return dist.get_rank() == 0
+    return int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
+
 
 Sizes = Sequence[int | None]
 # A list where several validation corpora are kept apart.

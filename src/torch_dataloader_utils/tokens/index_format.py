@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils.errors import CorruptFileError, SchemaError
+from torch_dataloader_utils._store import FileStat, redact
+from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, SchemaError
 from torch_dataloader_utils.tokens.dtypes import DTYPES, TokenDtype, dtype_code
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -201,3 +202,31 @@ def encode_index(
     if sequence_modes is not None:
         pieces.append(sequence_modes.astype("<i1").tobytes())
     return pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFacts:
+    """What is known of a corpus before it is opened.
+
+    `document_count` counts entries of the document array (documents + 1), as the format does. `token_count` and
+    `identities` (size and identity of .idx and .bin) are None when the file that told us did not know them.
+    """
+
+    sequence_count: int
+    document_count: int
+    token_count: int | None = None
+    identities: tuple[FileStat, FileStat] | None = None
+
+    def check(self, header: IndexHeader, identities: tuple[FileStat, FileStat], *, path_prefix: str) -> None:
+        """Compare with the files as they are now opened.
+
+        Raises:
+            FileChangedError: counts or identity differ; shows both sides.
+        """
+        seen = (header.sequence_count, header.document_count)
+        known = (self.sequence_count, self.document_count)
+        if seen != known or (self.identities is not None and self.identities != identities):
+            raise FileChangedError(
+                f"{redact(path_prefix)} is not the corpus that the sequences file describes: {seen} sequences and "
+                f"document entries, {identities}; the file says {known}, {self.identities}. Write the file again."
+            )

@@ -21,8 +21,7 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, UnsupportedFeatureError
 from torch_dataloader_utils.tokens.dtypes import TokenDtype
-from torch_dataloader_utils.tokens.facts import CorpusFacts
-from torch_dataloader_utils.tokens.index_format import IndexHeader, TokenIndex
+from torch_dataloader_utils.tokens.index_format import CorpusFacts, IndexHeader, TokenIndex
 from torch_dataloader_utils.tokens.open_corpus import Identities, OpenCorpus, Tokens, bin_path, check_prefix, index_path
 
 Part = tuple[int, int, int | None]

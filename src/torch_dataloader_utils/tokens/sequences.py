@@ -22,7 +22,7 @@ from torch_dataloader_utils._store import (
     write_atomically,
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, of_type
-from torch_dataloader_utils.tokens.facts import CorpusFacts
+from torch_dataloader_utils.tokens.index_format import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.local_files import local_path
 from torch_dataloader_utils.tokens.open_corpus import check_prefix

@@ -1,25 +1,25 @@
-"""One shard of a Hugging Face stream, as a stream of the same kind.
+"""One shard of a Hugging Face stream, as a stream of the same kind, and how it resumes.
 
 Written and tested against `datasets` 5.1 and 5.2. Its public `filter` and `map` would decode and convert every row of
 every shard before the cut; an examples iterable of our own does not. That interface is private to `datasets`; all use
 of it is in this module, in replayed_examples.py and in wrapped_examples.py.
 """
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from datasets.iterable_dataset import DataSourcesShufflingDisallowed, shift_ex_examples_rngs
+from datasets.iterable_dataset import DataSourcesShufflingDisallowed, _BaseExamplesIterable, shift_ex_examples_rngs
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.wrappers.replayed_examples import ReplayedExamples, holds_rows_back
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
     ShardLayout,
@@ -29,13 +29,150 @@ from torch_dataloader_utils.wrappers.shard_layout import (
     group_items,
 )
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
-from torch_dataloader_utils.wrappers.wrapped_examples import (
-    OpenState,
-    WrappedExamples,
-    check_index,
-    check_options,
-    sources_of,
-)
+
+
+def sources_of(examples: Any) -> list[Any]:
+    """The examples iterables that one is made of; none for those that read files."""
+    if hasattr(examples, "source"):
+        return [examples.source]
+    inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
+    return [each for each in inner if each is not None]
+
+
+class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
+    """Has the columns of another examples iterable; subclasses decide which examples are given.
+
+    Attributes:
+        source: the other one. Not `ex_iterable`: `datasets` goes through attributes of that name by itself, to change
+            the random state of shuffles in each worker.
+    """
+
+    def __init__(self, source: Any) -> None:
+        """Wraps a source."""
+        super().__init__()
+        self.source = source
+
+    @property
+    def is_typed(self) -> bool:
+        """That of the source."""
+        return bool(self.source.is_typed)
+
+    @property
+    def features(self) -> Any:
+        """Those of the source."""
+        return self.source.features
+
+    @property
+    def num_shards(self) -> int:
+        """Files that workers can share: those of the source."""
+        return int(self.source.num_shards)
+
+    @property
+    def sleep_on_threads_shutdown(self) -> bool:
+        """As the source."""
+        return bool(self.source.sleep_on_threads_shutdown)
+
+    @property
+    def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
+        """Tables instead of rows where the source has them."""
+        return self._iter_arrow if self.source.iter_arrow else None
+
+    @abstractmethod
+    def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
+        """The tables of the examples."""
+
+    @abstractmethod
+    def _over(self, source: Any) -> Self:
+        """The same over another source."""
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> Self:
+        """Files in another order."""
+        return self._over(self.source.shuffle_data_sources(generator))
+
+    def shift_rngs(self, value: int) -> Self:
+        """Other random numbers in the shuffles of the source: those of an epoch, or of a worker."""
+        return self._over(shift_ex_examples_rngs(self.source, value))
+
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Self:
+        """Some of the files."""
+        return self._over(self.source.shard_data_sources(num_shards, index, contiguous=contiguous))
+
+    def reshard_data_sources(self) -> Self:
+        """The same over the source, whose files are divided more finely."""
+        return self._over(self.source.reshard_data_sources())
+
+
+class OpenState(dict[str, Any]):
+    """A state that accepts any keys, so that a state of other options reaches our check.
+
+    `datasets` merges a loaded state into ours key by key, and would fail at the first key that ours does not have.
+    """
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def check_options(state: dict[str, Any], layout: ShardLayout, kind: str) -> None:
+    """Raises CheckpointMismatchError unless a state was saved with this layout, by examples of this kind."""
+    saved, here = (state["layout"], state["type"]), (describe_layout(layout), kind)
+    if saved != here:
+        raise CheckpointMismatchError(
+            f"The state was saved with {saved}, this shard has {here}. Shard with the same options, into as many "
+            "shards: the state of a stream goes on with no other number of ranks."
+        )
+
+
+def check_index(saved: int, layout: ShardLayout) -> None:
+    """Raises CheckpointMismatchError unless a state was saved by this very shard."""
+    if saved != layout.index:
+        raise CheckpointMismatchError(
+            f"The state is of shard {saved} of {layout.num_shards}, this is shard {layout.index}, and they have other "
+            "files or tables. Save a state on every rank, and load each on its own."
+        )
+
+
+def holds_rows_back(examples: Any) -> bool:
+    """Whether a shuffle buffer is among the steps: the rows in it are in no state of `datasets`."""
+    if isinstance(examples, ReplayedExamples):
+        return False  # a shard that is cut again
+    if type(examples).__name__ == "BufferShuffledExamplesIterable":
+        return True
+    return any(map(holds_rows_back, sources_of(examples)))
+
+
+class ReplayedExamples(WrappedExamples):
+    """The examples of a source, with their count as the state: a resume reads and skips those that were given.
+
+    The order is a function of seed and epoch, so that leads to the same place, at the cost of reading again. Transforms
+    after the cut do not run for skipped examples.
+    """
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict = OpenState(given=0, type=type(self).__name__)
+        return self._state_dict
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        yield from self._left_of(lambda: iter(self.source))
+
+    def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
+        yield from self._left_of(lambda: self.source.iter_arrow())
+
+    def _left_of(self, read: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """The rows or tables that were not given yet; keeps the state up to date."""
+        state = self._state_dict or self._init_state_dict()
+        if state["type"] != type(self).__name__:
+            raise CheckpointMismatchError(
+                "The state was saved without a shuffle before the cut, and this stream is shuffled before it. "
+                "Build the stream with the steps it was saved with."
+            )
+        self.source._init_state_dict()  # a pass that was begun before would go on in its middle
+        for item in islice(read(), state["given"], None):
+            state["given"] += 1
+            yield item
+
+    def _over(self, source: Any) -> "ReplayedExamples":
+        return ReplayedExamples(source)
+
 
 # Steps of a stream that give the same rows if the files before them are divided. `take`, `skip` and
 # `interleave_datasets` give others, so behind them and all unknown steps whole files are refused.

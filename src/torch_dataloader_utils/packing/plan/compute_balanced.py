@@ -6,11 +6,15 @@ import numpy as np
 
 from torch_dataloader_utils.packing.plan.arrange import arrange_packs
 from torch_dataloader_utils.packing.plan.cost import CostModel
-from torch_dataloader_utils.packing.plan.first_fit import first_fit
-from torch_dataloader_utils.packing.plan.fit import fitting_positions
-from torch_dataloader_utils.packing.plan.longest_first import Sequences, place_longest_first
+from torch_dataloader_utils.packing.plan.fit import (
+    Packs,
+    Sequences,
+    first_fit,
+    fitting_positions,
+    place_longest_first,
+    split_last_packs,
+)
 from torch_dataloader_utils.packing.plan.measure import slowest_per_microbatch
-from torch_dataloader_utils.packing.plan.next_fit import Packs, split_last_packs
 from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy
 

@@ -7,8 +7,7 @@ import numpy as np
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.plan.arrange import arrange_packs
 from torch_dataloader_utils.packing.plan.cost import CostModel
-from torch_dataloader_utils.packing.plan.fit import fitting_positions
-from torch_dataloader_utils.packing.plan.longest_first import Placement, Sequences, place_longest_first
+from torch_dataloader_utils.packing.plan.fit import Placement, Sequences, fitting_positions, place_longest_first
 from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
 from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
 
