@@ -10,14 +10,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.parquet_trailer import (
+from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
+from torch_dataloader_utils._parquet.known_footers import KnownFooters
+from torch_dataloader_utils._parquet.trailer import (
     TRAILER_BYTES,
     check_metadata,
     checked_footer_length,
     footer_length,
 )
-from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
-from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest

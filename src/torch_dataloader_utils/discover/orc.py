@@ -4,15 +4,71 @@ pyarrow has no API for them, but gives the decoded tail as protobuf bytes, which
 specification v1, "File Tail").
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.protobuf import as_message, as_number, fields
+from torch_dataloader_utils._core.varint import read_varint
 from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
+
+Message = bytes | memoryview
+
+# Wire types.
+_VARINT, _LENGTH = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
+
+
+def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
+    """The field that begins at byte `start`: (number, value, where it ends).
+
+    The value is a number, or for anything else (texts, messages, numbers of a fixed width) its bytes.
+
+    Raises:
+        IndexError: the field goes on after the message.
+        ValueError: the bytes are no field.
+    """
+    tag, start = read_varint(message, start)
+    kind = tag & 7
+    if kind == _VARINT:
+        value, stop = read_varint(message, start)
+        return tag >> 3, value, stop
+    if kind == _LENGTH:
+        length, start = read_varint(message, start)
+    elif kind in _FIXED_BYTES:
+        length = _FIXED_BYTES[kind]
+    else:
+        raise ValueError(f"protobuf wire type {kind}")
+    if start + length > len(message):
+        raise IndexError(f"a field of {length} bytes runs over the end of its message")
+    return tag >> 3, message[start : start + length], start + length
+
+
+def fields(message: Message) -> Iterator[tuple[int, int | Message]]:
+    """The fields of a message: (number, value); raises as `read_field`."""
+    start = 0
+    while start < len(message):
+        number, value, start = read_field(message, start)
+        yield number, value
+
+
+def as_message(value: int | Message) -> Message:
+    """The value of a field that is a message; raises ValueError for a number."""
+    if isinstance(value, int):
+        raise ValueError("a protobuf message has the wire type of a number")
+    return value
+
+
+def as_number(value: int | Message) -> int:
+    """The value of a field that is a number; raises ValueError for anything else."""
+    if not isinstance(value, int):
+        raise ValueError("a protobuf number has the wire type of a string")
+    return value
+
 
 # Field numbers: PostScript, FileTail, Footer, StripeInformation.
 _POSTSCRIPT_FOOTER_BYTES, _POSTSCRIPT_METADATA_BYTES = 1, 5

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._core.parquet_trailer import (
+from torch_dataloader_utils._parquet.footer_parts import footer_head
+from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers
+from torch_dataloader_utils._parquet.known_footers import KnownFooters
+from torch_dataloader_utils._parquet.trailer import (
     TRAILER_BYTES,
     check_metadata,
     checked_footer_length,
     footer_length,
 )
-from torch_dataloader_utils._parquet.footer_parts import footer_head
-from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers
-from torch_dataloader_utils._parquet.known_footers import KnownFooters
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names

@@ -1,8 +1,8 @@
 """Which rank this process is, and work that the ranks of torch.distributed do together.
 
-For tables, only this module and `rank_comparison.py` use torch.distributed. Elsewhere, `tokens/dataset_builder.py` finds
-which process of a node goes first, `wrappers/sharded.py` reads a user's group or mesh, and `packing/` uses groups of its
-own.
+For tables, only this module and `rank_comparison.py` use torch.distributed. Elsewhere, `tokens/dataset_builder.py`
+finds which process of a node goes first, `wrappers/sharded.py` reads a user's group or mesh, and `packing/` uses
+groups of its own.
 """
 
 import os
