@@ -57,9 +57,9 @@ def batches_of(program):
     lanes = [rows_of(lane, program.seed, program.epoch) for lane in program.lanes]
     taken = [0] * len(lanes)
     batches = []
-    for number in range(program.schedule.num_batches):
+    for number in range(program.batching.num_batches):
         batch = []
-        for lane, rows in program.schedule.draws(number):
+        for lane, rows in program.batching.parts(number):
             batch.extend(lanes[lane][taken[lane] : taken[lane] + rows])
             taken[lane] += rows
         batches.append(batch)

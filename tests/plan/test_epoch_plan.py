@@ -197,8 +197,8 @@ def test_one_more_rank_of_lanes_costs_that_rank_alone(has_tail):
 
 
 def test_a_batch_costs_no_look_at_lanes_it_does_not_draw_from():
-    few, many = (plan_of_lanes(lanes).programs(1)[0].schedule for lanes in (128, 1024))
-    assert lines_run(lambda: many.draws(1)) == lines_run(lambda: few.draws(1))
+    few, many = (plan_of_lanes(lanes).programs(1)[0].batching for lanes in (128, 1024))
+    assert lines_run(lambda: many.parts(1)) == lines_run(lambda: few.parts(1))
 
 
 def test_the_row_groups_of_a_few_rows_are_found_without_a_number_for_each_of_all():

@@ -13,7 +13,7 @@ from tests.effort import EFFORT
 from tests.plan.model import Plan, advance, files, make_space, resume, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.program import scheduled_rows
+from torch_dataloader_utils._core.program import rows_of_batches
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
@@ -68,8 +68,8 @@ def batches_of(program, lengths):
         key = int(lane.windows.keys[window])
         order = program.by_length.order(lengths[stored], seed=program.seed, epoch=program.epoch, index=key)
         rows += stored[order][start:stop].tolist()
-    taken = np.append(0, np.cumsum(program.schedule.batch_rows))
-    assert taken[-1] == len(rows) == program.num_rows == scheduled_rows(program.schedule)
+    taken = np.append(0, np.cumsum(program.batching.batch_rows))
+    assert taken[-1] == len(rows) == program.num_rows == rows_of_batches(program.batching)
     return [rows[a:b] for a, b in pairwise(taken.tolist())]
 
 

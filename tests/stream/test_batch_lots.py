@@ -9,7 +9,7 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.stream import worker as assemble
-from torch_dataloader_utils.stream.batch_groups import Lot, RowSpan
+from torch_dataloader_utils.stream.batch_groups import BlockSlice, RowCollector
 
 
 class Listed:
@@ -51,14 +51,14 @@ def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
             data.draw(st.lists(st.lists(st.integers(1, 9), min_size=1), min_size=1, max_size=4))
         )
     ]
-    lot, expected, left = Lot(), [], [list(enumerate(lane)) for lane in lanes]
+    lot, expected, left = RowCollector(), [], [list(enumerate(lane)) for lane in lanes]
     taken = [0] * len(lanes)
     for lane in data.draw(st.lists(st.integers(0, len(lanes) - 1), min_size=1, max_size=20)):
         if not left[lane]:
             continue
         block = left[lane][0][1]
         stop = data.draw(st.integers(taken[lane] + 1, block.num_rows))
-        lot.add([RowSpan(block, taken[lane], stop)])
+        lot.add([BlockSlice(block, taken[lane], stop)])
         expected += block.rows[taken[lane] : stop]
         taken[lane] = stop
         if stop == block.num_rows:
@@ -73,11 +73,11 @@ def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
 
 def test_rows_of_one_block_and_of_blocks_in_turn_are_not_gathered():
     first, second, shaper = Listed([*range(6)]), Listed([*range(6, 9)]), ListShaper()
-    lot = Lot()
-    lot.add([RowSpan(first, 1, 3), RowSpan(first, 3, 6)])
+    lot = RowCollector()
+    lot.add([BlockSlice(first, 1, 3), BlockSlice(first, 3, 6)])
     assert lot.block(shaper).rows == [1, 2, 3, 4, 5]
     assert shaper.used == []
-    lot.add([RowSpan(second, 0, 2)])
+    lot.add([BlockSlice(second, 0, 2)])
     assert lot.block(shaper).rows == [1, 2, 3, 4, 5, 6, 7]
     assert shaper.used == ["concat"]
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils.shape.shapers import make_shaper
-from torch_dataloader_utils.stream.batch_groups import LEAST_PIECE_BYTES, RowSpan, pieces_of
+from torch_dataloader_utils.stream.batch_groups import LEAST_PART_BYTES, BlockSlice, group_parts
 
 SCHEMA = pa.schema({"row": pa.int64()})
 SHAPER = make_shaper("torch", SCHEMA)
-LARGE = LEAST_PIECE_BYTES // 8
+LARGE = LEAST_PART_BYTES // 8
 
 
 @st.composite
@@ -25,7 +25,7 @@ def spans_and_rows(draw):
         before, after = draw(st.sampled_from([(0, 0), (3, 0), (0, 2)]))
         rows = pa.array(range(first - before, first + size + after), pa.int64())
         block = SHAPER.block([pa.record_batch([rows], schema=SCHEMA)])
-        spans.append(RowSpan(block, before, before + size))
+        spans.append(BlockSlice(block, before, before + size))
         first += size
     batch = draw(st.sampled_from([5, 100, LARGE // 3, LARGE, 2 * LARGE]))
     full, left = divmod(first, batch)
@@ -36,7 +36,7 @@ def spans_and_rows(draw):
 @given(spans_and_rows())
 def test_every_row_is_in_its_batch_and_large_blocks_are_not_copied(case):
     spans, rows = case
-    pieces = list(pieces_of(spans, rows, SHAPER))
+    pieces = list(group_parts(spans, rows, SHAPER))
     assert tuple(count for piece in pieces for count in piece.rows) == rows
     assert all(piece.rows and piece.batch.num_rows == sum(piece.rows) for piece in pieces)
     assert torch.cat([piece.batch["row"] for piece in pieces]).tolist() == list(range(sum(rows)))
@@ -53,6 +53,6 @@ def test_every_row_is_in_its_batch_and_large_blocks_are_not_copied(case):
 
 def test_small_blocks_are_one_piece():
     blocks = [SHAPER.block([pa.record_batch([pa.array([row, row + 1])], schema=SCHEMA)]) for row in range(0, 20, 2)]
-    (piece,) = pieces_of([RowSpan(block, 0, 2) for block in blocks], (5,) * 4, SHAPER)
+    (piece,) = group_parts([BlockSlice(block, 0, 2) for block in blocks], (5,) * 4, SHAPER)
     assert piece.rows == (5, 5, 5, 5)
     assert piece.batch["row"].tolist() == list(range(20))

@@ -123,7 +123,7 @@ def test_a_pass_after_break_begins_the_epoch_again(table):
     assert [check_batch(batch) for batch in loader] == first
 
 
-@pytest.mark.parametrize("batches_of", [iter, lambda stream: stream.runs(2)])
+@pytest.mark.parametrize("batches_of", [iter, lambda stream: stream.batch_groups(2)])
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20])
 def test_a_pass_that_ends_early_leaves_no_thread_and_no_open_file(table, batches_of, small_bytes):
     _, dataset = load(table[0])

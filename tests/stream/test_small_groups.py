@@ -19,7 +19,7 @@ from torch_dataloader_utils._arrow.record_batches import one_after_other
 from torch_dataloader_utils._core.block import JoinedGroups
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.stream.batch_groups import RowSpan, in_few_blocks
+from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.small_groups import JointDecode
 
@@ -259,7 +259,7 @@ class Numbers(list):
 def test_a_row_group_of_a_job_answers_as_a_future_does():
     """As the one that it would have, decoded by a job of its own."""
     error, told = ValueError("bad"), []
-    rows = RowSpan("block", 0, 3)
+    rows = BlockSlice("block", 0, 3)
     job = Future()
     together = JointDecode([7, 9], job)
     good, bad = together.rows(7), together.rows(9)
@@ -273,7 +273,7 @@ def test_a_row_group_of_a_job_answers_as_a_future_does():
     joined = Future()
     joined.set_result(JoinedGroups("block", [2, 5], by_one_call=True))
     together = JointDecode([7, 9], joined)
-    assert (together.result(), together.rows(9).result()) == ("block", RowSpan("block", 2, 7))
+    assert (together.result(), together.rows(9).result()) == ("block", BlockSlice("block", 2, 7))
 
 
 def test_a_job_that_fails_or_is_cancelled_does_so_for_each_of_its_row_groups():
@@ -293,7 +293,7 @@ def test_a_job_that_fails_or_is_cancelled_does_so_for_each_of_its_row_groups():
 
 
 def test_rows_of_a_block_that_others_share_end_with_their_row_group():
-    rows = RowSpan(Numbers(range(10)), 3, 7)
+    rows = BlockSlice(Numbers(range(10)), 3, 7)
     assert rows.rows() == [3, 4, 5, 6]
     assert rows.cut(1, 3).rows() == [4, 5]
     assert rows.cut(2, 9).rows() == [5, 6]
@@ -305,7 +305,7 @@ def test_rows_that_follow_each_other_in_a_block_are_one_block(data):
     blocks = [Numbers(range(100 * number, 100 * number + 10)) for number in range(3)]
     ends = st.integers(0, 10)
     parts = [
-        RowSpan(data.draw(st.sampled_from(blocks)), *sorted(data.draw(st.tuples(ends, ends))))
+        BlockSlice(data.draw(st.sampled_from(blocks)), *sorted(data.draw(st.tuples(ends, ends))))
         for _ in range(data.draw(st.integers(0, 8)))
     ]
     few = in_few_blocks(parts)

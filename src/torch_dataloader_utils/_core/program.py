@@ -11,10 +11,10 @@ from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import WindowOrder
 from torch_dataloader_utils._core.units import Units, ranges
 
-Draws = tuple[tuple[int, int], ...]
+BatchParts = tuple[tuple[int, int], ...]
 
 
-class Schedule(Protocol):
+class Batching(Protocol):
     """For each batch, how many rows it takes from which lane."""
 
     @property
@@ -22,7 +22,7 @@ class Schedule(Protocol):
         """How many batches, None when that is only known by reading."""
         ...
 
-    def draws(self, batch: int) -> Draws:
+    def parts(self, batch: int) -> BatchParts:
         """(lane, rows) pairs of batch number `batch`, in the order in which their rows stand in it."""
         ...
 
@@ -38,8 +38,8 @@ class SingleLane:
     num_batches: int
     tail_rows: tuple[int, ...] = ()
 
-    def draws(self, batch: int) -> Draws:
-        """See Schedule."""
+    def parts(self, batch: int) -> BatchParts:
+        """See Batching."""
         from_end = batch - (self.num_batches - len(self.tail_rows))
         return ((0, self.tail_rows[from_end] if from_end >= 0 else self.batch_rows),)
 
@@ -55,8 +55,8 @@ class ListedBatches:
         """How many are listed."""
         return len(self.batch_rows)
 
-    def draws(self, batch: int) -> Draws:
-        """See Schedule."""
+    def parts(self, batch: int) -> BatchParts:
+        """See Batching."""
         return ((0, int(self.batch_rows[batch])),)
 
 
@@ -71,8 +71,8 @@ class UntilExhausted:
         """Unknown."""
         return None
 
-    def draws(self, batch: int) -> Draws:  # noqa: ARG002
-        """See Schedule."""
+    def parts(self, batch: int) -> BatchParts:  # noqa: ARG002
+        """See Batching."""
         return ((0, self.batch_rows),)
 
 
@@ -108,8 +108,8 @@ class RotatingLanes:
     lane_ids: tuple[int, ...]
     tail_rows: int = 0
 
-    def draws(self, batch: int) -> Draws:
-        """See Schedule."""
+    def parts(self, batch: int) -> BatchParts:
+        """See Batching."""
         if self.tail_rows and batch == self.num_batches - 1:
             return ((len(self.lane_ids), self.tail_rows),)
         step = self.first_step + batch * self.num_workers
@@ -120,13 +120,13 @@ class RotatingLanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerProgram:
-    """The lanes of one worker for the rest of one epoch, and the schedule that draws from them.
+    """The lanes of one worker for the rest of one epoch, and the batching that draws from them.
 
     by_length: how windows are ordered by length (_core/token_budget.py); None where they are not.
     """
 
     lanes: tuple[Units, ...]
-    schedule: Schedule
+    batching: Batching
     seed: int
     epoch: int
     by_length: WindowOrder | None = None
@@ -139,7 +139,7 @@ class WorkerProgram:
     @property
     def delivers_row_groups(self) -> bool:
         """Whether batches are simply row groups cut one after the other: one lane, no windows."""
-        return isinstance(self.schedule, SingleLane) and all(bool(lane.is_plain.all()) for lane in self.lanes)
+        return isinstance(self.batching, SingleLane) and all(bool(lane.is_plain.all()) for lane in self.lanes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,20 +156,20 @@ class WorkerInput:
     exact: bool
 
 
-def drawn_rows(draws: Draws) -> int:
+def rows_of_parts(parts: BatchParts) -> int:
     """Rows of a batch."""
-    return sum(rows for _, rows in draws)
+    return sum(rows for _, rows in parts)
 
 
-def scheduled_rows(schedule: Schedule) -> int:
-    """Rows of all batches of a schedule, repeats included; 0 where only reading can tell."""
-    if isinstance(schedule, ListedBatches):
-        return int(schedule.batch_rows.sum())
-    count = schedule.num_batches or 0
+def rows_of_batches(batching: Batching) -> int:
+    """Rows of all batches of a batching, repeats included; 0 where only reading can tell."""
+    if isinstance(batching, ListedBatches):
+        return int(batching.batch_rows.sum())
+    count = batching.num_batches or 0
     if count == 0:
         return 0
     last = range(max(1, count - 2), count)  # only the last two batches may have another size
-    first, *others = (drawn_rows(schedule.draws(batch)) for batch in (0, *last))
+    first, *others = (rows_of_parts(batching.parts(batch)) for batch in (0, *last))
     return first * (count - len(others)) + sum(others)
 
 

@@ -69,13 +69,13 @@ def check_coverage(plan: EpochPlan) -> Coverage:
 
 
 def _delivered(program: WorkerProgram) -> list[Units]:
-    """The units of each lane, as far as the schedule draws from them."""
-    count = program.schedule.num_batches
+    """The units of each lane, as far as the batching draws from them."""
+    count = program.batching.num_batches
     if count is None:
         return list(program.lanes)
     rows = [0] * len(program.lanes)
     for batch in range(count):
-        for lane, drawn in program.schedule.draws(batch):
+        for lane, drawn in program.batching.parts(batch):
             rows[lane] += drawn
     return [lane.split_at(drawn)[0] for lane, drawn in zip(program.lanes, rows, strict=True)]
 

@@ -115,7 +115,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     Not at hand may be row counts, the lengths behind a token budget, or a split strategy, whose name alone is in the
     state.
     """
-    from torch_dataloader_utils._core.program import scheduled_rows
+    from torch_dataloader_utils._core.program import rows_of_batches
     from torch_dataloader_utils.plan.planner import Planner
 
     if options.max_tokens_per_batch is not None or options.strategy:
@@ -129,7 +129,7 @@ def _remains(inventory: "Inventory", options: Any, position: "Position") -> Rema
     ranks = range(plan.topology.num_ranks)
     programs = [program for rank in ranks for program in plan.programs(rank)]
     repeated = plan.repeated_rows
-    remaining = max(0, sum(scheduled_rows(program.schedule) for program in programs) - repeated)
+    remaining = max(0, sum(rows_of_batches(program.batching) for program in programs) - repeated)
     total = plan.inputs.chunks.num_rows
     return Remains(
         total_rows=total,

@@ -16,8 +16,7 @@ from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, tou
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
 from torch_dataloader_utils._core.strings import counted
-from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils._core.uses import group_uses
+from torch_dataloader_utils._core.units import Units, group_slices
 from torch_dataloader_utils.errors import ConfigTypeError
 from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
 
@@ -254,7 +253,7 @@ def _rows(count: int) -> str:
 
 
 def _batches(program: WorkerProgram) -> str:
-    count = program.schedule.num_batches
+    count = program.batching.num_batches
     return "?" if count is None else str(count)
 
 
@@ -286,7 +285,7 @@ def _rank_table(plan: EpochPlan, rank: int) -> "pa.Table":
     groups, paths, space = plan.inventory.groups, plan.inventory.files.paths, plan.inputs.space
     for worker, program in enumerate(plan.programs(rank)):
         for lane, units in enumerate(program.lanes or (Units.none(),)):
-            uses = group_uses(units, space.group_start[:-1], space.group_start[1:])
+            uses = group_slices(units, space.group_start[:-1], space.group_start[1:])
             begin = space.group_start[uses.group]
             values = {
                 "rank": np.full(len(uses), rank, dtype=np.int32),

@@ -87,10 +87,10 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLanes:
-    """One worker's lanes from its next batch on, and the schedule that draws from them."""
+    """One worker's lanes from its next batch on, and the batching that draws from them."""
 
     lanes: tuple[Units, ...]
-    schedule: RotatingLanes
+    batching: RotatingLanes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,7 +173,7 @@ class MicroBatchAssignment:
         tail = self._tail(rank) if self._gives_tail(worker, done) else None
         if tail is not None:
             lanes.append(tail)
-        schedule = RotatingLanes(
+        batching = RotatingLanes(
             micro_rows=self.lanes.micro_rows,
             num_lanes=self.lanes.num_lanes,
             num_ranks=self.topology.num_ranks,
@@ -186,7 +186,7 @@ class MicroBatchAssignment:
             lane_ids=tuple(owned),
             tail_rows=0 if tail is None else tail.num_rows,
         )
-        return WorkerLanes(lanes=tuple(lanes), schedule=schedule)
+        return WorkerLanes(lanes=tuple(lanes), batching=batching)
 
     def _owned(self, steps: range, rank: int) -> list[int]:
         """The lanes that a rank draws from in these steps, ascending."""
@@ -280,7 +280,7 @@ class LaneAssignment:
         return tuple(
             WorkerProgram(
                 lanes=mine.lanes,
-                schedule=mine.schedule,
+                batching=mine.batching,
                 seed=options.seed,
                 epoch=position.epoch,
                 by_length=by_length,

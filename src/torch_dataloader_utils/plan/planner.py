@@ -165,7 +165,7 @@ class Planner:
         return Recent(most=4)
 
     @property
-    def deals_every_row_once(self) -> bool:
+    def assigns_every_row_once(self) -> bool:
         """Whether ranks share the rows; a strategy without rank arguments gives every rank all of them."""
         return self.strategy is None or takes_ranks(self.strategy)
 
@@ -240,7 +240,7 @@ class Planner:
             strategy=self._strategy_call,
             batches=batches,
         )
-        is_shared = position.topology.num_ranks > 1 and not self.deals_every_row_once
+        is_shared = position.topology.num_ranks > 1 and not self.assigns_every_row_once
         return EpochPlan(inventory=self.inventory, inputs=inputs, assignment=assign_epoch(inputs), is_shared=is_shared)
 
     def __str__(self) -> str:

@@ -105,7 +105,7 @@ class RowAssignment:
         for worker, lane in enumerate(remaining_lanes(mine, position.done)):
             sizes = mine.sizes.of_worker(worker, workers)
             left = sizes.steps - batches_of_worker(position.done, worker, workers)
-            schedule = SingleLane(
+            batching = SingleLane(
                 batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=_last(sizes.tail, left)
             )
             # A rank without rows repeats the first row that this topology has.
@@ -113,7 +113,7 @@ class RowAssignment:
             programs.append(
                 WorkerProgram(
                     lanes=(Units.concat([lane, *extra]),),
-                    schedule=schedule,
+                    batching=batching,
                     seed=self.inputs.options.seed,
                     epoch=position.epoch,
                     by_length=by_length,

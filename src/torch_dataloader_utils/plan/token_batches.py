@@ -235,7 +235,7 @@ class TokenAssignment:
             programs.append(
                 WorkerProgram(
                     lanes=(join_batches(left),),
-                    schedule=ListedBatches(batch_rows=left.rows),
+                    batching=ListedBatches(batch_rows=left.rows),
                     seed=options.seed,
                     epoch=position.epoch,
                     by_length=budget,

@@ -134,7 +134,7 @@ class UncountedAssignment:
         return tuple(
             WorkerProgram(
                 lanes=(after_cursor(lane, cursor),),
-                schedule=UntilExhausted(batch_rows=topology.batch_size),
+                batching=UntilExhausted(batch_rows=topology.batch_size),
                 seed=options.seed,
                 epoch=position.epoch,
             )

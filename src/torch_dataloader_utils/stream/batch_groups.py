@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.units import ranges
 
 
-class RowSpan(NamedTuple):
+class BlockSlice(NamedTuple):
     """Rows [start, stop) of a block."""
 
     block: Block
@@ -40,9 +40,9 @@ class RowSpan(NamedTuple):
         return self.block.slice(self.start, self.stop)
 
 
-def in_few_blocks(spans: Iterable[RowSpan]) -> list[Block]:
+def in_few_blocks(spans: Iterable[BlockSlice]) -> list[Block]:
     """The rows of all spans, in order; spans that follow each other in one block become one block."""
-    runs: list[RowSpan] = []
+    runs: list[BlockSlice] = []
     for span in spans:
         if runs and runs[-1].block is span.block and runs[-1].stop == span.start:
             runs[-1] = runs[-1]._replace(stop=span.stop)
@@ -52,10 +52,10 @@ def in_few_blocks(spans: Iterable[RowSpan]) -> list[Block]:
 
 
 # Sending one more piece costs as much as copying this many bytes, so smaller blocks are put together.
-LEAST_PIECE_BYTES = 256 << 10
+LEAST_PART_BYTES = 256 << 10
 
 
-class Piece(NamedTuple):
+class GroupPart(NamedTuple):
     """`rows[i]` rows of `batch` are batch i of the piece."""
 
     batch: Any
@@ -63,17 +63,17 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BatchGroup:
     """Consecutive batches that are sent together."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[GroupPart, ...]
 
 
-def pieces_of(spans: Sequence[RowSpan], rows: tuple[int, ...], shaper: Shaper) -> Iterator[Piece]:
+def group_parts(spans: Sequence[BlockSlice], rows: tuple[int, ...], shaper: Shaper) -> Iterator[GroupPart]:
     """The pieces of batches of `rows[0]`, `rows[1]`, ... rows, which are the rows of these spans."""
     borders = list(accumulate(rows, initial=0))
     begin, done = 0, 0  # the row that the span begins with; the first batch that is in no piece yet
-    waiting: list[RowSpan] = []  # rows that are in no piece yet
+    waiting: list[BlockSlice] = []  # rows that are in no piece yet
     for span in spans:
         end = begin + span.stop - span.start
         first, last = bisect_left(borders, begin), bisect_right(borders, end) - 1
@@ -81,38 +81,38 @@ def pieces_of(spans: Sequence[RowSpan], rows: tuple[int, ...], shaper: Shaper) -
             start, stop = span.start + borders[first] - begin, span.start + borders[last] - begin
             waiting += _rows_of(span, span.start, start)
             if waiting:
-                yield Piece(_together(waiting, shaper), rows[done:first])
-            yield Piece(span.block.slice(start, stop).to_batch(), rows[first:last])
+                yield GroupPart(_together(waiting, shaper), rows[done:first])
+            yield GroupPart(span.block.slice(start, stop).to_batch(), rows[first:last])
             done, waiting = last, _rows_of(span, stop, span.stop)
         else:
             waiting.append(span)
         begin = end
     if waiting:
-        yield Piece(_together(waiting, shaper), rows[done:])
+        yield GroupPart(_together(waiting, shaper), rows[done:])
 
 
-def _is_large(span: RowSpan, rows: int) -> bool:
-    return rows > 0 and rows * span.block.num_bytes >= LEAST_PIECE_BYTES * span.block.num_rows
+def _is_large(span: BlockSlice, rows: int) -> bool:
+    return rows > 0 and rows * span.block.num_bytes >= LEAST_PART_BYTES * span.block.num_rows
 
 
-def _rows_of(span: RowSpan, start: int, stop: int) -> list[RowSpan]:
-    return [RowSpan(span.block, start, stop)] if stop > start else []
+def _rows_of(span: BlockSlice, start: int, stop: int) -> list[BlockSlice]:
+    return [BlockSlice(span.block, start, stop)] if stop > start else []
 
 
-def _together(spans: Sequence[RowSpan], shaper: Shaper) -> Any:
+def _together(spans: Sequence[BlockSlice], shaper: Shaper) -> Any:
     return shaper.concat([span.rows() for span in spans]).to_batch()
 
 
 @dataclass(slots=True)
-class Lot:
+class RowCollector:
     """Rows of consecutive batches, collected as spans and then put together as one block."""
 
     num_rows: int = 0
-    _slices: list[RowSpan] = field(default_factory=list)
+    _slices: list[BlockSlice] = field(default_factory=list)
     _number: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def add(self, spans: Iterable[RowSpan]) -> None:
+    def add(self, spans: Iterable[BlockSlice]) -> None:
         """Add the next rows; rows of one block must be added in their order in the block, without gaps."""
         for span in spans:
             block, start, stop = span

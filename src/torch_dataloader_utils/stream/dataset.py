@@ -165,7 +165,7 @@ class TableDataset(IterableDataset[Any]):
         planner, topology, rank = self.planner, self.topology, self.rank
         if contiguous:
             planner = planner.span(num_shards, index)
-        elif planner.deals_every_row_once:
+        elif planner.assigns_every_row_once:
             rank += topology.num_ranks * index
             topology = replace(topology, num_ranks=topology.num_ranks * num_shards)
         else:

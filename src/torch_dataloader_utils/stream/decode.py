@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import ThreadPool
-from torch_dataloader_utils.stream.batch_groups import RowSpan
+from torch_dataloader_utils.stream.batch_groups import BlockSlice
 from torch_dataloader_utils.stream.small_groups import (
     MOST_BYTES_TOGETHER,
     MOST_TOGETHER,
@@ -125,10 +125,10 @@ class Decoder:
         """Whether a row group is decoded together with others."""
         return bool(self._is_small[group])
 
-    def submit(self, group: int, stop_row: int | None) -> "Future[RowSpan]":
+    def submit(self, group: int, stop_row: int | None) -> "Future[BlockSlice]":
         """Start decoding a row group up to `stop_row` (None: all of it)."""
         self._hold([group])
-        return self._pool.submit(lambda: RowSpan.of(self._decode((group, stop_row))))
+        return self._pool.submit(lambda: BlockSlice.of(self._decode((group, stop_row))))
 
     def submit_together(self, wanted: Sequence[Wanted]) -> JointDecode:
         """Start decoding small row groups by one job; see `SmallGroups`."""
@@ -136,8 +136,8 @@ class Decoder:
         return self._small.start(wanted)
 
     def run_after(
-        self, needed: Sequence[Pending[RowSpan]], job: Callable[[list[RowSpan]], Block]
-    ) -> FollowUp[RowSpan, Block]:
+        self, needed: Sequence[Pending[BlockSlice]], job: Callable[[list[BlockSlice]], Block]
+    ) -> FollowUp[BlockSlice, Block]:
         """Have a decoding thread run a job as soon as these row groups are decoded."""
         return FollowUp(self._pool, job, needed)
 

@@ -12,9 +12,8 @@ from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
-from torch_dataloader_utils._core.units import PLAIN, Units
-from torch_dataloader_utils._core.uses import GroupUses, group_uses
-from torch_dataloader_utils.stream.batch_groups import RowSpan, in_few_blocks
+from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
+from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
 from torch_dataloader_utils.stream.decode import Decoder
 from torch_dataloader_utils.stream.small_groups import MOST_TOGETHER, Awaited, FollowUp, JointDecode, Pending
 
@@ -25,10 +24,10 @@ class _Job:
 
     groups: Sequence[int]
     left: int
-    pending: Future[RowSpan] | JointDecode
+    pending: Future[BlockSlice] | JointDecode
     is_told: bool = False
 
-    def rows(self, group: int) -> Pending[RowSpan]:
+    def rows(self, group: int) -> Pending[BlockSlice]:
         """The rows of one of the row groups."""
         return self.pending.rows(group) if isinstance(self.pending, JointDecode) else self.pending
 
@@ -40,7 +39,7 @@ class DecodeAhead:
         False where row counts are not known.
     """
 
-    def __init__(self, decoder: Decoder, uses: GroupUses, *, decodes_rows_needed: bool) -> None:
+    def __init__(self, decoder: Decoder, uses: GroupSlices, *, decodes_rows_needed: bool) -> None:
         self._decoder = decoder
         groups, first, number = np.unique(uses.group, return_index=True, return_inverse=True)
         stop = np.zeros(len(groups), dtype=np.int64)
@@ -59,14 +58,14 @@ class DecodeAhead:
                 return
             self._begin(groups)
 
-    def rows(self, group: int) -> Pending[RowSpan]:
+    def rows(self, group: int) -> Pending[BlockSlice]:
         """The rows of a row group; starts decoding it now if need be, even beyond the budget.
 
         Row groups that the same job decodes are started only as far as the budget allows.
         """
         return self._job_of(group).rows(group)
 
-    def begun(self, group: int) -> Pending[RowSpan] | None:
+    def begun(self, group: int) -> Pending[BlockSlice] | None:
         """The rows of a row group, if its decoding was started and it is still needed."""
         job = self._jobs.get(group)
         return None if job is None else job.rows(group)
@@ -118,7 +117,7 @@ class LaneBlocks:
     """
 
     def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:
-        self.uses = group_uses(units, work.group_start, work.group_stop)
+        self.uses = group_slices(units, work.group_start, work.group_stop)
         self._decoder = decoder
         self._exact = work.exact
         self._use_of_unit = np.searchsorted(self.uses.unit, np.arange(len(units) + 1), side="left").tolist()
@@ -154,14 +153,14 @@ class LaneBlocks:
         self.prefetch()
         return uses, rows
 
-    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[RowSpan, Block]:
+    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[BlockSlice, Block]:
         """Have a decoding thread run a job on the rows of these uses, as soon as they are decoded.
 
         Starts decoding their row groups if need be, even beyond the budget.
         """
         needed = [self._ahead.rows(self._group(use)) for use in uses]
 
-        def gathered(wholes: Sequence[RowSpan]) -> Block:
+        def gathered(wholes: Sequence[BlockSlice]) -> Block:
             with self._decoder.counters.decoding():
                 return job(in_few_blocks(map(self._cut, uses, wholes)))
 
@@ -219,7 +218,7 @@ class LaneBlocks:
         is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
         return rows if is_whole else None
 
-    def _cut(self, use: int, whole: RowSpan) -> RowSpan:
+    def _cut(self, use: int, whole: BlockSlice) -> BlockSlice:
         """The rows of a use, out of those of its row group; all of them where row counts are not known."""
         if not self._exact:
             return whole
@@ -245,7 +244,7 @@ class LaneWindows:
         self._blocks = blocks
         self._shaper = shaper
         self._exact = exact
-        self._gathered: dict[int, FollowUp[RowSpan, Block]] = {}
+        self._gathered: dict[int, FollowUp[BlockSlice, Block]] = {}
 
     def take(self, unit: int) -> Block:
         """The rows of a unit, which are part of its window, in the window's order."""
@@ -328,13 +327,13 @@ class LaneReader:
         """The row group that the last rows came from, for messages."""
         return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
 
-    def take(self, rows: int) -> Iterator[RowSpan]:
+    def take(self, rows: int) -> Iterator[BlockSlice]:
         """The next `rows` rows, as one span or several; fewer only where the lane ends."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
             self._moved(count)
             rows -= count
-            yield RowSpan(block, start, start + count)
+            yield BlockSlice(block, start, start + count)
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
         """Batches that lie whole in the current block, at most `most`, as views: the fast path."""

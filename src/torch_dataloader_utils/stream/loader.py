@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.arguments import check_integer
-from torch_dataloader_utils._core.program import WorkerInput, scheduled_rows
+from torch_dataloader_utils._core.program import WorkerInput, rows_of_batches
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
@@ -195,7 +195,7 @@ class TableDataLoader(DataLoader[Any]):
             num_ranks=dataset.topology.num_ranks,
             num_workers=self.num_workers,
             num_batches=left,
-            num_rows=None if left is None else sum(scheduled_rows(work.program.schedule) for work in works),
+            num_rows=None if left is None else sum(rows_of_batches(work.program.batching) for work in works),
             padding_rows=plan.padding_rows(dataset.rank),
             fingerprint=dataset.planner.identity.fingerprint,
         )

@@ -46,7 +46,7 @@ class PlanSource(Protocol):
         ...
 
     @property
-    def deals_every_row_once(self) -> bool:
+    def assigns_every_row_once(self) -> bool:
         """Whether ranks share the rows; a strategy may give every rank all of them."""
         ...
 

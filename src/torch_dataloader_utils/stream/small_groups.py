@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch_dataloader_utils._core.block import Block, JoinedGroups
 from torch_dataloader_utils._runtime.threads import Turns
-from torch_dataloader_utils.stream.batch_groups import RowSpan
+from torch_dataloader_utils.stream.batch_groups import BlockSlice
 
 Wanted = tuple[int, int | None]
 """A row group and its `stop_row`: how many of its first rows are needed (None: all)."""
@@ -23,7 +23,7 @@ MOST_TOGETHER = 64
 MOST_BYTES_TOGETHER = 2 << 20
 """Stored bytes of one job, so that larger row groups do not take longer."""
 
-JobRows = JoinedGroups | list[RowSpan | BaseException]
+JobRows = JoinedGroups | list[BlockSlice | BaseException]
 """What a job gives: all row groups as one block; or, for each row group, its rows or its error."""
 
 
@@ -71,7 +71,7 @@ class RowsOfOne:
         """Whether the job was cancelled, so that the rows never come."""
         return self._job.cancelled()
 
-    def result(self) -> RowSpan:
+    def result(self) -> BlockSlice:
         """The rows, or their error."""
         outcome = self._outcome()
         if isinstance(outcome, BaseException):
@@ -90,7 +90,7 @@ class RowsOfOne:
         """Call a function once the job has ended."""
         self._job.add_done_callback(function)
 
-    def _outcome(self) -> RowSpan | BaseException:
+    def _outcome(self) -> BlockSlice | BaseException:
         failure = self._job.exception()
         if failure is not None:
             return failure
@@ -98,7 +98,7 @@ class RowsOfOne:
         if not isinstance(rows, JoinedGroups):
             return rows[self._index]
         start = sum(rows.rows[: self._index])
-        return RowSpan(rows.block, start, start + rows.rows[self._index])
+        return BlockSlice(rows.block, start, start + rows.rows[self._index])
 
 
 class SmallGroups:
@@ -147,9 +147,9 @@ class SmallGroups:
         self._takes_one_call = joined.by_one_call
         return joined
 
-    def _outcome(self, wanted: Wanted) -> RowSpan | BaseException:
+    def _outcome(self, wanted: Wanted) -> BlockSlice | BaseException:
         try:
-            return RowSpan.of(self._decode(wanted))
+            return BlockSlice.of(self._decode(wanted))
         except BaseException as error:  # noqa: BLE001 - raised where the rows are taken, as executors do
             return error
 

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import (
-    Draws,
+    Batching,
+    BatchParts,
     RotatingLanes,
-    Schedule,
     SingleLane,
     UntilExhausted,
     WorkerInput,
-    drawn_rows,
+    rows_of_parts,
 )
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
-from torch_dataloader_utils.stream.batch_groups import Lot, Piece, RowSpan, Run, pieces_of
+from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, RowCollector, group_parts
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
 
@@ -39,12 +39,12 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembler:
-    """Takes rows from lanes, in the order of the schedule.
+    """Takes rows from lanes, in the order of the batching.
 
     says_where: whether `Drawn.where` is needed; it takes time to compute.
     """
 
-    schedule: Schedule
+    batching: Batching
     lanes: Sequence[LaneReader]
     shaper: Shaper
     says_where: bool
@@ -52,31 +52,31 @@ class Assembler:
     @property
     def mixes(self) -> bool:
         """Whether batches have rows of several lanes."""
-        return bool(self.schedule.num_batches) and len(self.schedule.draws(0)) > 1
+        return bool(self.batching.num_batches) and len(self.batching.parts(0)) > 1
 
-    def batch(self, draws: Draws) -> Block:
+    def batch(self, parts: BatchParts) -> Block:
         """The rows of one batch.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
         """
-        lot = Lot()
-        self._draw(draws, lot)
+        lot = RowCollector()
+        self._draw(parts, lot)
         return lot.block(self.shaper)
 
-    def spans(self, draws: Draws) -> list[RowSpan]:
-        """The rows of these draws, as spans of blocks.
+    def spans(self, parts: BatchParts) -> list[BlockSlice]:
+        """The rows of these parts, as spans of blocks.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
         """
-        spans = [span for lane, rows in draws for span in self.lanes[lane].take(rows)]
-        found, wanted = sum(span.stop - span.start for span in spans), drawn_rows(draws)
+        spans = [span for lane, rows in parts for span in self.lanes[lane].take(rows)]
+        found, wanted = sum(span.stop - span.start for span in spans), rows_of_parts(parts)
         if found != wanted:
             raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
         return spans
 
-    def lots(self, length: int) -> Iterator[tuple[Block, list[Drawn]]]:
+    def collected(self, length: int) -> Iterator[tuple[Block, list[Drawn]]]:
         """The rows of several batches as one block, and what each batch is.
 
         `length` batches at a time; where lanes mix, up to twice as many each time, a multiple of `length`.
@@ -84,11 +84,11 @@ class Assembler:
         Raises:
             InternalError: a lane has fewer rows than were planned.
         """
-        first, at_once, count = 0, length, self.schedule.num_batches or 0
+        first, at_once, count = 0, length, self.batching.num_batches or 0
         while first < count:
-            lot = Lot()
+            lot = RowCollector()
             numbers = range(first, min(first + at_once, count))
-            batches = [self._draw(self.schedule.draws(number), lot) for number in numbers]
+            batches = [self._draw(self.batching.parts(number), lot) for number in numbers]
             block = lot.block(self.shaper)
             yield block, batches
             first += len(batches)
@@ -96,10 +96,10 @@ class Assembler:
                 most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
                 at_once = max(length, min(2 * at_once, most) // length * length)
 
-    def _draw(self, draws: Draws, lot: Lot) -> Drawn:
+    def _draw(self, parts: BatchParts, lot: RowCollector) -> Drawn:
         before = lot.num_rows
-        lot.add(self.spans(draws))
-        return Drawn(rows=lot.num_rows - before, where=self.lanes[draws[-1][0]].where if self.says_where else "")
+        lot.add(self.spans(parts))
+        return Drawn(rows=lot.num_rows - before, where=self.lanes[parts[-1][0]].where if self.says_where else "")
 
 
 Function = Callable[[Any], Any]
@@ -137,7 +137,7 @@ class WorkerStream:
     ) -> None:
         self.counters = counters or WorkerCounters()
         self._watch = watch
-        self._schedule = work.program.schedule
+        self._schedule = work.program.batching
         self._pipeline = pipeline
         self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._lanes = [
@@ -145,7 +145,7 @@ class WorkerStream:
             for lane in work.program.lanes
         ]
         self._assembler = Assembler(
-            schedule=self._schedule, lanes=self._lanes, shaper=pipeline.shaper, says_where=bool(pipeline.functions)
+            batching=self._schedule, lanes=self._lanes, shaper=pipeline.shaper, says_where=bool(pipeline.functions)
         )
 
     @property
@@ -163,7 +163,7 @@ class WorkerStream:
             for batch, source in self._batches():
                 yield self._finish(batch, source)
 
-    def runs(self, length: int) -> Iterator[Run]:
+    def batch_groups(self, length: int) -> Iterator[BatchGroup]:
         """The same batches, `length` in a run (fewer in the last one); only without functions of the user.
 
         Raises:
@@ -173,30 +173,30 @@ class WorkerStream:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
         with self._running():
             if isinstance(self._schedule, SingleLane):
-                yield from self._runs_of_one_lane(self._schedule, length)
+                yield from self._groups_of_one_lane(self._schedule, length)
             else:
-                yield from self._runs_of_lots(length)
+                yield from self._groups_of_mixed_batches(length)
 
-    def _runs_of_one_lane(self, schedule: SingleLane, length: int) -> Iterator[Run]:
-        """Rows that lie in one block stay there, see `pieces_of`."""
-        regular = schedule.num_batches - len(schedule.tail_rows)
-        rows_left = itertools.chain(itertools.repeat(schedule.batch_rows, regular), schedule.tail_rows)
+    def _groups_of_one_lane(self, batching: SingleLane, length: int) -> Iterator[BatchGroup]:
+        """Rows that lie in one block stay there, see `group_parts`."""
+        regular = batching.num_batches - len(batching.tail_rows)
+        rows_left = itertools.chain(itertools.repeat(batching.batch_rows, regular), batching.tail_rows)
         while rows := tuple(itertools.islice(rows_left, length)):
             yield self._run(rows)
 
-    def _run(self, rows: tuple[int, ...]) -> Run:
+    def _run(self, rows: tuple[int, ...]) -> BatchGroup:
         spans = self._assembler.spans(((0, sum(rows)),))
         self.counters.rows += sum(rows)
-        return Run(pieces=tuple(pieces_of(spans, rows, self._pipeline.shaper)))
+        return BatchGroup(pieces=tuple(group_parts(spans, rows, self._pipeline.shaper)))
 
-    def _runs_of_lots(self, length: int) -> Iterator[Run]:
-        for block, batches in self._assembler.lots(length):
+    def _groups_of_mixed_batches(self, length: int) -> Iterator[BatchGroup]:
+        for block, batches in self._assembler.collected(length):
             stop = 0
             for first in range(0, len(batches), length):
                 rows = tuple(batch.rows for batch in batches[first : first + length])
                 start, stop = stop, stop + sum(rows)
                 self.counters.rows += stop - start
-                yield Run(pieces=(Piece(block.slice(start, stop).to_batch(), rows),))
+                yield BatchGroup(pieces=(GroupPart(block.slice(start, stop).to_batch(), rows),))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -212,21 +212,21 @@ class WorkerStream:
 
     def _batches(self) -> Iterator[tuple[Any, LaneReader | Drawn]]:
         """Every batch, with an object whose `where` tells the row group that it ends in."""
-        schedule = self._schedule
-        match schedule:
+        batching = self._schedule
+        match batching:
             case SingleLane():
-                regular = schedule.num_batches - len(schedule.tail_rows)
-                yield from self._regular_batches(self._lanes[0], schedule.batch_rows, regular)
-                for rows in schedule.tail_rows:
+                regular = batching.num_batches - len(batching.tail_rows)
+                yield from self._regular_batches(self._lanes[0], batching.batch_rows, regular)
+                for rows in batching.tail_rows:
                     yield self._batch(((0, rows),))
             case UntilExhausted():
-                yield from self._until_exhausted(self._lanes[0], schedule.batch_rows)
+                yield from self._until_exhausted(self._lanes[0], batching.batch_rows)
             case _ if self._assembler.mixes:
                 yield from self._mixed_batches()
             case RotatingLanes():
-                yield from self._whole_batches(schedule)
+                yield from self._whole_batches(batching)
             case _:
-                yield from map(self._batch, map(schedule.draws, range(schedule.num_batches or 0)))
+                yield from map(self._batch, map(batching.parts, range(batching.num_batches or 0)))
 
     def _regular_batches(self, lane: LaneReader, rows: int, count: int) -> Iterator[tuple[Any, LaneReader]]:
         """`count` batches of `rows` rows of one lane: views of a block wherever they lie whole in it."""
@@ -241,15 +241,15 @@ class WorkerStream:
                 done += 1
                 yield self._batch(((0, rows),))
 
-    def _whole_batches(self, schedule: RotatingLanes) -> Iterator[tuple[Any, LaneReader]]:
+    def _whole_batches(self, batching: RotatingLanes) -> Iterator[tuple[Any, LaneReader]]:
         """Batches that are one micro-batch each; a block is split at once, and its batches wait for their turn."""
         at_hand: dict[int, Iterator[Any]] = {}
-        for number in range(schedule.num_batches):
-            ((lane, rows),) = schedule.draws(number)
+        for number in range(batching.num_batches):
+            ((lane, rows),) = batching.parts(number)
             reader = self._lanes[lane]
             batch = next(at_hand.get(lane, iter(())), None)
             if batch is None:
-                at_hand[lane] = reader.whole_batches(rows, schedule.num_batches)
+                at_hand[lane] = reader.whole_batches(rows, batching.num_batches)
                 batch = next(at_hand[lane], None)
             if batch is None:  # the present block holds no batch: one is put together from several
                 yield self._batch(((lane, rows),))
@@ -260,14 +260,14 @@ class WorkerStream:
     def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
         """Batches of a lane whose rows are not counted, the last one shorter if it must be."""
         while spans := list(lane.take(rows)):
-            lot = Lot()
+            lot = RowCollector()
             lot.add(spans)
             self.counters.rows += lot.num_rows
             yield lot.block(self._pipeline.shaper).to_batch(), lane
 
     def _mixed_batches(self) -> Iterator[tuple[Any, Drawn]]:
         """Batches with rows of several lanes: many are put together at once, and cut apart again."""
-        for block, batches in self._assembler.lots(1):
+        for block, batches in self._assembler.collected(1):
             stop = 0
             whole = block.split(batches[0].rows)
             for drawn in batches:
@@ -276,10 +276,10 @@ class WorkerStream:
                 # The last batch of an epoch may be a shorter one.
                 yield next(whole) if drawn.rows == batches[0].rows else block.slice(start, stop).to_batch(), drawn
 
-    def _batch(self, draws: Draws) -> tuple[Any, LaneReader]:
-        block = self._assembler.batch(draws)
+    def _batch(self, parts: BatchParts) -> tuple[Any, LaneReader]:
+        block = self._assembler.batch(parts)
         self.counters.rows += block.num_rows
-        return block.to_batch(), self._lanes[draws[-1][0]]
+        return block.to_batch(), self._lanes[parts[-1][0]]
 
     def _finish(self, batch: Any, source: LaneReader | Drawn) -> Any:
         if not self._pipeline.functions:

@@ -111,8 +111,8 @@ def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: Wor
     """
     lanes = [own[uses.lane[own] == lane] for lane in range(len(program.lanes))]
     sizes = [_sizes(uses, lane, units) for lane, units in zip(lanes, program.lanes, strict=True)]
-    schedule = program.schedule
-    has_last_step = isinstance(schedule, RotatingLanes) and schedule.tail_rows > 0
+    batching = program.batching
+    has_last_step = isinstance(batching, RotatingLanes) and batching.tail_rows > 0
     total = float(sum(size.sum() for size in sizes))
     last = float(sizes[-1].sum()) if has_last_step else 0.0
     spans = [(0.0, total - last)] * len(lanes)
@@ -122,7 +122,7 @@ def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: Wor
         rank=rank,
         worker=worker,
         num_rows=program.num_rows,
-        num_batches=schedule.num_batches,
+        num_batches=batching.num_batches,
         num_bytes=round(total),
         lanes=tuple(_bars(uses, lane, size, span) for lane, size, span in zip(lanes, sizes, spans, strict=True)),
     )

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.position import Cursor
-from torch_dataloader_utils._core.program import WorkerInput, drawn_rows
+from torch_dataloader_utils._core.program import WorkerInput, rows_of_parts
 from torch_dataloader_utils._observe.counters import counts_shape
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import ConfigError, InternalError
@@ -250,10 +250,10 @@ def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
     """
     if pipeline.codec is None or pipeline.functions:
         return None
-    schedule = works[0].program.schedule
+    batching = works[0].program.batching
     group_rows = np.concatenate([work.group_stop - work.group_start for work in works])
     num_bytes = sum(int(work.inventory.groups.projected_bytes.sum()) for work in works)
-    batch_rows = drawn_rows(schedule.draws(0)) if schedule.num_batches else 0
+    batch_rows = rows_of_parts(batching.parts(0)) if batching.num_batches else 0
     if not batch_rows or not group_rows.any():
         return None
     # Projected bytes are too low where values repeat, so a row takes at least what its fixed-width columns take.

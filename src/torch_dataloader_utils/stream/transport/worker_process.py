@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils._runtime.processes import end_with_parent
 from torch_dataloader_utils.errors import InternalError, LoaderError
-from torch_dataloader_utils.stream.batch_groups import LEAST_PIECE_BYTES, Run
+from torch_dataloader_utils.stream.batch_groups import LEAST_PART_BYTES, BatchGroup
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
 from torch_dataloader_utils.stream.transport.slabs import Held, SlabMemory, SlabMessage, SlabWriter
@@ -64,7 +64,7 @@ class TicketWorker(Dataset[Answer]):
         error, before = None, stream.counters.rows
         try:
             for batch in itertools.islice(self._batches, ticket.batches):
-                if isinstance(batch, Run):
+                if isinstance(batch, BatchGroup):
                     batches += [self._referred(piece.batch) for piece in batch.pieces]
                     piece_rows += [piece.rows for piece in batch.pieces]
                 else:
@@ -105,7 +105,7 @@ class TicketWorker(Dataset[Answer]):
             shaper.use_memory(self._memory.recycled)
             # Windows and joins are made in slabs: copying their columns first would be one copy too many.
             if start.work.program.delivers_row_groups:
-                shaper = shaper.with_copied_columns(LEAST_PIECE_BYTES)
+                shaper = shaper.with_copied_columns(LEAST_PART_BYTES)
         self._stream = WorkerStream(
             start.work,
             replace(self._pipeline, reader=reader, shaper=shaper, functions=functions),
@@ -113,7 +113,7 @@ class TicketWorker(Dataset[Answer]):
             self._counters,
             watch=lambda where: self._notes.calling(start.worker, where),
         )
-        self._batches = iter(self._stream) if start.run_length is None else self._stream.runs(start.run_length)
+        self._batches = iter(self._stream) if start.run_length is None else self._stream.batch_groups(start.run_length)
         self._pace = BatchPace()
 
     def _slab_writer(self, held: Held | None) -> SlabWriter | None:

@@ -24,7 +24,7 @@ class Start:
     """Begin a pass as worker number `worker` of the plan.
 
     held: what the trainer has of the worker's slabs; None: batches are sent through the queue.
-    run_length: batches that are sent as one, see `batch_runs.Run`; None: each batch on its own.
+    run_length: batches that are sent as one, see `batch_runs.BatchGroup`; None: each batch on its own.
     """
 
     worker: int
