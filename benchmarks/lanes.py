@@ -11,6 +11,8 @@ from data import tabular
 from measure import alternate, report
 from tabular import passes
 
+from torch_dataloader_utils import Lanes
+
 BATCH = 1024
 
 
@@ -23,7 +25,7 @@ def main() -> None:
     cases = {limit: passes(folder, **options)}
     for num_lanes, lane_rows in [(8, BATCH), (8, 256), (16, 128)]:
         name = f"{num_lanes} lanes, micro-batches of {lane_rows} rows"
-        cases[name] = passes(folder, num_lanes=num_lanes, lane_rows=lane_rows, **options)
+        cases[name] = passes(folder, lanes=Lanes(num_lanes, rows=lane_rows), **options)
     rows = cases[limit]()
     report("lanes", alternate(cases, runs=runs), limit=limit, unit="rows", amount=rows, gib=gib, page_cache="warm")
 

@@ -1,4 +1,4 @@
-"""How much padding `bucket_by` saves on lognormal lengths, and what it costs; the same under a token budget.
+"""How much padding `token_batches` saves on lognormal lengths, and what it costs; the same under a token budget.
 
 Padding is the share of padded batches that is no data: 1 − Σ lengths / Σ (rows · longest of the batch). Batches without
 padding are so full: Σ lengths / (batches · limit). All figures come from loaders over real Parquet files, after every
@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import alternate, print_machine, save
 
-from torch_dataloader_utils import StructuredDataset, scan_files
+from torch_dataloader_utils import StructuredDataset, TokenBatches, scan_files
 from torch_dataloader_utils.wrappers import TokenBatchSampler
 
 EPOCH = 0
@@ -133,42 +134,43 @@ def main() -> None:
         write_texts(folder, lengths, files=8, group_rows=2048)
         inventory = scan_files(name)
 
-        def open_loader(window_batches: int, bucket_by: str | None, **more: Any) -> Any:
+        def open_loader(window_batches: int, token_batches: TokenBatches | None, **more: Any) -> Any:
             defaults = {"inventory": inventory, "batch_size": size, "num_workers": 0, "shuffle": True}
-            windows = {"split_rows": 2048, "shuffle_rows": window_batches * size, "bucket_by": bucket_by}
+            windows = {"split_rows": 2048, "shuffle_rows": window_batches * size, "token_batches": token_batches}
             return StructuredDataset.create_dataloader(name, **{**defaults, **windows, **more})[0]
 
+        buckets = TokenBatches("tokens")
         plain, steps = padded_share(lengths, read_all(open_loader(1024, None)))
         table.add("shuffled rows", f"{plain:7.2%} padding, {steps} batches", padding=plain, batches=steps)
         for batches in (4, 16, 64, 256, 1024):
-            share, _ = padded_share(lengths, read_all(open_loader(batches, "tokens")))
+            share, _ = padded_share(lengths, read_all(open_loader(batches, buckets)))
             name = f"buckets in windows of {batches} batches"
             table.add(name, f"{share:7.2%} padding, {1 - share / plain:.1%} of it saved", padding=share)
-        loaders = [open_loader(256, by) for by in (None, "tokens")]
+        loaders = [open_loader(256, by) for by in (None, buckets)]
         without, bucketed = processor_seconds(*(partial(read_all, loader) for loader in loaders))
         ratio = bucketed / without
         table.add("  256: CPU time of a pass", f"{ratio:6.2f} × the unbucketed one", cpu_ratio=ratio)
         for batches in (64, 256):
-            share = resumed_elsewhere(partial(open_loader, batches, "tokens"), lengths)
+            share = resumed_elsewhere(partial(open_loader, batches, buckets), lengths)
             table.add(f"  {batches}: rest of an epoch, 2 to 3 ranks", f"{share:7.2%} padding", padding=share)
-        budget = {"max_tokens_per_batch": max(options.max_tokens, int(lengths.max())), "batch_size": 1 << 20}
+        limited = TokenBatches("length", max_tokens=max(options.max_tokens, int(lengths.max())))
         for batches in (64, 256, 2048):
-            loader = open_loader(batches, "length", **budget)
+            loader = open_loader(batches, limited, batch_size=1 << 20)
             share, steps = padded_share(lengths, read_all(loader))
             (seconds,) = processor_seconds(partial(plan_next_epoch, loader))
             name, cost = f"stream by tokens, windows of {batches * size} rows", f"{seconds:.2f} s to plan an epoch"
             text = f"{share:7.2%} padding, {steps} batches, {cost}"
             table.add(name, text, padding=share, batches=steps, plan_seconds=seconds)
         for window_rows in (512, 2_048, 8_192, 65_536):
-            loader = open_loader(window_rows // size, "length", padding_free=True, **budget)
-            share, steps = filled_share(lengths, read_all(loader), budget["max_tokens_per_batch"])
+            loader = open_loader(window_rows // size, replace(limited, padding_free=True), batch_size=1 << 20)
+            share, steps = filled_share(lengths, read_all(loader), limited.max_tokens)
             (seconds,) = processor_seconds(partial(plan_next_epoch, loader))
             name, cost = f"padding_free, windows of {window_rows} rows", f"{seconds:.2f} s to plan an epoch"
             stay = pairs_that_stay(loader)
             text = f"{share:7.2%} full, {steps} batches, {stay:.0%} of the pairs stay, {cost}"
             table.add(name, text, full=share, batches=steps, pairs_that_stay=stay, plan_seconds=seconds)
-            padded = open_loader(window_rows // size, "length", **budget)
-            share, steps = filled_share(lengths, read_all(padded), budget["max_tokens_per_batch"])
+            padded = open_loader(window_rows // size, limited, batch_size=1 << 20)
+            share, steps = filled_share(lengths, read_all(padded), limited.max_tokens)
             stay = pairs_that_stay(padded)
             text = f"{share:7.2%} full, {steps} batches, {stay:.0%} of the pairs stay"
             table.add("  the same with padding", text, full=share, batches=steps, pairs_that_stay=stay)

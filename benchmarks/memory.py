@@ -34,16 +34,16 @@ pyarrow_threads(Path(sys.argv[1]))
 print(processor_seconds() - before)
 """
 LOADER = """
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 loader, _ = StructuredDataset.create_dataloader(sys.argv[1], batch_size=8192, num_workers=int(sys.argv[2]),
-                                                decode_ahead_bytes=sys.argv[3])
+                                                decoding=Decoding(ahead_bytes=sys.argv[3]))
 before = processor_seconds()
 sum(batch.num_rows for batch in loader)
 print(processor_seconds() - before)
 """
 CASES: dict[str, tuple[str, ...]] = {"limit: pyarrow, a thread a core": (LIMIT,)}
 CASES |= {
-    f"{workers} workers, decode_ahead_bytes {budget}": (LOADER, str(workers), budget)
+    f"{workers} workers, ahead_bytes {budget}": (LOADER, str(workers), budget)
     for workers in (0, 2)
     for budget in ("64MiB", "256MiB", "1GiB")
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Lanes, StructuredDataset
 
 # Two files; one number a row group, which is one chunk here.
 FILES = {"a": (4, 4, 4), "b": (5, 2)}
@@ -140,8 +140,8 @@ def draw_lanes(data: Path) -> str:
     """Global batches of four rows, on one rank and on two."""
     picture = Picture()
     for num_ranks in (1, 2):
-        picture.title(f"num_lanes=4, lane_rows=1, {num_ranks} x batches of {4 // num_ranks}")
-        picture.ranks(read(data, num_ranks, batch_size=4 // num_ranks, shuffle=True, num_lanes=4, lane_rows=1))
+        picture.title(f"lanes=Lanes(4, rows=1), {num_ranks} x batches of {4 // num_ranks}")
+        picture.ranks(read(data, num_ranks, batch_size=4 // num_ranks, shuffle=True, lanes=Lanes(4, rows=1)))
     return picture.svg()
 
 

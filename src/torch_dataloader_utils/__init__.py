@@ -10,7 +10,7 @@ Names load on first use, so that importing this package imports neither torch no
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 # Positioned reads, file locks and signals are POSIX's. A refusal here is better than an error in the middle of a job.
 if os.name != "posix":
@@ -19,191 +19,102 @@ if os.name != "posix":
         "Subsystem for Linux (WSL)."
     )
 
+# What type checkers read; `_HOMES` says the same at run time. tests/packaging/test_public_names.py compares them.
+# isort: off
 if TYPE_CHECKING:
-    from torch_dataloader_utils._core.inventory import Inventory
+    from torch_dataloader_utils._core.inventory import Inventory as Inventory
+    from torch_dataloader_utils._core.option_values import (
+        Decoding as Decoding,
+        Lanes as Lanes,
+        TokenBatches as TokenBatches,
+    )
     from torch_dataloader_utils._core.splits import (
-        DataFileInfo,
-        IcebergDataFileInfo,
-        RowGroups,
-        RowRange,
-        Shard,
-        Split,
-        SplitStrategy,
+        DataFileInfo as DataFileInfo,
+        IcebergDataFileInfo as IcebergDataFileInfo,
+        Split as Split,
+        SplitStrategy as SplitStrategy,
     )
-    from torch_dataloader_utils._core.state import merge_states
-    from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-    from torch_dataloader_utils._observe.exporters import export_to_opentelemetry, export_to_prometheus
-    from torch_dataloader_utils._observe.metrics import Metrics
-    from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, RetryPolicy
-    from torch_dataloader_utils.blending import BlendedLoader, blend
-    from torch_dataloader_utils.datasets.iceberg import IcebergDataset, scan_iceberg
-    from torch_dataloader_utils.datasets.row_dataset import RowDataset
-    from torch_dataloader_utils.datasets.structured import StructuredDataset
-    from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
+    from torch_dataloader_utils._core.state import merge_states as merge_states
+    from torch_dataloader_utils._observe.callbacks import LoaderCallback as LoaderCallback
+    from torch_dataloader_utils._observe.metrics import Metrics as Metrics
+    from torch_dataloader_utils._store import (
+        CoalesceLimits as CoalesceLimits,
+        RemoteOptions as RemoteOptions,
+        RetryPolicy as RetryPolicy,
+    )
+    from torch_dataloader_utils.blending import BlendedLoader as BlendedLoader, blend as blend
+    from torch_dataloader_utils.datasets.iceberg import IcebergDataset as IcebergDataset, scan_iceberg as scan_iceberg
+    from torch_dataloader_utils.datasets.row_dataset import RowDataset as RowDataset
+    from torch_dataloader_utils.datasets.structured import StructuredDataset as StructuredDataset
+    from torch_dataloader_utils.discover import (
+        TextOptions as TextOptions,
+        load_inventory as load_inventory,
+        save_inventory as save_inventory,
+        scan_files as scan_files,
+    )
     from torch_dataloader_utils.errors import (
-        CheckpointMismatchError,
-        ConfigError,
-        ConfigTypeError,
-        CorruptFileError,
-        DataError,
-        FileChangedError,
-        InternalError,
-        LoaderError,
-        MissingDependencyError,
-        NoDataError,
-        NullValueError,
-        RowCountError,
-        SchemaError,
-        StoreError,
-        TransformError,
-        UnsupportedFeatureError,
-        WorkerDiedError,
+        CheckpointMismatchError as CheckpointMismatchError,
+        ConfigError as ConfigError,
+        DataError as DataError,
+        LoaderError as LoaderError,
+        NoDataError as NoDataError,
+        StoreError as StoreError,
+        TransformError as TransformError,
+        WorkerDiedError as WorkerDiedError,
     )
-    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
-    from torch_dataloader_utils.plan.planner import plan_epoch
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan as EpochPlan
+    from torch_dataloader_utils.plan.planner import plan_epoch as plan_epoch
     from torch_dataloader_utils.plan.strategies import (
-        RoundRobinSplitStrategy,
-        SizeBalancedSplitStrategy,
-        TargetSizeSplitStrategy,
+        RoundRobinSplitStrategy as RoundRobinSplitStrategy,
+        SizeBalancedSplitStrategy as SizeBalancedSplitStrategy,
     )
-    from torch_dataloader_utils.shape.padding import PadRagged
-    from torch_dataloader_utils.shape.ragged import Ragged
-    from torch_dataloader_utils.shape.tensor_batch import TensorBatch
-    from torch_dataloader_utils.stream.block_cache import CacheInfo
-    from torch_dataloader_utils.stream.dataset import TableDataset
-    from torch_dataloader_utils.stream.device import DevicePrefetcher
-    from torch_dataloader_utils.stream.loader import TableDataLoader
-    from torch_dataloader_utils.token_packing import TokenPacking, pack_tokens
+    from torch_dataloader_utils.shape.padding import PadRagged as PadRagged
+    from torch_dataloader_utils.shape.ragged import Ragged as Ragged
+    from torch_dataloader_utils.shape.tensor_batch import TensorBatch as TensorBatch
+    from torch_dataloader_utils.stream.dataset import TableDataset as TableDataset
+    from torch_dataloader_utils.stream.device import DevicePrefetcher as DevicePrefetcher
+    from torch_dataloader_utils.stream.loader import TableDataLoader as TableDataLoader
+    from torch_dataloader_utils.token_packing import pack_tokens as pack_tokens
+# isort: on
 
 _HOMES = {
-    "BlendedLoader": "blending",
-    "CacheInfo": "stream.block_cache",
-    "CheckpointMismatchError": "errors",
-    "CoalesceLimits": "_store",
-    "ConfigError": "errors",
-    "ConfigTypeError": "errors",
-    "CorruptFileError": "errors",
-    "DataError": "errors",
-    "DataFileInfo": "_core.splits",
-    "DevicePrefetcher": "stream.device",
-    "EpochPlan": "plan.epoch_plan",
-    "EpochRun": "_observe.callbacks",
-    "FileChangedError": "errors",
-    "IcebergDataFileInfo": "_core.splits",
-    "IcebergDataset": "datasets.iceberg",
-    "InternalError": "errors",
-    "Inventory": "_core.inventory",
-    "LoaderCallback": "_observe.callbacks",
-    "LoaderError": "errors",
-    "Metrics": "_observe.metrics",
-    "MissingDependencyError": "errors",
-    "NoDataError": "errors",
-    "NullValueError": "errors",
-    "PadRagged": "shape.padding",
-    "Ragged": "shape.ragged",
-    "RemoteOptions": "_store",
-    "RetryPolicy": "_store",
-    "RoundRobinSplitStrategy": "plan.strategies",
-    "RowCountError": "errors",
-    "RowDataset": "datasets.row_dataset",
-    "RowGroups": "_core.splits",
-    "RowRange": "_core.splits",
-    "SchemaError": "errors",
-    "Shard": "_core.splits",
-    "SizeBalancedSplitStrategy": "plan.strategies",
-    "Split": "_core.splits",
-    "SplitStrategy": "_core.splits",
-    "StoreError": "errors",
-    "StructuredDataset": "datasets.structured",
-    "TableDataLoader": "stream.loader",
-    "TableDataset": "stream.dataset",
-    "TargetSizeSplitStrategy": "plan.strategies",
-    "TensorBatch": "shape.tensor_batch",
-    "TextOptions": "discover",
-    "TokenPacking": "token_packing",
-    "TransformError": "errors",
-    "UnsupportedFeatureError": "errors",
-    "WorkerDiedError": "errors",
-    "blend": "blending",
-    "export_to_opentelemetry": "_observe.exporters",
-    "export_to_prometheus": "_observe.exporters",
-    "load_inventory": "discover",
-    "merge_states": "_core.state",
-    "pack_tokens": "token_packing",
-    "plan_epoch": "plan.planner",
-    "save_inventory": "discover",
-    "scan_files": "discover",
-    "scan_iceberg": "datasets.iceberg",
+    "_core.inventory": "Inventory",
+    "_core.option_values": "Decoding Lanes TokenBatches",
+    "_core.splits": "DataFileInfo IcebergDataFileInfo Split SplitStrategy",
+    "_core.state": "merge_states",
+    "_observe.callbacks": "LoaderCallback",
+    "_observe.metrics": "Metrics",
+    "_store": "CoalesceLimits RemoteOptions RetryPolicy",
+    "blending": "BlendedLoader blend",
+    "datasets.iceberg": "IcebergDataset scan_iceberg",
+    "datasets.row_dataset": "RowDataset",
+    "datasets.structured": "StructuredDataset",
+    "discover": "TextOptions load_inventory save_inventory scan_files",
+    "errors": "CheckpointMismatchError ConfigError DataError LoaderError NoDataError "
+    "StoreError TransformError WorkerDiedError",
+    "plan.epoch_plan": "EpochPlan",
+    "plan.planner": "plan_epoch",
+    "plan.strategies": "RoundRobinSplitStrategy SizeBalancedSplitStrategy",
+    "shape.padding": "PadRagged",
+    "shape.ragged": "Ragged",
+    "shape.tensor_batch": "TensorBatch",
+    "stream.dataset": "TableDataset",
+    "stream.device": "DevicePrefetcher",
+    "stream.loader": "TableDataLoader",
+    "token_packing": "pack_tokens",
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "BlendedLoader",
-    "CacheInfo",
-    "CheckpointMismatchError",
-    "CoalesceLimits",
-    "ConfigError",
-    "ConfigTypeError",
-    "CorruptFileError",
-    "DataError",
-    "DataFileInfo",
-    "DevicePrefetcher",
-    "EpochPlan",
-    "EpochRun",
-    "FileChangedError",
-    "IcebergDataFileInfo",
-    "IcebergDataset",
-    "InternalError",
-    "Inventory",
-    "LoaderCallback",
-    "LoaderError",
-    "Metrics",
-    "MissingDependencyError",
-    "NoDataError",
-    "NullValueError",
-    "PadRagged",
-    "Ragged",
-    "RemoteOptions",
-    "RetryPolicy",
-    "RoundRobinSplitStrategy",
-    "RowCountError",
-    "RowDataset",
-    "RowGroups",
-    "RowRange",
-    "SchemaError",
-    "Shard",
-    "SizeBalancedSplitStrategy",
-    "Split",
-    "SplitStrategy",
-    "StoreError",
-    "StructuredDataset",
-    "TableDataLoader",
-    "TableDataset",
-    "TargetSizeSplitStrategy",
-    "TensorBatch",
-    "TextOptions",
-    "TokenPacking",
-    "TransformError",
-    "UnsupportedFeatureError",
-    "WorkerDiedError",
-    "blend",
-    "export_to_opentelemetry",
-    "export_to_prometheus",
-    "load_inventory",
-    "merge_states",
-    "pack_tokens",
-    "plan_epoch",
-    "save_inventory",
-    "scan_files",
-    "scan_iceberg",
-]
+__all__ = sorted(_HOME_OF)
 
+if not TYPE_CHECKING:  # else every name would be there for type checkers
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,19 @@
-"""The import paths of version 0.2, for strategies that were written for it: `splits`, `splits.core` and the like.
+"""Everything for split strategies: the protocol, its values, and the strategies that come with the library.
 
-New code imports these names from the top level.
+`splits.core` and the like are this module too: import paths of version 0.2, for strategies that were written for it.
 """
 
 import sys
 
-from torch_dataloader_utils._core.splits import DataFileInfo, IcebergDataFileInfo, RowRange, Shard, Split, SplitStrategy
+from torch_dataloader_utils._core.splits import (
+    DataFileInfo,
+    IcebergDataFileInfo,
+    RowGroups,
+    RowRange,
+    Shard,
+    Split,
+    SplitStrategy,
+)
 from torch_dataloader_utils.plan.strategies import (
     RoundRobinSplitStrategy,
     SizeBalancedSplitStrategy,
@@ -16,6 +24,7 @@ __all__ = [
     "DataFileInfo",
     "IcebergDataFileInfo",
     "RoundRobinSplitStrategy",
+    "RowGroups",
     "RowRange",
     "Shard",
     "SizeBalancedSplitStrategy",

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from tests.blending.rule import blend_picks
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, scan_files
+from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, TokenBatches, scan_files
 from torch_dataloader_utils._core.state import sealed
 from torch_dataloader_utils.blending import blend
 from torch_dataloader_utils.blending.passes import Mark, Place
 from torch_dataloader_utils.blending.schedule import count_steps
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
+from torch_dataloader_utils.splits import TargetSizeSplitStrategy
 from torch_dataloader_utils.stream.device import DevicePrefetcher
 
 SIZES = (41, 17, 6)
@@ -43,7 +44,7 @@ def make(tables, *, num_ranks=1, rank=0, batch_sizes=(4, 4, 4), weights=WEIGHTS,
             "",
             inventory=inventory,
             batch_size=batch_size,
-            decode_threads=1,
+            decoding=Decoding(threads=1),
             num_ranks=num_ranks,
             rank=rank,
             **{"num_workers": 0, "shuffle": True, "shuffle_rows": 20, "split_rows": 9, **(source_options or {})},
@@ -205,9 +206,9 @@ def place_by_walking(source, mark, rank):
 WITHOUT_DEAL = {"shuffle": False, "split_rows": None}
 SOURCE_OPTIONS = st.one_of(
     st.fixed_dictionaries({"rank_sharding": st.sampled_from(["rows", "chunks"]), "drop_last": st.booleans()}),
-    st.just({"num_lanes": 120, "lane_rows": 1}),
+    st.just({"lanes": Lanes(120, rows=1)}),
     st.just({**WITHOUT_DEAL, "split_strategy": TargetSizeSplitStrategy(target_rows=3, shuffle=True)}),
-    st.just({"bucket_by": "row", "max_tokens_per_batch": 100}),
+    st.just({"token_batches": TokenBatches("row", max_tokens=100)}),
 )
 
 
@@ -226,7 +227,7 @@ SOURCE_OPTIONS = st.one_of(
 def test_a_number_of_units_leads_where_walking_its_passes_leads(
     tables, per, num_ranks, batch_size, source_options, taken, rest_taken
 ):
-    options = {"per": "batch" if "bucket_by" in source_options else per, "source_options": source_options}
+    options = {"per": "batch" if "token_batches" in source_options else per, "source_options": source_options}
     try:
         source = make(tables[:1], weights=(1,), batch_sizes=(batch_size,), num_ranks=num_ranks, **options).sources[0]
         other = make(tables[:1], weights=(1,), batch_sizes=(batch_size,), num_ranks=4, **options).sources[0]
@@ -424,7 +425,7 @@ def test_sources_decode_ahead_their_shares_of_what_each_would_alone(tables, num_
             "", inventory=inventory, batch_size=4, num_workers=num_workers, **options
         )[0]
 
-    loaders = [loader(decode_ahead_bytes=alone_bytes) for _ in range(3)]
+    loaders = [loader(decoding=Decoding(ahead_bytes=alone_bytes)) for _ in range(3)]
     for _ in range(2):  # another blend of them takes no part of a part
         blend(loaders, [5.0, 4.0, 1e-6], stop=1)
         ahead = [each.decode_ahead_bytes for each in loaders]
@@ -432,7 +433,7 @@ def test_sources_decode_ahead_their_shares_of_what_each_would_alone(tables, num_
         assert ahead == pytest.approx(
             [55 * group_bytes, 44 * group_bytes, 2 * group_bytes * max(1, num_workers)], rel=0.02
         )
-    small = loader(decode_ahead_bytes=group_bytes)
+    small = loader(decoding=Decoding(ahead_bytes=group_bytes))
     blend([small, loader()], [1, 1])
     assert small.decode_ahead_bytes == group_bytes
 
@@ -502,7 +503,7 @@ def test_what_cannot_be_blended_is_refused(tables):
         rows_of(blend([good, narrow], [1, 1], per="sample"))
 
 
-TOKENS = {"bucket_by": "row", "max_tokens_per_batch": 9_000}
+TOKENS = {"token_batches": TokenBatches("row", max_tokens=9_000)}
 
 
 def test_batches_of_so_many_tokens_blend_whole_and_resume(tables):
@@ -514,5 +515,5 @@ def test_batches_of_so_many_tokens_blend_whole_and_resume(tables):
     resumed = make(tables, num_ranks=2, rank=1, source_options=TOKENS)
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     assert received + rows_of(resumed) == whole
-    with pytest.raises(ConfigError, match="max_tokens_per_batch"):
+    with pytest.raises(ConfigError, match="max_tokens"):
         make(tables, source_options=TOKENS, per="sample")

@@ -18,7 +18,7 @@ PLANS = [
     {},
     {"num_ranks": 4, "num_workers": 3, "batch_size": 16},
     {"num_ranks": 3, "num_workers": 2, "batch_size": 10, "shuffle": True, "shuffle_rows": 300},
-    {"num_ranks": 2, "num_workers": 1, "batch_size": 8, "num_lanes": 4, "drop_last": True},
+    {"num_ranks": 2, "num_workers": 1, "batch_size": 8, "lanes": 4, "drop_last": True},
     {"num_ranks": 4, "rank_sharding": "chunks", "split_rows": 200, "batch_size": 10},
 ]
 

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.cli.shell import one_line, tdu, tdu_json
-from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states
+from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, TokenBatches, merge_states
 
 
 def state_after(table, batches, state=None, **options):
@@ -55,7 +55,7 @@ def test_without_the_data_it_says_what_it_can(table, tmp_path):
 
 
 def test_a_token_budget_leaves_rows_unknown(table, tmp_path):
-    state = state_after(table, 3, shuffle_rows=100, bucket_by="id", max_tokens_per_batch=20_000)
+    state = state_after(table, 3, shuffle_rows=100, token_batches=TokenBatches("id", max_tokens=20_000))
     (report,) = tdu_json("state", saved(tmp_path, state), table)["states"]
     assert report["rows"] is None
     assert report["options"]["max_tokens_per_batch"] == 20_000

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.cli.shell import tdu, tdu_json
 from tests.effort import EFFORT
 from tests.stream.tables import files, write_table
-from torch_dataloader_utils import plan_epoch, scan_files
+from torch_dataloader_utils import Lanes, plan_epoch, scan_files
 from torch_dataloader_utils._core.splits import RowRange, Shard, Split
 from torch_dataloader_utils.cli.coverage import check_coverage
 
@@ -65,7 +65,7 @@ def test_every_plan_of_ours_is_exact(tmp_path_factory, files, ranks, workers, ba
     folder = tmp_path_factory.mktemp("table")
     total = write_table(folder, files)
     if "lanes" in options:
-        options = {"num_lanes": ranks * workers, "lane_rows": batch_size}
+        options = {"lanes": Lanes(ranks * workers, rows=batch_size)}
     plan = plan_epoch(scan_files(str(folder)), num_ranks=ranks, num_workers=workers, batch_size=batch_size, **options)
     coverage = check_coverage(plan)
     assert coverage.is_exact, coverage

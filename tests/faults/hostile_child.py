@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.process_limits import limit_process
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils.errors import LoaderError
 
 CPU_SECONDS = 90
@@ -19,7 +19,7 @@ def verdict(path: Path) -> dict[str, Any]:
     """The rows that arrive, or the error of ours; anything else ends the process."""
     try:
         loader, dataset = StructuredDataset.create_dataloader(
-            str(path), batch_size=256, num_workers=0, output_format="arrow", decode_threads=1
+            str(path), batch_size=256, num_workers=0, output_format="arrow", decoding=Decoding(threads=1)
         )
         planned = dataset.plan().inventory.num_rows
         rows = sum(batch.num_rows for batch in loader)

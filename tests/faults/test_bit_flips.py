@@ -87,7 +87,7 @@ path = Path(sys.argv[1])
 def judge():
     try:
         loader, _ = StructuredDataset.create_dataloader(
-            path, batch_size=64, num_workers=0, output_format="arrow", decode_threads=1
+            path, batch_size=64, num_workers=0, output_format="arrow", decoding=Decoding(threads=1)
         )
         return sum(batch.num_rows for batch in loader) == 40
     except DataError as error:

@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from tests.faults.conftest import QUICK
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import assert_rows, upload
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
 from torch_dataloader_utils.errors import ConfigTypeError, StoreError
@@ -57,7 +57,7 @@ def test_expired_credentials_are_asked_for_again_wherever_rows_are_read(
         storage_options=endpoint(server),
         credentials=tokens,
         remote=REMOTE,
-        decode_ahead_bytes=1,
+        decoding=Decoding(ahead_bytes=1),
     )
 
     def rotate(server: S3Server, request: Any, reply: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.s3_server import Action, Rule, S3Server, change, error
 from tests.faults.tables import parquet_bytes, table
 from tests.faults.web_server import listening
-from torch_dataloader_utils import RowDataset, StructuredDataset, pack_tokens
+from torch_dataloader_utils import Decoding, RowDataset, StructuredDataset, pack_tokens
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import StoreError
@@ -154,14 +154,16 @@ def _scan(access: StoreAccess) -> Job:
 
 
 def _take(access: StoreAccess) -> Job:
-    rows = RowDataset("s3://bucket/data", storage_options=access, decode_threads=8)
+    rows = RowDataset("s3://bucket/data", storage_options=access, decoding=Decoding(threads=8))
     return lambda: rows.take(range(0, len(rows), 100))
 
 
 def _pack(access: StoreAccess) -> Job:
     inventory = scan_files("s3://bucket/data", storage_options=access)
     pack = pack_tokens("tokens", 8, counts="read")
-    return lambda: StructuredDataset([], inventory=inventory, pack=pack, storage_options=access, decode_threads=8)
+    return lambda: StructuredDataset(
+        [], inventory=inventory, pack=pack, storage_options=access, decoding=Decoding(threads=8)
+    )
 
 
 def _describe(access: StoreAccess) -> Job:

@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog
 from tests.faults.ranks import RANKS, run_ranks
 from tests.iceberg.tables import TableWriter, field_of
 from tests.simulated_cuda import simulated_nccl
-from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_tokens, scan_files
+from torch_dataloader_utils import IcebergDataset, StructuredDataset, TokenBatches, pack_tokens, scan_files
 from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none, from_rank_zero
 
@@ -79,7 +79,7 @@ def write(folder: Path) -> Path:
         {"filters": SOME},
         {"on_error": "skip"},
         {"pack": pack_tokens("tokens", 8)},
-        {"bucket_by": "n", "max_tokens_per_batch": 100, "shuffle_rows": 50},
+        {"token_batches": TokenBatches("n", max_tokens=100), "shuffle_rows": 50},
     ],
 )
 def test_ranks_that_see_other_files_are_told(tmp_path: Path, options: dict[str, Any], has_inventory: bool) -> None:
@@ -148,7 +148,7 @@ def test_copies_on_the_disks_of_ranks_are_counted_together(tmp_path: Path) -> No
     "options",
     [
         {"filters": SOME},
-        {"bucket_by": "n", "max_tokens_per_batch": 100, "shuffle_rows": 50},
+        {"token_batches": TokenBatches("n", max_tokens=100), "shuffle_rows": 50},
         {"pack": pack_tokens("tokens", 8, counts="read")},
     ],
     ids=["filter", "token budget", "pack"],

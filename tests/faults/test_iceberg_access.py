@@ -16,7 +16,7 @@ from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.test_credentials import TokenFile, endpoint, tokens
 from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import IcebergDataset, RemoteOptions, scan_iceberg
+from torch_dataloader_utils import Decoding, IcebergDataset, RemoteOptions, scan_iceberg
 from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials
 from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, StoreError, UnsupportedFeatureError
 
@@ -78,7 +78,7 @@ def test_credentials_of_a_catalog_that_expire_within_an_epoch_are_asked_for_agai
     config = vend(rest, server, table, "vended-one")
     server.accepted_tokens = {"vended-one"}
     loader, dataset = IcebergDataset.create_dataloader(
-        "ns.t", config, batch_size=16, num_workers=workers, remote=REMOTE, decode_ahead_bytes=1
+        "ns.t", config, batch_size=16, num_workers=workers, remote=REMOTE, decoding=Decoding(ahead_bytes=1)
     )
     asked = len(rest.requests)
 
@@ -125,7 +125,7 @@ def test_a_function_of_the_user_comes_before_the_catalog(
         remote=REMOTE,
         batch_size=16,
         num_workers=1,
-        decode_ahead_bytes=1,
+        decoding=Decoding(ahead_bytes=1),
     )
 
     def rotate(server: S3Server, request: Any, reply: Any) -> None:

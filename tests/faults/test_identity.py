@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.s3_server import Rule, S3Server, error, replace_object
 from tests.faults.tables import parquet_bytes, table, upload
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import FileChangedError
@@ -22,7 +22,7 @@ SHORTER = parquet_bytes(table(300, 100), compression="none")
 
 
 def loader_of(access: StoreAccess, **options: Any) -> Any:
-    options = {"batch_size": 50, "num_workers": 0, "decode_ahead_bytes": 1, **options}
+    options = {"batch_size": 50, "num_workers": 0, "decoding": Decoding(ahead_bytes=1), **options}
     return StructuredDataset.create_dataloader("s3://bucket/data", storage_options=access, **options)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults.tables import parquet_bytes, table
-from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
+from torch_dataloader_utils import Decoding, StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core import inventory as inventory_module
 from torch_dataloader_utils.errors import FileChangedError
 
@@ -49,7 +49,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def load(path: Path, **options: Any) -> Any:
-    options = {"batch_size": 25, "num_workers": 0, "decode_ahead_bytes": 1, **options}
+    options = {"batch_size": 25, "num_workers": 0, "decoding": Decoding(ahead_bytes=1), **options}
     loader, _ = StructuredDataset.create_dataloader(str(path), path.suffix[1:], **options)
     return loader
 

@@ -13,10 +13,11 @@ import pytest
 
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
-from torch_dataloader_utils import StructuredDataset, export_to_prometheus
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.metrics import export_to_prometheus
 
 MARGIN = 4
 """How much more time the cause must have taken than anything else."""

@@ -23,7 +23,7 @@ from tests.faults.tables import assert_rows, parquet_bytes, table
 from tests.faults.test_identity import OTHER_ROWS, PLANNED, receive
 from tests.faults.web_server import WebServer, listening, web_server
 from tests.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset
+from torch_dataloader_utils import Decoding, IcebergDataset, RowDataset, StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
@@ -50,7 +50,7 @@ def loader_of(web: WebServer, access: StoreAccess, files: int = 3, **options: An
         [web.url(name) for name in web.files],
         batch_size=50,
         num_workers=0,
-        decode_ahead_bytes=1,
+        decoding=Decoding(ahead_bytes=1),
         storage_options=access,
         **options,
     )[0]

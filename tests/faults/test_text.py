@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Lanes, StructuredDataset
 from torch_dataloader_utils.errors import CorruptFileError
 
 
@@ -71,8 +71,8 @@ def test_values_beside_text_may_be_what_they_like(tmp_path: Path) -> None:
 ORDERS = [
     {},
     {"shuffle": True, "shuffle_rows": 7},
-    {"num_lanes": 2, "lane_rows": 2},
-    {"shuffle": True, "num_lanes": 2, "shuffle_rows": 7},
+    {"lanes": Lanes(2, rows=2)},
+    {"shuffle": True, "lanes": 2, "shuffle_rows": 7},
 ]
 
 

@@ -12,7 +12,7 @@ from tests.faults.hostile_files import good
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from tests.read.encrypted import write_encrypted
-from torch_dataloader_utils import IcebergDataset, scan_iceberg
+from torch_dataloader_utils import Decoding, IcebergDataset, scan_iceberg
 from torch_dataloader_utils.discover.iceberg.metadata_errors import unparsed
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, LoaderError, UnsupportedFeatureError
 
@@ -64,7 +64,7 @@ def test_damage_is_noticed_or_harmless(table: TableWriter, kind: str, damage: Ca
     for step in range(12):
         path.write_bytes(damage(content, step))
         try:
-            ids = sorted(row["id"] for row in read_rows(table.metadata, columns=["id"], decode_threads=1))
+            ids = sorted(row["id"] for row in read_rows(table.metadata, columns=["id"], decoding=Decoding(threads=1)))
         except LoaderError:
             refused += 1
         else:

@@ -16,11 +16,11 @@ from torch_dataloader_utils import (
     IcebergDataFileInfo,
     IcebergDataset,
     RoundRobinSplitStrategy,
-    Shard,
     save_inventory,
     scan_iceberg,
 )
 from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils.splits import Shard
 
 
 @pytest.fixture(scope="module")

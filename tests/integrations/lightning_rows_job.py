@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.integrations.jobs import BATCH_ROWS, NUM_RANKS
 from tests.integrations.lightning_job import Module
-from torch_dataloader_utils import RowDataset, StructuredDataset
+from torch_dataloader_utils import RowDataset, StructuredDataset, TokenBatches
 
 NUM_EPOCHS = 2
 
@@ -43,7 +43,7 @@ def rows(table: Path, **options: Any) -> DataLoader[Any]:
 
 def tokens(table: Path) -> Any:
     """Batches of rows whose numbers, as lengths, are limited."""
-    limits = {"shuffle_rows": 20, "bucket_by": "row", "max_tokens_per_batch": 400}
+    limits = {"shuffle_rows": 20, "token_batches": TokenBatches("row", max_tokens=400)}
     return StructuredDataset.create_dataloader(
         table, num_ranks="auto", num_workers=0, shuffle=True, split_rows=9, **limits
     )[0]

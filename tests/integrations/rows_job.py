@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.integrations.jobs import BATCH_ROWS
-from torch_dataloader_utils import RowDataset, StructuredDataset
+from torch_dataloader_utils import RowDataset, StructuredDataset, TokenBatches
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 
@@ -49,8 +49,7 @@ def token_batches(table: Path) -> dict[str, Any]:
             num_workers=0,
             shuffle=True,
             shuffle_rows=40,
-            bucket_by="row",
-            max_tokens_per_batch=max_tokens,
+            token_batches=TokenBatches("row", max_tokens=max_tokens),
         )[0]
 
     Reader.read = noting  # type: ignore[method-assign]

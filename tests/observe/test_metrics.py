@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.interleaved import between_calls_in
 from tests.stream.tables import files, write_table
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Lanes, StructuredDataset
 from torch_dataloader_utils._observe import meter
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
@@ -48,15 +48,15 @@ def table(tmp_path):
     ranks=st.integers(1, 4),
     batch_size=st.integers(1, 9),
     options=st.sampled_from(
-        [{}, {"shuffle": True}, {"shuffle_rows": 7}, {"drop_last": True}, {"num_lanes": 12, "lane_rows": 1}]
+        [{}, {"shuffle": True}, {"shuffle_rows": 7}, {"drop_last": True}, {"lanes": Lanes(12, rows=1)}]
     ),
 )
 @pytest.mark.filterwarnings("ignore:.*rows? will come a second time", "ignore:The epoch has no steps")
 def test_rows_batches_and_padding_are_those_that_came(tmp_path_factory, files, ranks, batch_size, options):
     folder = tmp_path_factory.mktemp("table")
     total = write_table(folder, files)
-    if "num_lanes" in options:
-        options = {"num_lanes": ranks * batch_size, "lane_rows": 1}
+    if "lanes" in options:
+        options = {"lanes": Lanes(ranks * batch_size, rows=1)}
     padding = dropped = rows = 0
     for rank in range(ranks):
         loader = make(folder, num_ranks=ranks, rank=rank, num_workers=0, batch_size=batch_size, **options)

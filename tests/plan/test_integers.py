@@ -6,17 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_dataloader_utils import (
-    RoundRobinSplitStrategy,
-    SizeBalancedSplitStrategy,
-    TargetSizeSplitStrategy,
-    pack_tokens,
-)
+from torch_dataloader_utils import RoundRobinSplitStrategy, SizeBalancedSplitStrategy, pack_tokens
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError
+from torch_dataloader_utils.splits import TargetSizeSplitStrategy
 
 
 def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones() -> None:

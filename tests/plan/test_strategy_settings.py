@@ -11,14 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import (
-    RoundRobinSplitStrategy,
-    SizeBalancedSplitStrategy,
-    StructuredDataset,
-    TargetSizeSplitStrategy,
-)
+from torch_dataloader_utils import RoundRobinSplitStrategy, SizeBalancedSplitStrategy, StructuredDataset
 from torch_dataloader_utils._core.splits import RowRange, Shard, Split
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.splits import TargetSizeSplitStrategy
 
 
 @pytest.fixture

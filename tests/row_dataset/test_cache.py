@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.stream.tables import write_table
-from torch_dataloader_utils import RowDataset
+from torch_dataloader_utils import Decoding, RowDataset
 from torch_dataloader_utils.stream.block_cache import BlockCache
 
 GROUPS = [30] * 6
@@ -81,7 +81,7 @@ def test_threads_that_want_the_same_group_decode_it_once():
 @pytest.mark.parametrize("cache_bytes", [0, "1MiB"])
 @pytest.mark.parametrize("decode_threads", [1, 4])
 def test_a_batch_decodes_each_of_its_row_groups_once(table, cache_bytes, decode_threads):
-    rows = RowDataset(table, cache_bytes=cache_bytes, decode_threads=decode_threads)
+    rows = RowDataset(table, cache_bytes=cache_bytes, decoding=Decoding(threads=decode_threads))
     rows.__getitems__([0, 170, 5, 65, 171, 64])
     assert rows.cache_info().misses == 3
 
@@ -94,7 +94,7 @@ def test_reading_in_order_decodes_every_row_group_once_without_any_budget(table)
 
 
 def test_many_threads_get_the_right_rows(table):
-    rows = RowDataset(table, columns=["row"], cache_bytes=2000, decode_threads=2)
+    rows = RowDataset(table, columns=["row"], cache_bytes=2000, decoding=Decoding(threads=2))
     orders = [np.random.default_rng(seed).integers(-180, 180, 60) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda order: [int(row["row"]) for row in rows.__getitems__(order)], orders))

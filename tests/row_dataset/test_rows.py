@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.tables import TABLE, TOTAL, files, payload, write_table
-from torch_dataloader_utils import RowDataset, TensorBatch, scan_files, scan_iceberg
+from torch_dataloader_utils import Decoding, RowDataset, TensorBatch, scan_files, scan_iceberg
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, FileChangedError
 
 FORMATS = ["torch", "numpy", "dict", "arrow"]
@@ -61,7 +61,7 @@ def test_rows_are_those_of_a_list(files, cache_bytes, filtered, output_format, d
             filters=NO_MULTIPLE_OF_3 if filtered else None,
             cache_bytes=cache_bytes,
             output_format=output_format,
-            decode_threads=decode_threads,
+            decoding=Decoding(threads=decode_threads),
         )
         assert len(rows) == len(expected)
         if not expected:

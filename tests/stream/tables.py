@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 
 # Row groups of three files, and their rows.
 TABLE = [[13, 40, 7], [22], [1, 30, 30]]
@@ -67,7 +67,7 @@ def dataset_of_rank(source, topology, rank, state=None, **options):
         rank=rank,
         batch_size=topology.batch_size,
         num_workers=topology.num_workers,
-        decode_threads=1,
+        decoding=Decoding(threads=1),
         **options,
     )
     if state is not None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Lanes, StructuredDataset
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.stream import worker as assemble
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, RowCollector
@@ -82,7 +82,7 @@ def test_rows_of_one_block_and_of_blocks_in_turn_are_not_gathered():
     assert shaper.used == ["concat"]
 
 
-LANES = {"shuffle": True, "split_rows": 30, "num_lanes": 12, "lane_rows": 2, "batch_size": 12}
+LANES = {"shuffle": True, "split_rows": 30, "lanes": Lanes(12, rows=2), "batch_size": 12}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, check_same_passes, write_table
-from torch_dataloader_utils import Ragged, StructuredDataset, TensorBatch
+from torch_dataloader_utils import Lanes, Ragged, StructuredDataset, TensorBatch
 from torch_dataloader_utils.stream.transport.processes import run_length
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_requests import TicketSampler
@@ -81,7 +81,7 @@ def table(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_rows": 50}, {"num_lanes": 36, "lane_rows": 1}])
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_rows": 50}, {"lanes": Lanes(36, rows=1)}])
 def test_batches_states_and_counts_are_the_same_one_by_one_and_in_runs(table, num_workers, options):
     loader, dataset = load(table, batch_size=6, num_workers=num_workers, **options)
     works = dataset.plan().worker_inputs(0)

@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.stream.tables import files
 from tests.stream.test_state_machine import LoaderMachine
-from torch_dataloader_utils import PadRagged, Ragged, StructuredDataset, TensorBatch, plan_epoch, scan_files
+from torch_dataloader_utils import (
+    Lanes,
+    PadRagged,
+    Ragged,
+    StructuredDataset,
+    TensorBatch,
+    TokenBatches,
+    plan_epoch,
+    scan_files,
+)
 from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
@@ -58,7 +67,8 @@ def texts(tmp_path_factory):
 
 
 def load(folder, **options):
-    defaults = {"batch_size": 8, "num_workers": 0, "bucket_by": "tokens", "columns": ["row"], "shuffle_rows": 100}
+    defaults = {"batch_size": 8, "num_workers": 0, "columns": ["row"], "shuffle_rows": 100}
+    defaults["token_batches"] = TokenBatches("tokens")
     return StructuredDataset.create_dataloader(str(folder), **{**defaults, "split_rows": 150, **options})[0]
 
 
@@ -137,7 +147,7 @@ class TestLoader:
         shuffle_rows=st.integers(1, 80),
         drop_last=st.booleans(),
         shuffle=st.booleans(),
-        bucket_by=st.sampled_from(["tokens", "length", "text"]),
+        token_batches=st.sampled_from([TokenBatches(column) for column in ("tokens", "length", "text")]),
         filtered=st.booleans(),
     )
     @settings(max_examples=50 * EFFORT, deadline=None)
@@ -189,8 +199,8 @@ class TestLoader:
     def test_all_output_formats_and_columns_have_the_same_order(self, texts):
         whole = [rows_of(batch) for batch in load(texts[0])]
         for options in (
-            {"bucket_by": "length"},
-            {"bucket_by": "text"},
+            {"token_batches": TokenBatches("length")},
+            {"token_batches": TokenBatches("text")},
             {"columns": None},
             {"columns": ["row", "tokens"]},
         ):
@@ -267,23 +277,25 @@ class TestLoader:
             ]
             return [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
 
-        lanes = {"num_lanes": 4, "lane_rows": 4, "shuffle": True}
+        lanes = {"lanes": Lanes(4, rows=4), "shuffle": True}
         assert global_batches(1) == global_batches(2) == global_batches(4)
 
     def test_a_state_with_another_bucket_column_is_refused(self, texts):
         state = load(texts[0]).state_dict()
         with pytest.raises(CheckpointMismatchError, match="bucket_by"):
-            load(texts[0], bucket_by="length").load_state_dict(state)
+            load(texts[0], token_batches=TokenBatches("length")).load_state_dict(state)
 
     def test_buckets_waste_less_padding(self, texts):
         def padding(loader):
             lengths = [[length_of(row) for row in rows_of(batch)] for batch in loader]
             return 1 - sum(map(sum, lengths)) / sum(max(batch) * len(batch) for batch in lengths)
 
-        assert padding(load(texts[0])) < padding(load(texts[0], bucket_by=None)) / 3
+        assert padding(load(texts[0])) < padding(load(texts[0], token_batches=None)) / 3
 
     def test_a_plan_knows_its_windows(self, texts):
-        plan = plan_epoch(scan_files(str(texts[0])), batch_size=8, shuffle_rows=100, bucket_by="tokens")
+        plan = plan_epoch(
+            scan_files(str(texts[0])), batch_size=8, shuffle_rows=100, token_batches=TokenBatches("tokens")
+        )
         windows = window_rows(plan, 0).values()
         assert {len(window) for window in windows} <= {104, texts[1] % 104}
         assert "buckets by tokens" in plan.explain()
@@ -294,7 +306,7 @@ class TestLoader:
             scan_files(str(texts[0])),
             batch_size=8,
             shuffle_rows=30,
-            bucket_by="tokens",
+            token_batches=TokenBatches("tokens"),
             shuffle=True,
             split_rows=50,
             num_ranks=num_ranks,
@@ -311,13 +323,15 @@ class TestLoader:
         with pytest.raises(ConfigError, match="shuffle_rows="):
             load(texts[0], shuffle_rows=None)
         with pytest.raises(ConfigError, match="no such column"):
-            load(texts[0], bucket_by="nowhere")
-        with pytest.raises(ConfigTypeError, match="bucket_by is the name of a column; got 5"):
-            load(texts[0], bucket_by=5, shuffle_rows=None)
-        with pytest.raises(ConfigTypeError, match=r"bucket_by is the name of a column; got \['row'\]"):
-            plan_epoch(scan_files(str(texts[0])), bucket_by=["row"])
-        with pytest.raises(ConfigError, match="bucket_by is the name of a column; got an empty one"):
-            load(texts[0], bucket_by="")
+            load(texts[0], token_batches=TokenBatches("nowhere"))
+        with pytest.raises(ConfigTypeError, match=r"TokenBatches\.column is the name of a column; got 5"):
+            TokenBatches(5)
+        with pytest.raises(ConfigError, match=r"TokenBatches\.column is the name of a column; got an empty one"):
+            TokenBatches("")
+        with pytest.raises(ConfigTypeError, match=r"token_batches='tokens': pass TokenBatches\(column"):
+            load(texts[0], token_batches="tokens", shuffle_rows=None)
+        with pytest.raises(ConfigTypeError, match=r"token_batches=\['row'\]: pass TokenBatches\(column"):
+            plan_epoch(scan_files(str(texts[0])), token_batches=["row"])
         with pytest.raises(ConfigError, match="exact row counts"):
             load(texts[0], filters=pc.field("row") > 3, count_rows=False).plan.worker_inputs(0)
 
@@ -326,7 +340,7 @@ class BucketMachine(LoaderMachine):
     """Crashes and restarts on any topology, with windows ordered by the values of a column."""
 
     def start(self, topology, state):
-        self.options |= {"bucket_by": "payload", "shuffle_rows": self.options["shuffle_rows"] or 16}
+        self.options |= {"token_batches": TokenBatches("payload"), "shuffle_rows": self.options["shuffle_rows"] or 16}
         super().start(topology, state)
 
 

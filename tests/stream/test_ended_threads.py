@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.stream.tables import write_table
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils._runtime import threads as thread_pool
 from torch_dataloader_utils._runtime.threads import ThreadPool
 
@@ -34,7 +34,7 @@ def fork():
 def test_the_threads_of_a_pass_that_ended_are_gone(tmp_path, is_whole):
     write_table(tmp_path, [[40] * 8])
     loader, _ = StructuredDataset.create_dataloader(
-        str(tmp_path), batch_size=8, num_workers=0, shuffle=False, decode_threads=8
+        str(tmp_path), batch_size=8, num_workers=0, shuffle=False, decoding=Decoding(threads=8)
     )
     for _ in range(10):
         batches = iter(loader)

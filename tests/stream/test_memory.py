@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import torch_dataloader_utils as tdu
+from torch_dataloader_utils import Decoding
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 
@@ -19,7 +20,8 @@ PROGRAM = """
 import resource, sys
 import torch_dataloader_utils as tdu
 loader, _ = tdu.StructuredDataset.create_dataloader(
-    sys.argv[1], batch_size=8192, num_workers=0, decode_threads=int(sys.argv[2]), decode_ahead_bytes=int(sys.argv[3]))
+    sys.argv[1], batch_size=8192, num_workers=0,
+    decoding=tdu.Decoding(threads=int(sys.argv[2]), ahead_bytes=int(sys.argv[3])))
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 start = peak()
@@ -73,7 +75,7 @@ def test_sources_of_a_blend_hold_two_row_groups_of_repeated_values_whatever_the_
     loaders = []
     for name in ("a", "b"):
         pq.write_table(pa.table({"n": np.tile(column, 12)}), tmp_path / f"{name}.parquet", row_group_size=len(column))
-        options = {"batch_size": len(column), "decode_threads": 4, "decode_ahead_bytes": column.nbytes}
+        options = {"batch_size": len(column), "decoding": Decoding(threads=4, ahead_bytes=column.nbytes)}
         loaders.append(
             tdu.StructuredDataset.create_dataloader(tmp_path / f"{name}.parquet", num_workers=0, **options)[0]
         )

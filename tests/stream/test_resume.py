@@ -10,7 +10,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset, merge_states
+from torch_dataloader_utils import Lanes, StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils._core.state import sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
@@ -79,7 +79,7 @@ def global_batches(table, num_lanes, ranks, workers, batch, state=None, steps=No
     by_rank, states = [], []
     for rank in range(ranks):
         loader, _ = load(
-            table, num_ranks=ranks, rank=rank, num_workers=workers, batch_size=batch, num_lanes=num_lanes, lane_rows=2
+            table, num_ranks=ranks, rank=rank, num_workers=workers, batch_size=batch, lanes=Lanes(num_lanes, rows=2)
         )
         if state is not None:
             loader.load_state_dict(state)

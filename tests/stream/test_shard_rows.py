@@ -171,7 +171,8 @@ class OldStrategy:
     """A split strategy from before ranks."""
 
     def generate(self, files, num_workers, epoch):
-        from torch_dataloader_utils import Shard, Split
+        from torch_dataloader_utils import Split
+        from torch_dataloader_utils.splits import Shard
 
         return [Shard(id=0, splits=[Split(file) for file in files])]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset, TensorBatch
+from torch_dataloader_utils import Lanes, StructuredDataset, TensorBatch
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.transport.slabs import SlabMemory, SlabReader, SlabWriter
 
@@ -265,7 +265,7 @@ def test_row_groups_that_lie_in_slabs_arrive_as_they_are(large_row_groups, batch
 
 
 def test_batches_of_several_lanes_arrive_as_they_are(large_row_groups):
-    options = {"batch_size": 1000, "num_workers": 2, "num_lanes": 8, "lane_rows": 500}
+    options = {"batch_size": 1000, "num_workers": 2, "lanes": Lanes(8, rows=500)}
     loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), **options)
     assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
 

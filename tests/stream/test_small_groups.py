@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils._arrow.record_batches import one_after_other
 from torch_dataloader_utils._core.block import JoinedGroups
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
@@ -35,7 +35,7 @@ def load(folder, **options):
 @pytest.mark.parametrize("budget", ["64MiB", 400])
 def test_rows_come_in_order_whatever_is_decoded_together(tmp_path, decode_threads, budget):
     total = write_table(tmp_path, FILES)
-    loader = load(tmp_path, decode_threads=decode_threads, decode_ahead_bytes=budget)
+    loader = load(tmp_path, decoding=Decoding(threads=decode_threads, ahead_bytes=budget))
     assert [row for batch in loader for row in check_batch(batch)] == list(range(total))
 
 
@@ -119,8 +119,8 @@ def test_jobs_that_are_needed_now_take_no_more_than_the_budget_has(tmp_path, mon
         held.append((self._held_bytes - self.group_bytes(groups[0]), self._budget_bytes, len(groups)))
 
     monkeypatch.setattr(Decoder, "_hold", seen)
-    options = {"shuffle": True, "shuffle_rows": shuffle_rows, "num_lanes": num_lanes}
-    assert sum(batch.num_rows for batch in load(tmp_path, decode_ahead_bytes=3000, **options)) == 440
+    options = {"shuffle": True, "shuffle_rows": shuffle_rows, "lanes": num_lanes}
+    assert sum(batch.num_rows for batch in load(tmp_path, decoding=Decoding(ahead_bytes=3000), **options)) == 440
     assert all(beside <= budget for beside, budget, together in held if together > 1)
     assert any(together > 1 for *_, together in held)
 

@@ -16,11 +16,14 @@ from torch.utils.data import DataLoader, default_collate
 
 from torch_dataloader_utils import (
     BlendedLoader,
+    Decoding,
     DevicePrefetcher,
     IcebergDataset,
+    Lanes,
     RowDataset,
     StructuredDataset,
     TableDataLoader,
+    TokenBatches,
     blend,
     plan_epoch,
     scan_files,
@@ -213,8 +216,6 @@ def test_what_is_printed_holds_no_secret(trips):
         ("num_workers", float("nan"), "num_workers=nan: pass a whole number"),
         ("batch_size", None, "batch_size=None: pass a whole number"),
         ("batch_size", np.array([1, 2]), r"batch_size=array\(\[1, 2\]\): pass a whole number"),
-        ("decode_threads", float("nan"), "decode_threads=nan: pass a whole number"),  # looped for ever
-        ("decode_threads", -1, "decode_threads=-1: pass a whole number of at least 0"),
         ("shuffle", "false", "shuffle='false': pass True or False"),  # was taken for True
         ("drop_last", "no", "drop_last='no': pass True or False"),
         ("drop_last", [], r"drop_last=\[\]: pass True or False"),
@@ -222,8 +223,6 @@ def test_what_is_printed_holds_no_secret(trips):
         ("transform", 3, "transform is an int: pass a function of a batch, or None"),  # failed at the first batch
         ("collate_fn", "default", "collate_fn is a str: pass a function of a batch"),
         ("remote", {"backend": "obstore"}, "remote is a dict: pass RemoteOptions"),
-        ("decode_ahead_bytes", -1, "decode_ahead_bytes=-1: pass 0 or more bytes"),
-        ("lane_rows", 5, "lane_rows=5 .* pass num_lanes="),
         ("storage_options", 5, "storage_options is an int: pass a dict"),
         ("stack", "row", "stack='row': pass a dict of lists of columns"),
         ("stack", 5, "stack=5: pass a dict of lists of columns"),
@@ -298,13 +297,11 @@ def test_windows_of_no_rows_are_no_windows(trips, name):
         ("split_bytes", [], ConfigTypeError),
         ("split_bytes", "x", ConfigError),
         ("split_bytes", 0, ConfigError),
-        ("decode_ahead_bytes", None, ConfigTypeError),
         ("split_rows", 0, ConfigError),
         ("interleave", 0, ConfigError),
-        ("num_lanes", "4", ConfigTypeError),
-        ("lane_rows", 0, ConfigError),
-        ("max_tokens_per_batch", 0, ConfigError),
-        ("pad_to_multiple_of", "8", ConfigTypeError),
+        ("lanes", "4", ConfigTypeError),
+        ("token_batches", "tokens", ConfigTypeError),
+        ("decoding", {"threads": 1}, ConfigTypeError),
     ],
 )
 def test_an_option_is_refused_by_the_name_it_was_passed_under_before_files_are_looked_for(tmp_path, name, value, error):
@@ -328,9 +325,34 @@ def test_a_cache_of_less_than_nothing_is_refused(trips):
         RowDataset(trips, cache_bytes="x")
 
 
-def test_lanes_without_rows_are_refused_by_plans_too(trips):
-    with pytest.raises(ConfigError, match=r"lane_rows=5 .* pass num_lanes="):
-        plan_epoch(scan_files(trips), lane_rows=5)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Decoding(threads=float("nan")), "threads=nan: pass a whole number"),  # looped for ever
+        (lambda: Decoding(threads=-1), "threads=-1: pass a whole number of at least 0"),
+        (lambda: Decoding(ahead_bytes=-1), "ahead_bytes=-1: pass 0 or more bytes"),
+        (lambda: Decoding(ahead_bytes=None), "ahead_bytes=None is no number of bytes"),
+        (lambda: Decoding(page_checksums="no"), "page_checksums='no': pass True or False"),
+        (lambda: Lanes(4, rows=0), "rows=0: pass a whole number of at least 1"),
+        (lambda: Lanes(None), "num_lanes=None: pass a whole number"),
+        (lambda: TokenBatches("x", max_tokens=0), "max_tokens=0: pass a whole number of at least 1"),
+        (
+            lambda: TokenBatches("x", max_tokens=1, pad_to_multiple_of="8"),
+            "pad_to_multiple_of='8': pass a whole number",
+        ),
+    ],
+)
+def test_groups_of_options_are_checked_when_they_are_made(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+def test_lanes_are_said_in_short_by_a_number(trips):
+    inventory = scan_files(trips)
+    assert load(trips, lanes=4).plan.fingerprint == load(trips, lanes=Lanes(4)).plan.fingerprint
+    assert plan_epoch(inventory, lanes=np.int64(4)).fingerprint == plan_epoch(inventory, lanes=Lanes(4)).fingerprint
+    with pytest.raises(ConfigError, match="num_lanes=0: pass a whole number of at least 1"):
+        plan_epoch(inventory, lanes=0)
 
 
 @pytest.mark.parametrize("name", ["shuffle", "drop_last"])

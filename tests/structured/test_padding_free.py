@@ -1,8 +1,9 @@
-"""`padding_free=True` on loaders over real files: sums of lengths, workers, resume, states, refusals."""
+"""`TokenBatches(..., padding_free=True)` over real files: sums of lengths, workers, resume, states, refusals."""
 
 import json
 import re
 import warnings
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.effort import EFFORT
 from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.test_state_machine import LoaderMachine
 from tests.structured.test_token_batches import BUDGET, OPTIONS, TOTAL, length_of, rows_of, write_texts
-from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, pack_tokens, scan_files
+from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, TokenBatches, pack_tokens, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 pytestmark = [
@@ -24,7 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
-FREE = {**OPTIONS, "padding_free": True}
+TOKENS = TokenBatches("tokens", max_tokens=BUDGET, padding_free=True)
+FREE = {**OPTIONS, "token_batches": TOKENS}
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +60,16 @@ def drain(folder, num_ranks, **options):
     return ranks
 
 
-@pytest.mark.parametrize("bucket_by", ["tokens", "length", "seconds", "text"])
+@pytest.mark.parametrize("column", ["tokens", "length", "seconds", "text"])
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_every_row_once_and_batches_full(texts, num_ranks, bucket_by):
-    ranks = drain(texts, num_ranks, bucket_by=bucket_by)
+def test_every_row_once_and_batches_full(texts, num_ranks, column):
+    ranks = drain(texts, num_ranks, token_batches=replace(TOKENS, column=column))
     batches = [rows for batches in ranks for rows in batches]
     assert sorted(row for rows in batches for row in rows) == list(range(TOTAL))
     assert np.mean([tokens_of(rows) for rows in batches]) > 0.9 * BUDGET
     # Short and long rows share batches, which hold more rows than 600 tokens of the longest row would be.
     assert np.mean([np.ptp([length_of(row) for row in rows]) for rows in batches]) > 70
-    assert len(batches) < len(load(texts, padding_free=False))
+    assert len(batches) < len(load(texts, token_batches=replace(TOKENS, padding_free=False)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -83,7 +85,11 @@ def test_the_rows_of_a_batch_lie_end_to_end(texts, num_workers):
 
 def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
     (whole,) = drain(texts, 1)
-    for options in ({"bucket_by": "length"}, {"columns": None}, {"columns": ["row", "tokens"]}):
+    for options in (
+        {"token_batches": replace(TOKENS, column="length")},
+        {"columns": None},
+        {"columns": ["row", "tokens"]},
+    ):
         assert drain(texts, 1, **options) == [whole]
     batches = load(texts, output_format="numpy", transform=lambda batch: batch, num_workers=0)
     assert [rows_of(batch) for batch in batches] == whole
@@ -161,7 +167,7 @@ def test_an_iceberg_table_with_deletes(tmp_path):
     rows = [{"row": row, "length": length_of(row)} for row in range(300)]
     paths = [table.append(rows[:120], rows_per_group=40), table.append(rows[120:], rows_per_group=50)]
     table.delete_positions([(paths[0], 3), (paths[0], 50), (paths[1], 0)])
-    options = {**FREE, "bucket_by": "length", "shuffle_rows": 70, "num_ranks": 2}
+    options = {**FREE, "token_batches": replace(TOKENS, column="length"), "shuffle_rows": 70, "num_ranks": 2}
     ranks = []
     for rank in range(2):
         loader, _ = IcebergDataset.create_dataloader(table.metadata, rank=rank, **options)
@@ -173,7 +179,7 @@ def test_an_iceberg_table_with_deletes(tmp_path):
 
 
 def test_a_filter_is_counted_and_only_its_rows_have_lengths(texts):
-    ranks = drain(texts, 2, filters=pc.field("length") <= 50, max_tokens_per_batch=60)
+    ranks = drain(texts, 2, filters=pc.field("length") <= 50, token_batches=replace(TOKENS, max_tokens=60))
     rows = sorted(row for batches in ranks for part in batches for row in part)
     assert rows == [row for row in range(TOTAL) if length_of(row) <= 50]
     assert all(tokens_of(part) <= 60 for batches in ranks for part in batches)
@@ -183,12 +189,12 @@ def test_rows_too_long_are_named_as_they_are(texts):
     first = next(row for row in range(TOTAL) if length_of(row) > 64)
     wanted = f"live row {first} of .*part-0.parquet row group 0, with {length_of(first)} tokens of 'tokens'. Raise"
     with pytest.raises(ConfigError, match=wanted):
-        load(texts, max_tokens_per_batch=64)
-    load(texts, max_tokens_per_batch=100)
+        load(texts, token_batches=replace(TOKENS, max_tokens=64))
+    load(texts, token_batches=replace(TOKENS, max_tokens=100))
 
 
 def test_a_state_says_that_it_is_padding_free(texts):
-    padded, free = load(texts, padding_free=False), load(texts)
+    padded, free = load(texts, token_batches=replace(TOKENS, padding_free=False)), load(texts)
     assert dict(free.state_dict()["options"])["padding_free"] is True
     assert "padding_free" not in dict(padded.state_dict()["options"])
     for loader, state, says in (
@@ -205,30 +211,33 @@ def test_a_state_says_that_it_is_padding_free(texts):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"max_tokens_per_batch": None}, "pass max_tokens_per_batch= and bucket_by=, or leave padding_free out"),
-        ({"bucket_by": None}, "bucket_by="),
+        ({"max_tokens": None}, "pass max_tokens=, or leave padding_free out"),
         ({"pad_to_multiple_of": 8}, "pad_to_multiple_of=8 with padding_free=True"),
         ({"pad_to_multiple_of": 1}, "pad_to_multiple_of=1 with padding_free=True"),
-        ({"collate_fn": PadRagged()}, "Leave PadRagged out"),
-        ({"transform": PadRagged(pad_to_multiple_of=8)}, "Leave PadRagged out"),
         ({"padding_free": "yes"}, "padding_free='yes'"),
     ],
 )
-def test_refusals(texts, options, match):
+def test_values_that_cannot_be(options, match):
     with pytest.raises(ConfigError, match=match):
-        load(texts, **options)
+        replace(TOKENS, **options)
+
+
+@pytest.mark.parametrize("padding", [{"collate_fn": PadRagged()}, {"transform": PadRagged(pad_to_multiple_of=8)}])
+def test_functions_that_pad_are_refused(texts, padding):
+    with pytest.raises(ConfigError, match="Leave PadRagged out"):
+        load(texts, **padding)
 
 
 def test_packs_refuse_it(texts):
-    with pytest.raises(ConfigError, match=re.escape("padding_free with pack=")):
-        StructuredDataset(texts, padding_free=True, pack=pack_tokens("tokens", 8))
+    with pytest.raises(ConfigError, match=re.escape("token_batches with pack=")):
+        StructuredDataset(texts, token_batches=TOKENS, pack=pack_tokens("tokens", 8))
 
 
 class PaddingFreeMachine(LoaderMachine):
     """Crashes and restarts on any topology, with batches limited by the sum of the values of a column."""
 
     def start(self, topology, state):
-        more = {"bucket_by": "row", "max_tokens_per_batch": 3 * self.total + 8, "padding_free": True}
+        more = {"token_batches": TokenBatches("row", max_tokens=3 * self.total + 8, padding_free=True)}
         self.options |= {**more, "shuffle_rows": self.options["shuffle_rows"] or 16}
         super().start(topology, state)
 

@@ -21,18 +21,16 @@ from torch_dataloader_utils import (
     DataFileInfo,
     Ragged,
     RoundRobinSplitStrategy,
-    RowRange,
-    Shard,
     SizeBalancedSplitStrategy,
     Split,
     StructuredDataset,
-    TargetSizeSplitStrategy,
     TensorBatch,
     merge_states,
     plan_epoch,
     scan_files,
 )
 from torch_dataloader_utils.errors import ConfigError, NoDataError, NullValueError, SchemaError
+from torch_dataloader_utils.splits import RowRange, Shard, TargetSizeSplitStrategy
 
 ROWS = 97
 
@@ -229,7 +227,7 @@ def test_single_rows_that_do_not_divide_are_told_as_that(folder):
 def test_a_last_step_of_lanes_with_fewer_rows_than_ranks_is_told_as_that(tmp_path):
     pq.write_table(make_table(0, 9), tmp_path / "a.parquet")
     with pytest.warns(UserWarning, match=r"1 row will come a second time.*fewer rows are left for it than ranks"):
-        load(str(tmp_path), batch_size=4, num_ranks=2, num_lanes=2)
+        load(str(tmp_path), batch_size=4, num_ranks=2, lanes=2)
 
 
 class OldStrategy:
@@ -293,7 +291,7 @@ def test_ranks_that_all_read_everything_and_had_drifted_apart_are_refused(folder
 def test_a_plan_without_steps_is_a_table_with_columns(tmp_path):
     pq.write_table(make_table(0, 9), tmp_path / "a.parquet")
     inventory = scan_files(tmp_path)
-    plans = [plan_epoch(inventory, batch_size=20, drop_last=True, num_lanes=lanes) for lanes in (None, 4)]
+    plans = [plan_epoch(inventory, batch_size=20, drop_last=True, lanes=lanes) for lanes in (None, 4)]
     assert [plan.to_arrow().num_rows for plan in plans] == [0, 0]
     assert plans[1].to_arrow().schema == plans[0].to_arrow().schema
 

@@ -1,10 +1,11 @@
-"""`max_tokens_per_batch` on loaders over real files: budgets, masks, workers, filters, deletes, resume, refusals."""
+"""Batches limited by tokens, of loaders over files: budgets, masks, workers, filters, deletes, resume, refusals."""
 
 import json
 import math
 import re
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,15 @@ from torch.utils.data import DataLoader
 from tests.effort import EFFORT
 from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.test_state_machine import LoaderMachine
-from torch_dataloader_utils import IcebergDataset, PadRagged, RowDataset, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils import (
+    IcebergDataset,
+    PadRagged,
+    RowDataset,
+    StructuredDataset,
+    TokenBatches,
+    plan_epoch,
+    scan_files,
+)
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.read.reader import Reader
 
@@ -67,6 +76,7 @@ def texts(tmp_path_factory):
     return str(folder)
 
 
+TOKENS = TokenBatches("tokens", max_tokens=BUDGET)
 OPTIONS = {
     "batch_size": 24,
     "columns": ["row"],
@@ -74,8 +84,7 @@ OPTIONS = {
     "shuffle": True,
     "split_rows": 60,
     "shuffle_rows": 150,
-    "bucket_by": "tokens",
-    "max_tokens_per_batch": BUDGET,
+    "token_batches": TOKENS,
 }
 
 
@@ -105,10 +114,10 @@ def drain(folder, num_ranks, **options):
     return ranks
 
 
-@pytest.mark.parametrize("bucket_by", ["tokens", "length", "seconds", "text"])
+@pytest.mark.parametrize("column", ["tokens", "length", "seconds", "text"])
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_every_row_once_within_the_budget(texts, num_ranks, bucket_by):
-    ranks = drain(texts, num_ranks, bucket_by=bucket_by)
+def test_every_row_once_within_the_budget(texts, num_ranks, column):
+    ranks = drain(texts, num_ranks, token_batches=replace(TOKENS, column=column))
     for batches in ranks:
         check_batches(batches)
     assert sorted(row for batches in ranks for rows in batches for row in rows) == list(range(TOTAL))
@@ -126,7 +135,11 @@ def test_batches_are_full(texts):
 
 def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
     (whole,) = drain(texts, 1)
-    for options in ({"bucket_by": "length"}, {"columns": None}, {"columns": ["row", "tokens"]}):
+    for options in (
+        {"token_batches": replace(TOKENS, column="length")},
+        {"columns": None},
+        {"columns": ["row", "tokens"]},
+    ):
         assert drain(texts, 1, **options) == [whole]
     for output_format in ("numpy", "dict", "arrow"):
         batches = load(texts, output_format=output_format)
@@ -237,12 +250,14 @@ def test_padded_tensors_and_masks_keep_the_budget(texts):
             batches += rows_of(batch)
         seen.append(sorted(batches))
     assert seen == [list(range(TOTAL))] * 2
-    check_batches([rows_of(batch) for batch in load(texts, pad_to_multiple_of=16)], multiple=16)
+    check_batches(
+        [rows_of(batch) for batch in load(texts, token_batches=replace(TOKENS, pad_to_multiple_of=16))], multiple=16
+    )
 
 
 def test_a_filter_is_counted_and_only_its_rows_have_lengths(texts):
     keep = pc.field("length") <= 50
-    ranks = drain(texts, 2, filters=keep, max_tokens_per_batch=60)
+    ranks = drain(texts, 2, filters=keep, token_batches=replace(TOKENS, max_tokens=60))
     rows = sorted(row for batches in ranks for part in batches for row in part)
     assert rows == [row for row in range(TOTAL) if length_of(row) <= 50]
     assert all(max(map(length_of, part)) * len(part) <= 60 for batches in ranks for part in batches)
@@ -252,12 +267,12 @@ def test_rows_too_long_are_named_and_a_filter_leaves_them_out(texts):
     first = next(row for row in range(TOTAL) if length_of(row) > 64)
     wanted = f"live row {first} of .*part-0.parquet row group 0, with {length_of(first)} tokens of 'tokens'"
     with pytest.raises(ConfigError, match=wanted):
-        load(texts, max_tokens_per_batch=64)
-    with pytest.raises(ConfigError, match=re.escape("max_tokens_per_batch=104")):
-        load(texts, max_tokens_per_batch=104, pad_to_multiple_of=16)
-    load(texts, max_tokens_per_batch=100)
+        load(texts, token_batches=replace(TOKENS, max_tokens=64))
+    with pytest.raises(ConfigError, match=re.escape("max_tokens=104")):
+        load(texts, token_batches=replace(TOKENS, max_tokens=104, pad_to_multiple_of=16))
+    load(texts, token_batches=replace(TOKENS, max_tokens=100))
     keep = pc.list_value_length(pc.field("tokens")) <= 64
-    batches = [rows_of(batch) for batch in load(texts, max_tokens_per_batch=64, filters=keep)]
+    batches = [rows_of(batch) for batch in load(texts, token_batches=replace(TOKENS, max_tokens=64), filters=keep)]
     assert sum(map(len, batches)) == sum(length_of(row) <= 64 for row in range(TOTAL))
 
 
@@ -269,7 +284,7 @@ def test_lengths_that_are_no_numbers_of_tokens_are_named(tmp_path, lengths):
     pq.write_table(pa.table({"row": [0, 1, 2], "x": lengths}), tmp_path / "x.parquet")
     says = r"1 rows do not fit .* live row 1 of .*, whose 'x' is negative, not finite or beyond 2\^60\. Raise"
     with pytest.raises(ConfigError, match=says):
-        load(str(tmp_path), bucket_by="x")
+        load(str(tmp_path), token_batches=replace(TOKENS, column="x"))
 
 
 def test_shards_of_a_stream_share_its_batches(texts):
@@ -318,9 +333,9 @@ def test_a_plan_explains_itself_and_refuses_without_lengths(texts):
     assert "buckets by tokens of at most 600 tokens" in plan.explain()
     assert set(plan.to_arrow().column("rank").to_pylist()) == {0, 1}
     state = load(texts).state_dict()
-    for other in ({"max_tokens_per_batch": 700}, {"pad_to_multiple_of": 2}, {"bucket_by": "length"}):
+    for other in ({"max_tokens": 700}, {"pad_to_multiple_of": 2}, {"column": "length"}):
         with pytest.raises(CheckpointMismatchError):
-            load(texts, **other).load_state_dict(state)
+            load(texts, token_batches=replace(TOKENS, **other)).load_state_dict(state)
     options = plan.inputs.options
     planner = type(load(texts).dataset.planner)(inventory=scan_files(texts), options=options)
     with pytest.raises(ConfigError, match="lengths of all rows"):
@@ -341,7 +356,7 @@ def test_an_iceberg_table_with_deletes(tmp_path, deletes):
     if deletes == "equality":
         table.delete_equal([2], [{"length": 8}, {"length": 21}])
         gone = {row["row"] for row in rows if row["length"] in (8, 21)}
-    options = {**OPTIONS, "bucket_by": "length", "shuffle_rows": 70, "num_ranks": 2}
+    options = {**OPTIONS, "token_batches": replace(TOKENS, column="length"), "shuffle_rows": 70, "num_ranks": 2}
     ranks = []
     for rank in range(2):
         loader, _ = IcebergDataset.create_dataloader(table.metadata, rank=rank, **options)
@@ -354,21 +369,34 @@ def test_an_iceberg_table_with_deletes(tmp_path, deletes):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"bucket_by": None}, "bucket_by="),
         ({"shuffle_rows": None}, "shuffle_rows="),
-        ({"num_lanes": 4}, "num_lanes"),
+        ({"lanes": 4}, "lanes=4"),
         ({"rank_sharding": "chunks"}, "rank_sharding"),
-        ({"max_tokens_per_batch": 0}, "at least 1"),
-        ({"pad_to_multiple_of": 0}, "at least 1"),
-        ({"max_tokens_per_batch": None, "pad_to_multiple_of": 8}, "not given"),
-        ({"collate_fn": PadRagged(pad_to_multiple_of=4), "pad_to_multiple_of": 8}, "PadRagged"),
+        (
+            {"collate_fn": PadRagged(pad_to_multiple_of=4), "token_batches": replace(TOKENS, pad_to_multiple_of=8)},
+            "PadRagged",
+        ),
         ({"filters": pc.field("row") > 3, "count_rows": False}, "exact row counts"),
-        ({"bucket_by": "nowhere"}, "no such column"),
+        ({"token_batches": replace(TOKENS, column="nowhere")}, "no such column"),
     ],
 )
 def test_refusals(texts, options, match):
     with pytest.raises(ConfigError, match=match):
         load(texts, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"column": None}, "column is the name of a column; got None"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"pad_to_multiple_of": 0}, "at least 1"),
+        ({"max_tokens": None, "pad_to_multiple_of": 8}, "not given"),
+    ],
+)
+def test_values_that_cannot_be(options, match):
+    with pytest.raises(ConfigError, match=match):
+        replace(TOKENS, **options)
 
 
 class TestLengths:
@@ -389,41 +417,45 @@ class TestLengths:
 
     def test_only_the_length_column_is_read_and_once_on_a_host(self, texts, reads):
         num_groups = sum(map(len, GROUPS))
-        loader = load(texts, bucket_by="length")
+        loader = load(texts, token_batches=replace(TOKENS, column="length"))
         assert reads == [("length",)] * num_groups
-        again = load(texts, bucket_by="length")
+        again = load(texts, token_batches=replace(TOKENS, column="length"))
         assert len(reads) == num_groups
         assert [rows_of(batch) for batch in again] == [rows_of(batch) for batch in loader]
         del reads[:]
         assert RowDataset(texts, length_column="length").lengths.tolist() == list(map(length_of, range(TOTAL)))
         assert reads == []
-        load(texts, bucket_by="tokens")
+        load(texts, token_batches=replace(TOKENS, column="tokens"))
         assert reads == [("tokens",)] * num_groups
 
     def test_another_file_is_measured_anew(self, reads, tmp_path):
         path = tmp_path / "texts.parquet"
         for length in (3, 4):
             pq.write_table(pa.table({"row": range(10), "length": [length] * 10}), path)
-            loader = load(str(path), bucket_by="length", max_tokens_per_batch=4)
+            loader = load(str(path), token_batches=TokenBatches("length", max_tokens=4))
             assert loader.dataset.planner.lengths.tolist() == [length] * 10
 
     def test_a_filter_is_never_taken_from_what_was_kept(self, texts, reads):
         for limit in (50, 60):
-            load(texts, bucket_by="length", filters=pc.field("length").isin(list(range(limit))))
+            load(
+                texts,
+                token_batches=replace(TOKENS, column="length"),
+                filters=pc.field("length").isin(list(range(limit))),
+            )
         assert reads.count(("length",)) == 2 * sum(map(len, GROUPS))
 
     def test_what_was_kept_and_damaged_is_read_again(self, texts, reads, tmp_path):
-        load(texts, bucket_by="length")
+        load(texts, token_batches=replace(TOKENS, column="length"))
         for file in (tmp_path / "kept" / "lengths").rglob("*/*"):
             file.write_bytes(file.read_bytes()[:-1] + b"\xff")
         del reads[:]
-        load(texts, bucket_by="length")
+        load(texts, token_batches=replace(TOKENS, column="length"))
         assert len(reads) == sum(map(len, GROUPS))
 
     def test_can_be_switched_off(self, texts, reads, monkeypatch):
         monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", "off")
-        load(texts, bucket_by="length")
-        load(texts, bucket_by="length")
+        load(texts, token_batches=replace(TOKENS, column="length"))
+        load(texts, token_batches=replace(TOKENS, column="length"))
         assert len(reads) == 2 * sum(map(len, GROUPS))
 
 
@@ -432,7 +464,7 @@ class TokenMachine(LoaderMachine):
 
     def start(self, topology, state):
         longest = self.total
-        more = {"bucket_by": "row", "max_tokens_per_batch": 2 * longest + 8}
+        more = {"token_batches": TokenBatches("row", max_tokens=2 * longest + 8)}
         self.options |= {**more, "shuffle_rows": self.options["shuffle_rows"] or 16}
         super().start(topology, state)
 

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from torch_dataloader_utils import Lanes
+
 # Torch splits work on more than 32,768 numbers.
 ROWS = 70_000
 
@@ -72,7 +74,7 @@ def ends_with(folder, *, splits=False, **options):
         {"columns": ["row_id", "tokens"], "pads": True, "batch_size": 20_000},
         {"shuffle": True, "shuffle_rows": ROWS},
         {"shuffle": True, "shuffle_rows": ROWS, "batch_size": 40_000, "columns": ["row_id", "tokens"]},
-        {"num_lanes": 4, "lane_rows": 64, "batch_size": 256, "split_rows": 500},
+        {"lanes": Lanes(4, rows=64), "batch_size": 256, "split_rows": 500},
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import pytest
 
 from tests.token_packing.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
 from tests.token_packing.test_packed_loader import load
-from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
+from torch_dataloader_utils import StructuredDataset, TokenBatches, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
 from torch_dataloader_utils.read.projection import ReadSpec
@@ -161,9 +161,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(corpus):
             load(corpus, pack_tokens(column, 8, eod=eod), inventory=scan_files(str(corpus)))
     with pytest.raises(ConfigError, match="columns="):
         load(corpus, PACKING, columns=["row"])
-    for name, value in [("bucket_by", "tokens"), ("max_tokens_per_batch", 64)]:
-        with pytest.raises(ConfigError, match=f"{name} with pack="):
-            load(corpus, PACKING, **{name: value})
+    with pytest.raises(ConfigError, match="token_batches with pack="):
+        load(corpus, PACKING, token_batches=TokenBatches("tokens"))
     with pytest.raises(ConfigTypeError, match="pack_tokens"):
         load(corpus, {"column": "tokens"})
     for wrong in ({"sequence_length": 0}, {"fill": "first_fit"}, {"fields": ("labels",)}, {"over_long": "drop"}):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.token_packing.corpora import EOD, corpora, number_tokens, pack_corpus, samples_of, write_corpus
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, Lanes, StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.token_packing import pack_tokens
 
@@ -31,7 +31,7 @@ packings = st.builds(
 
 
 def load(folder, packing, **options):
-    options = {"batch_size": 3, "num_workers": 0, "decode_threads": 1, **options}
+    options = {"batch_size": 3, "num_workers": 0, "decoding": Decoding(threads=1), **options}
     return StructuredDataset.create_dataloader(str(folder), pack=packing, **options)[0]
 
 
@@ -118,7 +118,7 @@ def test_lanes_give_the_same_global_batches_on_any_number_of_ranks(corpus):
     packing = pack_tokens("tokens", 8, eod=EOD)
 
     def global_batches(num_ranks):
-        options = {"num_lanes": 4, "lane_rows": 1, "batch_size": 4 // num_ranks, "shuffle": True}
+        options = {"lanes": Lanes(4, rows=1), "batch_size": 4 // num_ranks, "shuffle": True}
         ranks = [load(corpus, packing, num_ranks=num_ranks, rank=rank, **options) for rank in range(num_ranks)]
         return [Counter(s for batch in step for s in samples_of(batch)) for step in zip(*ranks, strict=True)]
 

@@ -1,9 +1,10 @@
 """What a plan depends on besides the data: options that bind a state, and topologies that may change."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
+from torch_dataloader_utils._core.option_values import Lanes, TokenBatches
 from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError
@@ -65,6 +66,38 @@ class PlanOptions:
     first_row: int = 0
     stop_row: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        split_bytes: int | str | None,
+        interleave: int | None,
+        lanes: Lanes | None,
+        token_batches: TokenBatches | None,
+        **others: Any,
+    ) -> "PlanOptions":
+        """From options as users pass them: sizes may be text, None stands for defaults, and groups are values.
+
+        Raises:
+            ConfigTypeError, ConfigError: a value of another type or out of range, or options that exclude each other.
+        """
+        grouped: dict[str, Any] = {}
+        if lanes is not None:
+            grouped |= {"num_lanes": lanes.num_lanes, "lane_rows": lanes.rows}
+        if token_batches is not None:
+            grouped |= {
+                "bucket_by": token_batches.column,
+                "max_tokens_per_batch": token_batches.max_tokens,
+                "pad_to_multiple_of": token_batches.pad_to_multiple_of or 1,
+                "padding_free": token_batches.padding_free,
+            }
+        return cls(
+            split_bytes=chosen_split_bytes(split_bytes),
+            interleave=DEFAULT_INTERLEAVE if interleave is None else interleave,
+            **grouped,
+            **others,
+        )
+
     def __post_init__(self) -> None:
         hold_integers(self, *_COUNTS, least=1)
         hold_integers(self, "shuffle_rows", least=0)
@@ -75,41 +108,38 @@ class PlanOptions:
         if self.rank_sharding not in ("rows", "chunks"):
             raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
         if self.num_lanes is not None and self.rank_sharding == "chunks":
-            raise ConfigError('num_lanes levels rows between lanes; it needs rank_sharding="rows", not "chunks".')
-        if self.lane_rows is not None and self.num_lanes is None:
-            raise ConfigError(
-                f"lane_rows={self.lane_rows} are rows of a lane's micro-batch, and there is no lane: pass num_lanes=, "
-                "or leave it out."
-            )
+            raise ConfigError('lanes= balances rows between lanes; it needs rank_sharding="rows", not "chunks".')
         if self.num_lanes is not None and self.strategy:
             raise ConfigError(
-                f"num_lanes={self.num_lanes} with the split strategy {self.strategy}: both deal chunks to "
-                "workers. Leave one out."
+                f"lanes={self.num_lanes} with the split strategy {self.strategy}: both assign chunks to workers. "
+                "Leave one out."
             )
         if self.bucket_by and self.shuffle_rows is None:
             raise ConfigError(
-                f"bucket_by={self.bucket_by!r} sorts the rows of shuffle windows, and there are none: pass "
-                "shuffle_rows=, the rows of a window (50 to 200 batches of them save most of the padding)."
+                f"token_batches=TokenBatches({self.bucket_by!r}) sorts the rows of shuffle windows, and there are "
+                "none: pass shuffle_rows=, the rows of a window (50 to 200 batches of them save most of the padding)."
             )
         if self.max_tokens_per_batch is not None:
             self._check_token_batches()
 
     def _check_token_batches(self) -> None:
+        limit = f"max_tokens={self.max_tokens_per_batch} of token_batches="
         if not self.bucket_by:
+            raise ConfigError(f"{limit} needs the column of the lengths.")
+        if self.num_lanes is not None:
             raise ConfigError(
-                f"max_tokens_per_batch={self.max_tokens_per_batch} needs lengths: pass bucket_by=, a column of numbers "
-                "(the value), lists (how many items) or text (bytes)."
+                f"{limit} with lanes={self.num_lanes}: micro-batches of a lane have a fixed number of rows. Leave one "
+                "out."
             )
-        for name, why in (
-            ("num_lanes", "micro-batches of a lane have a fixed number of rows"),
-            ("strategy", "a split strategy deals rows, and here whole batches are dealt"),
-        ):
-            if getattr(self, name):
-                raise ConfigError(f"max_tokens_per_batch with {name}={getattr(self, name)!r}: {why}. Leave one out.")
+        if self.strategy:
+            raise ConfigError(
+                f"{limit} with split_strategy={self.strategy!r}: a split strategy assigns rows, and here whole batches "
+                "are assigned. Leave one out."
+            )
         if self.rank_sharding != "rows":
             raise ConfigError(
-                'max_tokens_per_batch with rank_sharding="chunks": a batch draws from several chunks, and ranks take '
-                'equal steps. Leave rank_sharding at "rows".'
+                f'{limit} with rank_sharding="chunks": a batch draws from several chunks, and ranks take equal steps. '
+                'Leave rank_sharding at "rows".'
             )
 
     def window_rows(self, batch_rows: int) -> int | None:

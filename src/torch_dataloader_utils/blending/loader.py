@@ -236,7 +236,7 @@ class BlendedLoader:
 
     Every rank makes the same choices, so ranks take equal steps. A source starts when it first gives something; from
     then on all run side by side, each with its own threads or processes. A source has its share of its
-    `decode_ahead_bytes`.
+    `ahead_bytes`.
     """
 
     def __init__(self, loaders: Sequence[TableDataLoader], options: BlendOptions) -> None:

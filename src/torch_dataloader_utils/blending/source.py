@@ -93,6 +93,6 @@ def _check_loader(loader: TableDataLoader, unit: Unit, index: int) -> None:
         )
     if unit == "sample" and loader.dataset.planner.options.max_tokens_per_batch is not None:
         raise ConfigError(
-            f"Source {index} of the blend limits the tokens of its batches (max_tokens_per_batch), and "
+            f"Source {index} of the blend limits the tokens of its batches (max_tokens), and "
             "per='sample' makes batches of other rows. Blend per='batch'."
         )

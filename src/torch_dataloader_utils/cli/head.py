@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torch_dataloader_utils._core.option_values import Decoding
 from torch_dataloader_utils.cli.options import data_options, dataset_arguments, json_option, plan_options
 from torch_dataloader_utils.cli.output import emit_json, print_table
 from torch_dataloader_utils.cli.source import DataSource
@@ -40,7 +41,9 @@ def command(
 
     They are the batches that a loader with these options gives this rank first. Shows values of your data.
     """
-    dataset = source.dataset(**dataset_arguments(planning), rank=rank, output_format="arrow", decode_threads=1)
+    dataset = source.dataset(
+        **dataset_arguments(planning), rank=rank, output_format="arrow", decoding=Decoding(threads=1)
+    )
     dataset.set_epoch(planning["epoch"])
     batches = _first_batches(dataset, num_batches)
     if as_json:

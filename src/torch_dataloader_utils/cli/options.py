@@ -6,7 +6,9 @@ from typing import Any, Literal, TypeVar, cast
 
 import click
 
+from torch_dataloader_utils._core.option_values import Lanes
 from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
+from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -133,9 +135,9 @@ def plan_options(function: Function) -> Function:
     """The options that say who reads what in which order; the command gets them as a dict, `planning`."""
 
     @wraps(function)
-    def with_planning(**given: Any) -> Any:
+    def with_planning(*, num_lanes: int | None, lane_rows: int | None, **given: Any) -> Any:
         planning = {name: given.pop(name) for name in _PLAN_NAMES}
-        return function(planning=planning, **given)
+        return function(planning={**planning, "lanes": _lanes(num_lanes, lane_rows)}, **given)
 
     return cast("Function", _decorated(with_planning, _PLAN))
 
@@ -153,10 +155,16 @@ _PLAN_NAMES = (
     "split_bytes",
     "split_rows",
     "rank_sharding",
-    "num_lanes",
-    "lane_rows",
     "strategy",
 )
+
+
+def _lanes(num_lanes: int | None, lane_rows: int | None) -> Lanes | None:
+    if num_lanes is None and lane_rows is not None:
+        raise ConfigError(
+            f"--lane-rows {lane_rows} are rows of a lane's micro-batch: pass --lanes too, or leave it out."
+        )
+    return None if num_lanes is None else Lanes(num_lanes, rows=lane_rows)
 
 
 def plan_arguments(planning: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,12 @@
-"""Builds a data set and its loader: the five stages, one after the other. Nothing else wires them.
+"""Builds data sets and loaders. `build` has the five stages one after the other; nothing else wires them.
 
-1. inventory   which files and row groups there are      files.py and iceberg.py find it; build_stages takes it
-2. rows        what reads and shapes a row group         build_rows: a Reader, and a Shaper
-3. plan        who reads what, in every epoch            Planner
-4. stream      the rows of one rank as batches           Stages, which a TableDataset runs
-5. loader      threads or worker processes around it     make_loader: a TableDataLoader
+StructuredDataset, IcebergDataset    all five
+RowDataset                           the first two
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -21,14 +18,16 @@ from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import StoreAccess, open_store
+from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.datasets.rank_agreement import compared_options, counting_share, shows_bars
+from torch_dataloader_utils.datasets.rank_agreement import compared_options, counting_share, ranks_of, shows_bars
 from torch_dataloader_utils.datasets.row_counts import (
     check_rows_fit,
     count_live_rows,
     leave_out_bad_groups,
     read_token_counts,
 )
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
@@ -40,10 +39,12 @@ from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
+from torch_dataloader_utils.stream.ranks import mesh_members
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.token_packing.documents import token_type
 from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
-from torch_dataloader_utils.token_packing.options import TokenPacking
+from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
 from torch_dataloader_utils.token_packing.reader import PackingReader
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
@@ -54,21 +55,67 @@ _REMOTE_THREADS = 16
 _SMALL_BYTES = 64 << 10
 
 
-def build_stages(inventory: Inventory, options: TableOptions, access: StoreAccess) -> Stages:
-    """What a data set of this inventory runs; options: with the ranks as numbers.
+class Source(Protocol):
+    """Where the data of a data set is: a `FileSource`, an `IcebergSource`, or `Found` for one that is there already."""
+
+    def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
+        """The inventory, the same on all ranks, and how its files are reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """An inventory that has been found, and how its files are reached."""
+
+    inventory: Inventory
+    access: StoreAccess
+
+    def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:  # noqa: ARG002  # see Source
+        """Both as they are."""
+        return self.inventory, self.access
+
+
+D = TypeVar("D", bound=TableDataset)
+# Makes a data set of its stages, and of what they were built of.
+Make = Callable[[Stages, Found, TableOptions], D]
+
+
+@overload
+def build(source: Source, options: TableOptions, make: Make[D]) -> tuple[D, None]: ...
+@overload
+def build(
+    source: Source, options: TableOptions, make: Make[D], loader_options: Mapping[str, Any]
+) -> tuple[D, TableDataLoader]: ...
+def build(
+    source: Source, options: TableOptions, make: Make[D], loader_options: Mapping[str, Any] | None = None
+) -> tuple[D, TableDataLoader | None]:
+    """A data set, and its loader.
+
+        inventory   which files and row groups there are
+        rows        what reads a row group, and what makes batches of it
+        planner     who reads what, in every epoch
+        stream      the batches of one rank, as an iterable data set
+        loader      threads or worker processes around it
+
+    Args:
+        loader_options: checked options of torch's DataLoader, and callbacks. None: no loader, since the user has one.
 
     Raises:
-        ConfigError: options that do not fit each other or the data.
-        DataError, StoreError: rows had to be counted or measured, and could not be read.
+        ConfigError: options that do not fit each other or the data. NoDataError: nothing to read.
+        DataError, StoreError: files had to be looked at, or rows counted or measured, and could not be read.
     """
-    num_ranks, rank = int(options.num_ranks), options.rank
-    topology = options.topology(num_ranks)
-    topology.check_rank(rank)
-    strategy = find_strategy(options.split_strategy)
-    plan_options = options.plan_options(strategy)
-    share = counting_share(options, num_ranks, rank)
+    num_ranks, rank = ranks_of(options)
+    peers = mesh_members(options.mesh) if options.check_ranks else None
 
-    # 2. Rows. What a filter leaves is counted here, so that the plan knows it.
+    # 1. Inventory. All ranks agree on one.
+    inventory, access = source.find(options)
+    # From here on without the mesh, which would keep its process group for as long as the data set lives.
+    options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
+    found, share = Found(inventory=inventory, access=access), counting_share(options, num_ranks, rank)
+    topology, strategy = options.topology(num_ranks), find_strategy(options.split_strategy)
+    topology.check_rank(rank)
+    plan_options = options.plan_options(strategy)
+
+    # 2. Rows: a reader and a shaper. Rows that a filter leaves are counted here, so that the plan knows how many.
     rows = build_rows(inventory, options, access, share)
     pipeline = Pipeline(
         reader=rows.reader,
@@ -78,13 +125,12 @@ def build_stages(inventory: Inventory, options: TableOptions, access: StoreAcces
         row_bytes=_row_bytes(rows.inventory, options),
     )
 
-    # 3. Plan.
-    budget = plan_options.token_budget(topology.batch_size)
-    lengths = read_budgeted_lengths(rows.inventory, options, budget, access, share)
+    # 3. Planner. It needs the lengths of all rows where tokens limit batches.
+    lengths = _read_lengths(rows.inventory, options, plan_options.token_budget(topology.batch_size), access, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
 
-    # 4. Stream.
-    return Stages(
+    # 4. Stream: the data set. It plans a pass, and runs the pipeline on the row groups of its rank.
+    stages = Stages(
         planner=planner,
         pipeline=pipeline,
         topology=topology,
@@ -95,20 +141,62 @@ def build_stages(inventory: Inventory, options: TableOptions, access: StoreAcces
         credentials=access.credentials,
         # Discovery has used obstore in this process already; see _store/obstore.py.
         start_method="forkserver" if access.remote.backend == "obstore" else None,
+        peers=peers,
         compared=compared_options(options, num_ranks),
     )
+    dataset = make(stages, found, options)
 
-
-def make_loader(dataset: TableDataset, options: Mapping[str, Any]) -> TableDataLoader:
-    """5. Loader: that of a data set; warns of what the caller should know of the plan.
-
-    options: checked options of torch's DataLoader, and callbacks.
-
-    Raises:
-        ConfigError: a function of the user cannot be sent to worker processes.
-    """
+    # 5. Loader.
+    if loader_options is None:
+        return dataset, None
     warn_about(dataset.plan())
-    return TableDataLoader(dataset, **options)
+    return dataset, TableDataLoader(dataset, **loader_options)
+
+
+class BuiltDataset(TableDataset):
+    """A data set that `build` made. It keeps what it was made of, so that `pack_tokens` can make another one of it."""
+
+    _built_from: tuple[Found, TableOptions] | None = None
+
+    def _begin(self, stages: Stages, found: Found, options: TableOptions) -> Self:
+        TableDataset.__init__(self, stages)
+        self._built_from = found, options
+        return self
+
+    @classmethod
+    def _with_loader(cls, kind: type[Source], arguments: Mapping[str, Any]) -> tuple[TableDataLoader, Self]:
+        """A loader and its data set; kind: the class of the source, arguments: all of `create_dataloader`."""
+        check_names(arguments, (*names_of(kind, TableOptions), *sorted(LOADER_OPTIONS)))
+        loader_options = {name: value for name, value in arguments.items() if name in LOADER_OPTIONS}
+        checked, options = check_loader_options(loader_options), chosen(TableOptions, arguments)
+        dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
+        return loader, dataset
+
+    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
+        """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
+
+        All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of
+        `create_dataloader(..., pack=pack_tokens(...))`, for those who build their own DataLoader.
+
+        Args: see `torch_dataloader_utils.pack_tokens`.
+
+        Raises:
+            ConfigError: a value out of range, a column that holds no tokens, options that do not go with packing.
+            DataError, StoreError: counting samples needed a read, and it failed.
+        """
+        if self._built_from is None:
+            raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
+        found, options = self._built_from
+        # Ranks were checked when this data set was made.
+        options = replace(
+            options, pack=pack_tokens(column, sequence_length, **packing), columns=None, check_ranks=False
+        )
+        packed, _ = build(found, options, lambda stages, *_: TableDataset(replace(stages, peers=self.stages.peers)))
+        return packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Worker processes only iterate: they need neither a second inventory nor the caller's options.
+        return {name: value for name, value in self.__dict__.items() if name != "_built_from"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,10 +225,11 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
     schema = decode_schema(inventory.schema)
     columns = tuple(schema.names if options.columns is None else options.columns)
     shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
-    if options.bucket_by is not None:
-        check_has_lengths(schema, options.bucket_by, "bucket_by")
-        shaper = LengthShaper(shaper=shaper, column=options.bucket_by)
-        columns = columns if options.bucket_by in columns else (*columns, options.bucket_by)
+    if options.token_batches is not None:
+        column = options.token_batches.column
+        check_has_lengths(schema, column, "token_batches")
+        shaper = LengthShaper(shaper=shaper, column=column)
+        columns = columns if column in columns else (*columns, column)
     reader = make_reader(read_spec(inventory, options, access, columns))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         if options.on_error == "skip":
@@ -148,26 +237,6 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         if options.count_rows is not False:
             inventory = count_live_rows(inventory, reader, share, on_progress)
     return TableRows(inventory=inventory, reader=reader, shaper=shaper)
-
-
-def read_budgeted_lengths(
-    inventory: Inventory, options: TableOptions, budget: TokenBudget | None, access: StoreAccess, share: Share
-) -> Lengths | None:
-    """Whole tokens of every row where batches are limited by them, else None; reads the column of `bucket_by` once.
-
-    inventory, share: as `build_rows` gives and takes them. budget: of a batch; None where tokens do not limit it.
-
-    Raises:
-        ConfigError: a row that exceeds the budget alone; row counts that are not known.
-        DataError, StoreError: see Reader.read and Share.check_alike.
-    """
-    if budget is None or options.bucket_by is None:
-        return None
-    reader = make_reader(read_spec(inventory, options, access, (options.bucket_by,)))
-    with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
-        tokens = read_token_counts(inventory, reader, share, on_progress)
-    check_rows_fit(tokens, inventory, budget, options.bucket_by)
-    return tokens
 
 
 def _build_samples(
@@ -190,15 +259,34 @@ def _build_samples(
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:
-    """What a reader is to read: `columns` of the rows that the options' filter keeps."""
+    """The columns to read, of the rows that the options' filter keeps."""
     return ReadSpec(
         schema=inventory.schema,
         columns=columns,
         row_filter=options.filters,
         partition_columns=tuple(column.name for column in inventory.files.partitions),
         access=access,
-        page_checksums=options.page_checksums,
+        page_checksums=options.decoding.page_checksums,
     )
+
+
+def _read_lengths(
+    inventory: Inventory, options: TableOptions, budget: TokenBudget | None, access: StoreAccess, share: Share
+) -> Lengths | None:
+    """Whole tokens of every row where batches are limited by them (budget is not None), else None; reads them once.
+
+    Raises:
+        ConfigError: a row that exceeds the budget alone; row counts that are not known.
+        DataError, StoreError: see Reader.read and Share.check_alike.
+    """
+    if budget is None or options.token_batches is None:
+        return None
+    column = options.token_batches.column
+    reader = make_reader(read_spec(inventory, options, access, (column,)))
+    with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
+        tokens = read_token_counts(inventory, reader, share, on_progress)
+    check_rows_fit(tokens, inventory, budget, column)
+    return tokens
 
 
 def _row_bytes(inventory: Inventory, options: TableOptions) -> int:
@@ -208,7 +296,7 @@ def _row_bytes(inventory: Inventory, options: TableOptions) -> int:
     return sum(_value_bits(schema.field(name).type) for name in (schema.names if names is None else names)) // 8
 
 
-def _value_bits(data_type: Any) -> int:
+def _value_bits(data_type: pa.DataType) -> int:
     if pa.types.is_fixed_size_list(data_type):
         return int(data_type.list_size) * _value_bits(data_type.value_type)
     return int(data_type.bit_width) if pa.types.is_primitive(data_type) else 0
@@ -218,9 +306,12 @@ def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOption
     """As many threads as processors for local files; more for remote files, for which threads mostly wait."""
     threads, worker_threads, small_bytes = options.threads, 1, _SMALL_BYTES
     if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
-        worker_threads = options.decode_threads or _REMOTE_THREADS
-        threads = options.decode_threads or max(threads, _REMOTE_THREADS)
+        worker_threads = options.decoding.threads or _REMOTE_THREADS
+        threads = options.decoding.threads or max(threads, _REMOTE_THREADS)
         small_bytes = 0
     return DecodeOptions(
-        threads=threads, budget_bytes=options.budget_bytes, worker_threads=worker_threads, small_bytes=small_bytes
+        threads=threads,
+        budget_bytes=options.decoding.budget_bytes,
+        worker_threads=worker_threads,
+        small_bytes=small_bytes,
     )

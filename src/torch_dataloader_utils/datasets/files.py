@@ -1,15 +1,18 @@
-"""The files of a data set, from a caller's paths and options; and how all ranks agree on one inventory."""
+"""`FileSource`: where the files of a data set are, and the inventory of them, the same on all ranks."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from torch_dataloader_utils._core.arguments import check_flag
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils._store import StoreAccess, redact
+from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, redact
+from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import compare_options, scanning_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import under_filter
@@ -23,41 +26,85 @@ from torch_dataloader_utils.stream.ranks import from_rank_zero
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 
 
-def find_inventory(
-    files: Files,
-    format: str,  # noqa: A002  # the field's name for it
-    options: TableOptions,
-    *,
-    partitioning: Any,
-    access: StoreAccess,
-    inventory: Inventory | None,
-    allow_bare_files: bool = False,
-) -> Inventory:
-    """The inventory that was given, if it fits the filter, or that of the files.
+@dataclass(frozen=True, kw_only=True)
+class FileSource(Checked):
+    """Where data files are and how they are reached: the options that data sets of files have beside `TableOptions`."""
 
-    One that was given is what is read: if it has files elsewhere than in `files`, that is a warning.
+    path: Files = option(
+        MISSING, "file, directory (searched recursively), pattern, or a list of those; local or any fsspec URL."
+    )
+    format: str = option(
+        "parquet",
+        '"parquet", "orc", "csv", "json" (or "jsonl": one object a line) or "arrow". Types of CSV and JSON lines, and '
+        "how large files are cut, are options of `scan_files` (schema, text): pass inventory then.",
+    )
+    storage_options: Mapping[str, Any] | None = option(
+        None, "for the storage client; never logged, saved or put into a state.", is_secret=True
+    )
+    partitioning: Literal["hive"] | None = option(
+        None, '"hive" reads typed columns from directory names such as year=2024.'
+    )
+    credentials: Credentials | None = option(
+        None,
+        "a function that returns storage options with credentials, called again when they expire. Worker processes are "
+        "sent the function, never what it returned.",
+        is_secret=True,
+    )
+    remote: RemoteOptions | None = option(
+        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers)."
+    )
+    inventory: Inventory | None = option(
+        None,
+        "from `scan_files` or `load_inventory`; then it is what is read, and nothing is listed. If it has files "
+        "elsewhere than in `path`, that is a warning.",
+        lambda _, value: check_inventory(value),
+    )
+    allow_bare_files: bool = option(
+        False,
+        "read the directory of a Delta, Hudi or Iceberg table as the plain files in it, including removed rows, "
+        "instead of an UnsupportedFeatureError. Files that are named themselves are always read.",
+        check_flag,
+    )
 
-    Raises:
-        ConfigTypeError: `inventory` is no inventory. ConfigError: it was scanned with another filter.
-        ConfigError, DataError, StoreError: as `scan_files`; and see `compare_options`, Share.check_alike.
-    """
-    compare_options(options, scanning_share(options))
-    if inventory is None:
-        paths = files if isinstance(files, str) or not isinstance(files, Sequence) else [_path(file) for file in files]
+    def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
+        """The inventory that was given, if it fits the filter, or that of the files; and how files are reached.
+
+        All ranks get the same one.
+
+        Raises:
+            ConfigError: the inventory was scanned with another filter.
+            ConfigError, DataError, StoreError: as `scan_files`; and see `compare_options`, Share.check_alike.
+        """
+        access = StoreAccess.of(self.storage_options, self.credentials, self.remote)
+        compare_options(options, scanning_share(options))
+        if self.inventory is None:
+            found = self._scan(options, access)
+        else:
+            found = self.inventory
+            _check_place(found, self.path)
+        return under_filter(found, options.filters), access
+
+    def _scan(self, options: TableOptions, access: StoreAccess) -> Inventory:
+        path = self.path
+        paths = path if isinstance(path, str) or not isinstance(path, Sequence) else [_path(file) for file in path]
         request = ScanRequest(
-            file_format=file_format_of(format),
+            file_format=file_format_of(self.format),
             columns=None if options.columns is None else tuple(options.columns),
             row_filter=options.filters,
             count_rows=options.count_rows is not False,
             on_error=options.on_error,
         )
-        scan = partial(scan_paths, paths, access, request, partitioning=partitioning, allow_bare_files=allow_bare_files)
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
-            scan = partial(scan, on_progress=on_progress)
-            inventory = from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, options)
-    else:
-        _check_place(check_inventory(inventory), files)
-    return under_filter(inventory, options.filters)
+            scan = partial(
+                scan_paths,
+                paths,
+                access,
+                request,
+                partitioning=self.partitioning,
+                allow_bare_files=self.allow_bare_files,
+                on_progress=on_progress,
+            )
+            return from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, options)
 
 
 def _check_place(inventory: Inventory, files: Files) -> None:

@@ -2,28 +2,38 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import check_filters
-from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_function
+from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_flag, check_function
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
-from torch_dataloader_utils.datasets.build import make_loader
-from torch_dataloader_utils.datasets.options import (
-    TABLE_OPTIONS,
-    IcebergKeywords,
-    RowLoaderKeywords,
-    TableOptions,
+from torch_dataloader_utils.datasets.build import BuiltDataset, build
+from torch_dataloader_utils.datasets.option_fields import (
+    Checked,
+    arguments_of,
     check_names,
-    separate_options,
+    chosen,
+    explains,
+    names_of,
+    option,
+)
+from torch_dataloader_utils.datasets.options import (
+    LOADER_TEXT,
+    IcebergDatasetKeywords,
+    IcebergKeywords,
+    IcebergLoaderKeywords,
+    TableOptions,
 )
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
@@ -33,7 +43,6 @@ from torch_dataloader_utils.datasets.rank_agreement import (
     shows_bars,
 )
 from torch_dataloader_utils.datasets.row_counts import count_alone, under_filter
-from torch_dataloader_utils.datasets.structured import WiredDataset
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
 from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
@@ -42,7 +51,6 @@ from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOption
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import from_rank_zero
 
 if TYPE_CHECKING:
@@ -52,68 +60,109 @@ if TYPE_CHECKING:
 # Stands for no snapshot among ids, as in tables of format version 1.
 _NO_SNAPSHOT = -1
 
-# Keyword arguments that choose the snapshot, and all that say what to read of a table.
+# Options that choose the snapshot.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
-SCAN_OPTIONS = (
-    *_SNAPSHOT_OPTIONS,
-    "scan_filter",
-    "allow_empty",
-    "allow_bare_vectors",
-    "path_rewrites",
-    "allowed_roots",
-    "storage_options",
-    "credentials",
-    "remote",
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSource:
-    """Where a table is, and what to read of it.
+@dataclass(frozen=True, kw_only=True)
+class IcebergSource(Checked):
+    """Where a table is and which part of it is read: the options that tables have beside `TableOptions`."""
 
-    knows_access: whether the user said how files are reached, so that the catalog is not asked for it.
-    """
+    table: str | os.PathLike[str] = option(
+        MISSING,
+        'its name in the catalog ("db.events"); with catalog_config=None the place of a metadata file '
+        "(*.metadata.json) or the table's directory.",
+        lambda _, value: _table_name(value),
+    )
+    catalog_config: Mapping[str, Any] | None = option(
+        None,
+        'passed to pyiceberg\'s `load_catalog` as it is: {"type": "sql", "uri": ...}, rest, glue, hive, ...; None to '
+        "do without a catalog.",
+        is_secret=True,
+    )
+    scan_filter: "BooleanExpression | str | None" = option(
+        None,
+        "a pyiceberg expression (or its text) that leaves out data files which cannot match it; it filters no rows. "
+        "For row filters use `filters`.",
+    )
+    snapshot_id: int | None = option(
+        None,
+        "the snapshot to read; at most one of snapshot_id, as_of_timestamp, branch and tag. None: the present one.",
+    )
+    as_of_timestamp: int | datetime | None = option(
+        None, "the snapshot of that time, a datetime or milliseconds since 1970."
+    )
+    branch: str | None = option(None, "the last snapshot of this branch.")
+    tag: str | None = option(None, "the snapshot with this tag.")
+    from_snapshot_id: int | None = option(
+        None, "only the data files that appends after this snapshot added, up to the chosen one."
+    )
+    path_rewrites: Mapping[str, str] | None = option(
+        None,
+        "{old prefix: new prefix} for tables that were moved, or whose paths are spelled for another client "
+        '({"s3a://": "s3://"}).',
+    )
+    allowed_roots: Sequence[str] | None = option(
+        None,
+        'prefixes of where the table\'s files may lie, after path_rewrites: "s3://bucket/warehouse", "s3://" (any '
+        'bucket), "/data". None: anywhere in the buckets (or on the machine) that hold its metadata. A table that '
+        "names another place is refused unread.",
+    )
+    storage_options: Mapping[str, Any] | None = option(
+        None, "for the storage client; by default what the catalog and catalog_config say.", is_secret=True
+    )
+    credentials: Credentials | None = option(
+        None,
+        "a function that returns storage options with credentials, called again when they expire. It travels to worker "
+        "processes, what it returned does not. None: those that the catalog gives for the table; workers ask the "
+        "catalog again when they expire.",
+        is_secret=True,
+    )
+    remote: RemoteOptions | None = option(
+        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers)."
+    )
+    allow_empty: bool = option(False, "nothing to read gives an empty loader instead of an error.", check_flag)
+    allow_bare_vectors: bool = option(
+        False,
+        "read deletion vectors without a Puffin container, as some early writers left them.",
+        check_flag,
+    )
+    inventory: Inventory | None = option(
+        None, "from `scan_iceberg`; then no manifest is read again.", lambda _, value: check_inventory(value)
+    )
 
-    place: TablePlace
-    scan: IcebergScanOptions
-    knows_access: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        table: str,
-        catalog_config: Mapping[str, Any] | None,
-        columns: Sequence[str] | None,
-        filters: pc.Expression | None,
-        options: Mapping[str, Any],
-    ) -> "TableSource":
-        """From a caller's arguments; `options` are those named in SCAN_OPTIONS.
+    @cached_property
+    def place(self) -> TablePlace:
+        """Where the table is, and how it is reached.
 
         Raises:
-            ConfigTypeError, ConfigError: arguments of another type, or that do not fit each other.
+            ConfigTypeError, ConfigError: options of another type, or that do not fit each other.
+        """
+        return TablePlace(
+            table=os.fspath(self.table),
+            catalog_config=_catalog_secret(self.catalog_config),
+            path_rewrites=PathRules.of(self.path_rewrites).rewrites,
+            access=StoreAccess.of(self.storage_options, self.credentials, self.remote),
+            allowed_roots=None if self.allowed_roots is None else Roots.of(self.allowed_roots),
+        )
+
+    def scan_options(
+        self, columns: Sequence[str] | None, filters: pc.Expression | None, on_error: OnError = "raise"
+    ) -> IcebergScanOptions:
+        """The part that says which files and rows are read.
+
+        Raises:
+            ConfigTypeError, ConfigError: options of another type, or that do not fit each other.
         """
         check_filters(filters)
-        rules = PathRules.of(options.get("path_rewrites"))
-        given, credentials = options.get("storage_options"), options.get("credentials")
-        roots = options.get("allowed_roots")
-        return cls(
-            place=TablePlace(
-                table=_table_name(table),
-                catalog_config=_catalog_secret(catalog_config),
-                path_rewrites=rules.rewrites,
-                access=StoreAccess.of(given, credentials, options.get("remote")),
-                allowed_roots=None if roots is None else Roots.of(roots),
-            ),
-            knows_access=given is not None or credentials is not None,
-            scan=IcebergScanOptions(
-                columns=check_column_names(columns),
-                filters=filters,
-                scan_filter=options.get("scan_filter"),
-                snapshot=SnapshotChoice(**{name: options.get(name) for name in _SNAPSHOT_OPTIONS}),
-                allow_bare_vectors=options.get("allow_bare_vectors", False),
-                allow_empty=options.get("allow_empty", False),
-                on_error=options.get("on_error", "raise"),
-            ),
+        return IcebergScanOptions(
+            columns=check_column_names(columns),
+            filters=filters,
+            scan_filter=self.scan_filter,
+            snapshot=SnapshotChoice(**{name: getattr(self, name) for name in _SNAPSHOT_OPTIONS}),
+            allow_bare_vectors=self.allow_bare_vectors,
+            allow_empty=self.allow_empty,
+            on_error=on_error,
         )
 
     def open(self) -> OpenTable:
@@ -122,8 +171,30 @@ class TableSource:
 
     def access(self) -> StoreAccess:
         """How the table's files are reached; asks the catalog, unless there is none or the user said it."""
-        asks = self.place.catalog_config is not None and not self.knows_access
+        asks = self.catalog_config is not None and self.storage_options is None and self.credentials is None
         return self.open().files.access if asks else self.place.access
+
+    def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
+        """The inventory that was given, or that of the table (the same on all ranks), and how its files are reached.
+
+        Every rank that needs credentials of the catalog asks for them itself: they are never sent between ranks.
+        """
+        place, scan = self.place, self.scan_options(options.columns, options.filters, options.on_error)
+        share = counting_share(options, *ranks_of(options))
+        if self.inventory is not None:
+            compare_options(options, scanning_share(options))
+            if place.allowed_roots is not None:
+                place.allowed_roots.check_inventory(self.inventory)
+            return under_filter(self.inventory, options.filters), self.access()
+        compare_options(options, share)
+        with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
+            if options.broadcast_inventory:
+                found = from_rank_zero(lambda: scan_table(self.open(), scan, on_progress))
+                access = share.together(self.access)
+            else:
+                opened, scan = open_alike(self, scan, share)
+                found, access = share.together(lambda: scan_table(opened, scan, on_progress)), opened.files.access
+        return under_filter(found, options.filters), access
 
 
 def _table_name(table: Any) -> str:
@@ -148,10 +219,10 @@ def _catalog_secret(catalog_config: Any) -> Secret | None:
     return Secret(dict(catalog_config))
 
 
-def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergScanOptions]:
+def open_alike(source: IcebergSource, scan: IcebergScanOptions, share: Share) -> tuple[OpenTable, IcebergScanOptions]:
     """The table, and the options of a scan of the same snapshot and schema on all ranks of a process group.
 
-    Rank 0 opens the table first and tells the other ranks which snapshot and schema it found.
+    Rank 0 opens the table first and sends the other ranks which snapshot and schema it found.
 
     share: of which all ranks call this.
 
@@ -160,53 +231,43 @@ def open_alike(source: TableSource, share: Share) -> tuple[OpenTable, IcebergSca
             ranks raise it.
     """
     if share.count == 1:
-        return source.open(), source.scan
-    first, found = share.together(lambda: _look(source) if share.index == 0 else (None, (0, 0)))
+        return source.open(), scan
+    first, found = share.together(lambda: _look(source, scan) if share.index == 0 else (None, (0, 0)))
     snapshot_id, schema_id = share.exchange(np.array(found)).tolist()
     agreed = AgreedState(snapshot_id=None if snapshot_id == _NO_SNAPSHOT else snapshot_id, schema_id=schema_id)
-    choice = replace(source.scan.snapshot, agreed=agreed)
-    return share.together(lambda: first or source.open()), replace(source.scan, snapshot=choice)
+    return share.together(lambda: first or source.open()), replace(scan, snapshot=replace(scan.snapshot, agreed=agreed))
 
 
-def _look(source: TableSource) -> tuple[OpenTable, tuple[int, int]]:
+def _look(source: IcebergSource, scan: IcebergScanOptions) -> tuple[OpenTable, tuple[int, int]]:
     """The table, and the ids of the snapshot and the schema that the scan would read now."""
     opened = source.open()
-    target = choose_snapshot(opened.metadata, source.scan.snapshot, opened.name)
+    target = choose_snapshot(opened.metadata, scan.snapshot, opened.name)
     snapshot_id = _NO_SNAPSHOT if target.snapshot is None else target.snapshot.snapshot_id
     return opened, (snapshot_id, target.schema.schema_id)
 
 
+# What a scan of a table makes, it does not take.
+_NOT_SCANNED = ("inventory",)
+
+
+@explains(IcebergSource, left_out=_NOT_SCANNED, more="columns, filters: as for `IcebergDataset.create_dataloader`.")
 def scan_iceberg(
-    table: str,
+    table: str | os.PathLike[str],
     catalog_config: Mapping[str, Any] | None = None,
     *,
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
     scan_filter: "BooleanExpression | str | None" = None,
     snapshot_id: int | None = None,
-    as_of_timestamp: int | datetime | None = None,
-    branch: str | None = None,
-    tag: str | None = None,
-    from_snapshot_id: int | None = None,
-    path_rewrites: Mapping[str, str] | None = None,
-    allowed_roots: Sequence[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    credentials: Credentials | None = None,
-    remote: RemoteOptions | None = None,
-    allow_empty: bool = False,
-    allow_bare_vectors: bool = False,
     count_rows: Literal["auto"] | bool = "auto",
     on_progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[IcebergKeywords],
 ) -> Inventory:
     """The inventory of one snapshot of an Iceberg table.
 
-    Args:
-        table, catalog_config, columns, filters, scan_filter, snapshot_id, as_of_timestamp, branch, tag,
-            from_snapshot_id, path_rewrites, allowed_roots, storage_options, credentials, remote, allow_empty,
-            allow_bare_vectors: see `IcebergDataset.create_dataloader`.
-        count_rows: "auto" and True count what equality deletes and filters leave by reading key and filter columns
-            once; False leaves those row groups uncounted.
-        on_progress: called in the caller's thread after each data file with (files done, files to scan).
+    The options of the table are those of `IcebergDataset.create_dataloader`. "auto" and True for count_rows count what
+    equality deletes and filters leave, by reading key and filter columns once; False leaves those row groups uncounted.
+    on_progress is called in the caller's thread after each data file with (files done, files to scan).
 
     Returns:
         Data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.
@@ -214,51 +275,17 @@ def scan_iceberg(
     Raises:
         ConfigError, DataError, StoreError: see `IcebergDataset.create_dataloader`.
     """
-    options = {
-        "scan_filter": scan_filter,
-        "snapshot_id": snapshot_id,
-        "as_of_timestamp": as_of_timestamp,
-        "branch": branch,
-        "tag": tag,
-        "from_snapshot_id": from_snapshot_id,
-        "path_rewrites": path_rewrites,
-        "allowed_roots": allowed_roots,
-        "storage_options": storage_options,
-        "credentials": credentials,
-        "remote": remote,
-        "allow_empty": allow_empty,
-        "allow_bare_vectors": allow_bare_vectors,
-    }
+    arguments = arguments_of(locals())
+    check_names(options, [name for name in names_of(IcebergSource) if name not in _NOT_SCANNED])
     check_function("on_progress", on_progress)
     counts = check_count_rows(count_rows)
-    source = TableSource.of(table, catalog_config, columns, filters, options)
-    opened = source.open()
-    inventory = scan_table(opened, source.scan, on_progress)
+    source = chosen(IcebergSource, arguments)
+    scan, opened = source.scan_options(columns, filters), source.open()
+    inventory = scan_table(opened, scan, on_progress)
     return count_alone(inventory, filters, opened.files.access) if counts else inventory
 
 
-def _find(source: TableSource, given: Inventory | None, options: TableOptions) -> tuple[Inventory, StoreAccess]:
-    """The given inventory or that of the table (the same on all ranks), and how its files are reached.
-
-    Every rank that needs credentials of the catalog asks for them itself: they are never sent between ranks.
-    """
-    share = counting_share(options, *ranks_of(options))
-    if given is not None:
-        compare_options(options, scanning_share(options))
-        given = check_inventory(given)
-        if source.place.allowed_roots is not None:
-            source.place.allowed_roots.check_inventory(given)
-        return given, source.access()
-    compare_options(options, share)
-    with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
-        if options.broadcast_inventory:
-            found = from_rank_zero(lambda: scan_table(source.open(), source.scan, on_progress))
-            return found, share.together(source.access)
-        opened, scan = open_alike(source, share)
-        return share.together(lambda: scan_table(opened, scan, on_progress)), opened.files.access
-
-
-class IcebergDataset(WiredDataset):
+class IcebergDataset(BuiltDataset):
     """One snapshot of an Iceberg table as an iterable data set of batches, one rank's share of them.
 
     Every kind of delete is applied, and files are split into row groups whether they have deletes or not. Workers
@@ -267,30 +294,30 @@ class IcebergDataset(WiredDataset):
 
     def __init__(
         self,
-        table: str,
+        table: str | os.PathLike[str],
         catalog_config: Mapping[str, Any] | None = None,
         *,
+        scan_filter: "BooleanExpression | str | None" = None,
+        snapshot_id: int | None = None,
         inventory: Inventory | None = None,
-        **options: Unpack[IcebergKeywords],
+        **options: Unpack[IcebergDatasetKeywords],
     ) -> None:
         """A data set of this table.
 
-        Args: see `create_dataloader`; num_workers (here 1 by default) is the number that plans are shown for.
+        Args: see `create_dataloader`.
 
         Raises:
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
-        scan, others = separate_options(options, SCAN_OPTIONS)
-        chosen = TableOptions.of({"num_workers": 1, **others})
-        scan["on_error"] = chosen.on_error
-        source = TableSource.of(table, catalog_config, chosen.columns, chosen.filters, scan)
-        inventory, access = _find(source, inventory, chosen)
-        super().__init__(under_filter(inventory, chosen.filters), chosen, access)
+        arguments = {"num_workers": 1, **arguments_of(locals())}
+        check_names(arguments, names_of(IcebergSource, TableOptions))
+        build(chosen(IcebergSource, arguments), chosen(TableOptions, arguments), self._begin)
 
     @classmethod
+    @explains(IcebergSource, TableOptions, more=LOADER_TEXT)
     def create_dataloader(
         cls,
-        table: str,
+        table: str | os.PathLike[str],
         catalog_config: Mapping[str, Any] | None = None,
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
@@ -311,50 +338,13 @@ class IcebergDataset(WiredDataset):
         progress_interval_sec: float = 120.0,
         shuffle_buffer_size: int | None = None,
         *,
-        as_of_timestamp: int | datetime | None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        from_snapshot_id: int | None = None,
-        path_rewrites: Mapping[str, str] | None = None,
-        allowed_roots: Sequence[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        credentials: Credentials | None = None,
-        remote: RemoteOptions | None = None,
-        allow_empty: bool = False,
-        allow_bare_vectors: bool = False,
         inventory: Inventory | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
-        broadcast_inventory: bool = False,
-        **options: Unpack[RowLoaderKeywords],
+        **options: Unpack[IcebergLoaderKeywords],
     ) -> tuple[TableDataLoader, "IcebergDataset"]:
         """A loader of one rank's batches of an Iceberg table, and its data set.
 
-        Args:
-            table: its name in the catalog ("db.events"); with catalog_config=None the place of a metadata file
-                (*.metadata.json) or the table's directory.
-            catalog_config: passed to pyiceberg's `load_catalog` as it is: {"type": "sql", "uri": ...}, rest, glue,
-                hive, ...; None to do without a catalog.
-            filters: a pyarrow expression; exactly the rows for which it is true. Partitions, files and row groups
-                that cannot match are not read.
-            scan_filter: a pyiceberg expression (or its text) that leaves out data files which cannot match it; it
-                filters no rows. For row filters use `filters`.
-            snapshot_id, as_of_timestamp, branch, tag: the snapshot to read, at most one of them; a time is a datetime
-                or milliseconds since 1970. None: the present one.
-            from_snapshot_id: only the data files that appends after this snapshot added, up to the chosen one.
-            path_rewrites: {old prefix: new prefix} for tables that were moved, or whose paths are spelled for another
-                client ({"s3a://": "s3://"}).
-            storage_options: for the storage client; by default what the catalog and catalog_config say.
-            allow_empty: nothing to read gives an empty loader instead of an error.
-            allow_bare_vectors: read deletion vectors without a Puffin container, as some early writers left them.
-            allowed_roots: prefixes of where the table's files may lie, after path_rewrites: "s3://bucket/warehouse",
-                "s3://" (any bucket), "/data". None: anywhere in the buckets (or on the machine) that hold its metadata.
-                A table that names another place is refused unread.
-            credentials: a function that returns storage options with credentials, called again when they expire. It
-                travels to worker processes, what it returned does not. None: those that the catalog gives for the
-                table; workers ask the catalog again when they expire.
-            inventory: from `scan_iceberg`; then no manifest is read again.
-            options: every other keyword option of `StructuredDataset.create_dataloader`, those for torch's DataLoader
-                included; the options above that are not explained are explained there too.
+        All options are on the page "Options" of the reference, and in `help()` of this function: those of the table,
+        those of every data set (`TableOptions`), and those of torch's DataLoader.
 
         Returns:
             (loader, dataset). A state is bound to the snapshot that was read.
@@ -365,44 +355,4 @@ class IcebergDataset(WiredDataset):
             DataError: metadata, deletes or data that are corrupt or use what is not supported.
             StoreError: catalog or storage failed.
         """
-        own, loader_options = separate_options(options, TABLE_OPTIONS)
-        check_names(loader_options, sorted(LOADER_OPTIONS), (*TABLE_OPTIONS, *SCAN_OPTIONS))
-        checked = check_loader_options(loader_options)
-        dataset = cls(
-            table,
-            catalog_config,
-            scan_filter=scan_filter,
-            snapshot_id=snapshot_id,
-            as_of_timestamp=as_of_timestamp,
-            branch=branch,
-            tag=tag,
-            from_snapshot_id=from_snapshot_id,
-            path_rewrites=path_rewrites,
-            allowed_roots=allowed_roots,
-            storage_options=storage_options,
-            credentials=credentials,
-            remote=remote,
-            allow_empty=allow_empty,
-            allow_bare_vectors=allow_bare_vectors,
-            inventory=inventory,
-            on_error=on_error,
-            broadcast_inventory=broadcast_inventory,
-            batch_size=batch_size,
-            columns=columns,
-            filters=filters,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed,
-            split_bytes=split_bytes,
-            split_rows=split_rows,
-            split_strategy=split_strategy,
-            num_workers=num_workers,
-            output_format=output_format,
-            collate_fn=collate_fn,
-            num_ranks=num_ranks,
-            rank=rank,
-            show_progress=show_progress,
-            progress_interval_sec=progress_interval_sec,
-            shuffle_buffer_size=shuffle_buffer_size,
-            **own,
-        )
-        return make_loader(dataset, checked), dataset
+        return cls._with_loader(IcebergSource, arguments_of(locals()))

@@ -1,33 +1,45 @@
-"""The options that all table data sets share, checked once."""
+"""`TableOptions`: the options that all data sets of tables share, each defined once. The rest is for type checkers.
 
-import operator
+`files.py` and `iceberg.py` define in the same way where data is; `stream/loader_options.py` checks the options of
+torch's DataLoader.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from datetime import datetime
-from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import (
-    check_column_name,
     check_column_names,
     check_count_rows,
+    check_flag,
     check_function,
+    check_integer,
     check_not_negative,
     check_seed,
-    hold_flags,
-    hold_integers,
     is_integer,
     parse_bytes,
 )
-from torch_dataloader_utils._core.options import DEFAULT_INTERLEAVE, PlanOptions, Topology, chosen_split_bytes
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.option_values import (
+    Decoding,
+    Lanes,
+    TokenBatches,
+    check_decoding,
+    check_lanes,
+    check_token_batches,
+)
+from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import Credentials, RemoteOptions
+from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.shape.padding import PadRagged
@@ -36,161 +48,244 @@ from torch_dataloader_utils.token_packing.options import TokenPacking
 
 if TYPE_CHECKING:
     import torch
-    from pyiceberg.expressions import BooleanExpression
     from torch.distributed.device_mesh import DeviceMesh
 
 
-_COUNTS = ("split_rows", "interleave", "num_lanes", "lane_rows", "max_tokens_per_batch", "pad_to_multiple_of")
+def _columns(_: str, value: Any) -> tuple[str, ...] | None:
+    return check_column_names(value)
+
+
+def _filters(_: str, value: Any) -> Any:
+    check_filters(value)
+    return value
+
+
+def _workers(name: str, value: Any) -> int:
+    number = check_integer(name, value)
+    if number < 0:
+        raise ConfigError(f"{name}={number}: pass 0 (threads), a number of processes, or None.")
+    return number
+
+
+def _function(name: str, value: Any) -> Any:
+    check_function(name, value, "a function of a batch")
+    return value
+
+
+def _ranks(name: str, value: Any) -> Any:
+    """Only numbers of numpy become ints here; `resolve_ranks` checks the value."""
+    return check_integer(name, value) if is_integer(value) else value
+
+
+def _stack(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ConfigTypeError(f'{name}={value!r}: pass a dict of lists of columns, such as {{"x": ["a", "b"]}}.')
+    return value
+
+
+def _packing(name: str, value: Any) -> TokenPacking:
+    if not isinstance(value, TokenPacking):
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass what pack_tokens(...) gives.")
+    return value
+
+
+def _count_rows(_: str, value: Any) -> bool:
+    return check_count_rows(value)
+
+
+def _on_error(_: str, value: Any) -> Any:
+    check_on_error(value)
+    return value
+
+
+def _mesh(name: str, value: Any) -> Any:
+    # Not by its class, which only a torch that was built with distributed has.
+    if not hasattr(value, "mesh_dim_names"):
+        raise ConfigTypeError(
+            f"{name} is {of_type(value)}: pass a DeviceMesh, such as init_device_mesh of torch.distributed gives."
+        )
+    return value
+
+
+_COUNT = partial(check_integer, least=1)
+_COUNT_OR_0 = partial(check_integer, least=0)
+_SECONDS = partial(check_not_negative, what="number of seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """See `StructuredDataset.create_dataloader` for what each option does."""
+class TableOptions(Checked):
+    """The options of every data set of tables, checked; where its data is, `FileSource` and `IcebergSource` say."""
 
-    batch_size: int = 1024
-    columns: Sequence[str] | None = None
-    filters: Any = None
-    shuffle: bool = False
-    shuffle_seed: int = 42
-    split_bytes: int | str | None = None
-    split_rows: int | None = None
-    split_strategy: SplitStrategy | str | None = None
-    num_workers: int | None = None
-    output_format: OutputFormat = "torch"
-    collate_fn: Callable[[Any], Any] | None = None
-    num_ranks: int | str = 1
-    rank: int = 0
-    show_progress: bool = False
-    progress_interval_sec: float = 120.0
-    shuffle_buffer_size: int | None = None
-    rank_sharding: Literal["rows", "chunks"] = "rows"
-    drop_last: bool = False
-    transform: Callable[[Any], Any] | None = None
-    shuffle_rows: int | None = None
-    interleave: int | None = None
-    num_lanes: int | None = None
-    lane_rows: int | None = None
-    count_rows: Literal["auto"] | bool = "auto"
-    nulls: Any = None
-    stack: Mapping[str, Sequence[str]] | None = None
-    bucket_by: str | None = None
-    max_tokens_per_batch: int | None = None
-    pad_to_multiple_of: int | None = None
-    padding_free: bool = False
-    pack: TokenPacking | None = None
-    page_checksums: bool = True
-    on_error: OnError = "raise"
-    broadcast_inventory: bool = False
-    decode_threads: int | None = None
-    decode_ahead_bytes: int | str = "256MiB"
-    mesh: Any = None
-    check_ranks: bool = True
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "TableOptions":
-        """The options with these names.
-
-        Raises:
-            ConfigError: an unknown name.
-        """
-        check_names(options, TABLE_OPTIONS)
-        return cls(**options)
+    batch_size: int = option(1024, "rows of a batch on this rank.", _COUNT)
+    columns: Sequence[str] | None = option(
+        None,
+        "names to deliver, in this order; None for all. Only these (and the filter's) are read.",
+        _columns,
+    )
+    filters: pc.Expression | None = option(
+        None,
+        "a pyarrow expression; exactly the rows for which it is true. May name columns that are not delivered and "
+        "partition columns. Files and row groups that cannot match are not read.",
+        _filters,
+    )
+    shuffle: bool = option(False, "permute chunks by (shuffle_seed, epoch).", check_flag)
+    shuffle_seed: int = option(42, "any integer, taken modulo 2^64.", check_seed)
+    split_bytes: int | str | None = option(
+        None,
+        'size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB". None: 128 MiB, and with '
+        "`shuffle` a 1,024th of the data if that is less.",
+        partial(parse_bytes, least=1),
+    )
+    split_rows: int | None = option(None, "size of a chunk in rows; wins over split_bytes.", _COUNT)
+    split_strategy: SplitStrategy | str | None = option(
+        None, "an object with `generate`, or the name of an installed plug-in. It also does the shuffling."
+    )
+    num_workers: int | None = option(
+        None,
+        "0 decodes ahead in threads of this process (fastest), N in N worker processes. None takes threads, or "
+        "processes if `transform` or `collate_fn` is given. A data set that is made without a loader has 1 if this is "
+        "left out: the number that its plan is shown for.",
+        _workers,
+    )
+    output_format: OutputFormat = option(
+        "torch",
+        '"torch" gives a TensorBatch (a dict of tensors), "numpy" a dict of arrays, "arrow" a pyarrow.RecordBatch, '
+        '"dict" a dict of lists.',
+        is_of_rank=True,
+    )
+    collate_fn: Callable[[Any], Any] | None = option(
+        None, "applied to each batch, after `transform`, where the batch is read.", _function, is_of_rank=True
+    )
+    num_ranks: int | str = option(
+        1, 'training processes, or "auto" to ask torch.distributed, Ray Train, or RANK and WORLD_SIZE.', _ranks
+    )
+    rank: int = option(0, "this process's global rank, in [0, num_ranks).", check_integer, is_of_rank=True)
+    show_progress: bool = option(
+        False,
+        "a bar for each rank on a terminal; elsewhere a log line every progress_interval_sec seconds. On a terminal "
+        "also a line about footers and counts that take more than two seconds.",
+        check_flag,
+        is_of_rank=True,
+    )
+    progress_interval_sec: float = option(120.0, "see show_progress.", _SECONDS, is_of_rank=True)
+    shuffle_buffer_size: int | None = option(None, "another name of shuffle_rows.", _COUNT_OR_0)
+    rank_sharding: RankSharding = option(
+        "rows", '"rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.'
+    )
+    drop_last: bool = option(False, "full batches only; the plan says how many rows that leaves out.", check_flag)
+    transform: Callable[[Any], Any] | None = option(
+        None, "applied to each batch where it is read.", _function, is_of_rank=True
+    )
+    shuffle_rows: int | None = option(
+        None, "permute rows in windows of about this many; 0 or None for no row shuffle.", _COUNT_OR_0
+    )
+    interleave: int | None = option(None, "chunks that a window draws from; None for 4.", _COUNT)
+    lanes: Lanes | int | None = option(
+        None,
+        "one order of global batches for every number of ranks and workers: Lanes(num_lanes, rows), or how many.",
+        check_lanes,
+    )
+    count_rows: Literal["auto"] | bool = option(
+        "auto",
+        '"auto" counts what a filter leaves by reading its columns once; False plans without counts.',
+        _count_rows,
+    )
+    nulls: Any = option(
+        None,
+        'what nulls of columns without NaN become: "error", "mask" or {"fill": value}, for all columns or by column.',
+        is_of_rank=True,
+    )
+    stack: Mapping[str, Sequence[str]] | None = option(
+        None,
+        "matrix name -> columns of one number type, delivered as one [B, n] tensor.",
+        _stack,
+        is_of_rank=True,
+    )
+    token_batches: TokenBatches | None = option(
+        None,
+        "batches of rows of similar length, limited by tokens if asked: TokenBatches(column, max_tokens). Needs "
+        "shuffle_rows.",
+        check_token_batches,
+    )
+    pack: TokenPacking | None = option(
+        None,
+        "documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.",
+        _packing,
+    )
+    on_error: OnError = option(
+        "raise",
+        '"skip" decodes every row group once before the plan and leaves out, with a warning that names them, those '
+        'that are corrupt; steps stay equal. "raise" raises when they are met.',
+        _on_error,
+    )
+    broadcast_inventory: bool = option(
+        False,
+        "only rank 0 of the default process group scans, and sends the inventory to the others.",
+        check_flag,
+    )
+    decoding: Decoding = option(
+        Decoding(),
+        "how row groups are decoded: Decoding(threads, ahead_bytes, page_checksums).",
+        check_decoding,
+        is_of_rank=True,
+    )
+    mesh: "DeviceMesh | None" = option(
+        None,
+        "a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its data-parallel "
+        "ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...) the same.",
+        _mesh,
+        is_of_rank=True,
+    )
+    check_ranks: bool = option(
+        True,
+        "in a process group of several ranks, num_ranks and rank have to be those of the group (or of mesh), and ranks "
+        "that read other data, options or epochs raise. False takes num_ranks and rank as they are and compares "
+        "nothing.",
+        check_flag,
+    )
 
     def __post_init__(self) -> None:
-        self._check_types()
+        super().__post_init__()
         if self.shuffle_rows is not None and self.shuffle_buffer_size is not None:
             raise ConfigError("shuffle_rows and shuffle_buffer_size are two names of one option: pass one of them.")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise ConfigError(f"num_workers={self.num_workers}: pass 0 (threads), a number of processes, or None.")
         if self.pack is not None:
             self._check_packing(self.pack)
-        if self.padding_free:
-            self._check_padding_free()
-        check_on_error(self.on_error)
-
-    def _check_types(self) -> None:
-        """What `PlanOptions` and `Topology` do not look at, or only once the data was scanned."""
-        object.__setattr__(self, "columns", check_column_names(self.columns))
-        check_column_name("bucket_by", self.bucket_by)
-        check_filters(self.filters)
-        object.__setattr__(self, "shuffle_seed", check_seed("shuffle_seed", self.shuffle_seed))
-        hold_integers(self, "rank", "num_workers")
-        hold_integers(self, "decode_threads", "shuffle_rows", "shuffle_buffer_size", least=0)
-        hold_integers(self, "batch_size", *_COUNTS, least=1)
-        parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
-        chosen_split_bytes(self.split_bytes)
-        object.__setattr__(self, "count_rows", check_count_rows(self.count_rows))
-        flags = ("shuffle", "drop_last", "show_progress", "page_checksums", "broadcast_inventory", "padding_free")
-        hold_flags(self, *flags, "check_ranks")
-        if is_integer(self.num_ranks):
-            object.__setattr__(self, "num_ranks", operator.index(self.num_ranks))
-        if self.stack is not None and not isinstance(self.stack, Mapping):
-            raise ConfigTypeError(
-                f'stack={self.stack!r}: pass a dict of lists of columns, such as {{"x": ["a", "b"]}}.'
-            )
-        for name in ("transform", "collate_fn"):
-            check_function(name, getattr(self, name), "a function of a batch")
-        check_not_negative("progress_interval_sec", self.progress_interval_sec, what="number of seconds")
-        # Not by its class, which only a torch that was built with distributed has.
-        if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):
-            raise ConfigTypeError(
-                f"mesh is {of_type(self.mesh)}: pass a DeviceMesh, such as init_device_mesh of torch.distributed gives."
-            )
+        if self.token_batches is not None:
+            object.__setattr__(self, "token_batches", self._as_padded(self.token_batches))
 
     def _check_packing(self, packing: TokenPacking) -> None:
-        if not isinstance(packing, TokenPacking):
-            raise ConfigTypeError(f"pack is {of_type(packing)}: pass what pack_tokens(...) gives.")
         if self.columns is not None and tuple(self.columns) != (packing.column,):
             raise ConfigError(
                 f"columns={list(self.columns)} with pack=: samples are made of column {packing.column!r} alone. Leave "
                 "columns= out; pack_tokens(fields=...) says what batches hold."
             )
-        for name in ("bucket_by", "max_tokens_per_batch", "padding_free"):
-            if getattr(self, name) not in (None, False):
-                raise ConfigError(f"{name} with pack=: packed samples are all of one length. Leave one of them out.")
+        if self.token_batches is not None:
+            raise ConfigError("token_batches with pack=: packed samples are all of one length. Leave one of them out.")
         # What is scanned and weighed is what is read.
         object.__setattr__(self, "columns", (packing.column,))
 
-    def _check_padding_free(self) -> None:
-        """That rows are counted, and that nothing pads them."""
-        if self.max_tokens_per_batch is None:
-            raise ConfigError(
-                "padding_free=True says how max_tokens_per_batch= counts, which is not given: pass "
-                "max_tokens_per_batch= and bucket_by=, or leave padding_free out."
-            )
-        if self.pad_to_multiple_of is not None:
-            raise ConfigError(
-                f"pad_to_multiple_of={self.pad_to_multiple_of} with padding_free=True: rows that are not padded count "
-                "as they are. Leave one of them out."
-            )
-        if any(isinstance(each, PadRagged) for each in self.functions):
-            raise ConfigError(
-                "PadRagged with padding_free=True: padded batches would exceed max_tokens_per_batch. Leave PadRagged "
-                "out (columns of lists then are Ragged: values, and offsets of the rows), or padding_free."
-            )
-
-    @property
-    def _padding_multiple(self) -> int:
-        """What lengths count as multiples of: as asked, or as a PadRagged collate function pads them.
+    def _as_padded(self, batches: TokenBatches) -> TokenBatches:
+        """The same, with lengths counted as a PadRagged among the user's functions pads them.
 
         Raises:
-            ConfigError: the two differ, so that batches would not be what they are planned to be.
+            ConfigError: they exclude each other, or differ, so that batches would not be what they are planned to be.
         """
-        asked = self.pad_to_multiple_of
-        if self.max_tokens_per_batch is None and asked is None:
-            return 1
-        if self.max_tokens_per_batch is None:
+        pads = next((each.pad_to_multiple_of for each in self.functions if isinstance(each, PadRagged)), None)
+        if pads is None or batches.max_tokens is None:
+            return batches
+        if batches.padding_free:
             raise ConfigError(
-                f"pad_to_multiple_of={asked} says how max_tokens_per_batch= counts, which is not given. To pad, pass "
-                "collate_fn=PadRagged(pad_to_multiple_of=...)."
+                "PadRagged with padding_free=True: padded batches would exceed max_tokens. Leave PadRagged out "
+                "(columns of lists then are Ragged: values, and offsets of the rows), or padding_free."
             )
-        pads = next((each.pad_to_multiple_of for each in self.functions if isinstance(each, PadRagged)), asked)
-        if asked is not None and asked != pads:
+        if batches.pad_to_multiple_of is None:
+            return batches if pads == 1 else replace(batches, pad_to_multiple_of=pads)
+        if batches.pad_to_multiple_of != pads:
             raise ConfigError(
-                f"pad_to_multiple_of={asked}, and PadRagged pads to multiples of {pads}. Leave pad_to_multiple_of out: "
-                "it is taken from PadRagged."
+                f"pad_to_multiple_of={batches.pad_to_multiple_of} of token_batches=, and PadRagged pads to multiples "
+                f"of {pads}. Leave the first one out: it is taken from PadRagged."
             )
-        return pads or 1
+        return batches
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
@@ -201,7 +296,8 @@ class TableOptions:
     def reads_before_plan(self) -> bool:
         """Whether rows may be read before there is a plan, to count or to check them; ranks do that together."""
         counts = self.filters is not None and self.count_rows is not False
-        return counts or self.on_error == "skip" or self.pack is not None or self.max_tokens_per_batch is not None
+        limits_tokens = self.token_batches is not None and self.token_batches.max_tokens is not None
+        return counts or self.on_error == "skip" or self.pack is not None or limits_tokens
 
     @property
     def worker_processes(self) -> int:
@@ -213,12 +309,7 @@ class TableOptions:
     @property
     def threads(self) -> int:
         """Row groups decoded at once in this process."""
-        return self.decode_threads or available_cpus()
-
-    @property
-    def budget_bytes(self) -> int:
-        """Bytes decoded ahead of the trainer."""
-        return parse_bytes("decode_ahead_bytes", self.decode_ahead_bytes)
+        return self.decoding.threads or available_cpus()
 
     @property
     def window_rows(self) -> int | None:
@@ -227,21 +318,17 @@ class TableOptions:
 
     def plan_options(self, strategy: SplitStrategy | None) -> PlanOptions:
         """The part that orders rows."""
-        return PlanOptions(
-            split_bytes=chosen_split_bytes(self.split_bytes),
+        return PlanOptions.of(
+            split_bytes=self.split_bytes,
             split_rows=self.split_rows,
             shuffle=self.shuffle,
             seed=self.shuffle_seed,
             rank_sharding=self.rank_sharding,
             shuffle_rows=self.window_rows,
-            interleave=DEFAULT_INTERLEAVE if self.interleave is None else self.interleave,
-            num_lanes=self.num_lanes,
-            lane_rows=self.lane_rows,
+            interleave=self.interleave,
+            lanes=check_lanes("lanes", self.lanes),
+            token_batches=self.token_batches,
             strategy=strategy_name(strategy),
-            bucket_by=self.bucket_by or "",
-            max_tokens_per_batch=self.max_tokens_per_batch,
-            pad_to_multiple_of=self._padding_multiple,
-            padding_free=self.padding_free,
         )
 
     def topology(self, num_ranks: int) -> Topology:
@@ -254,61 +341,13 @@ class TableOptions:
         )
 
 
-TABLE_OPTIONS = tuple(field.name for field in fields(TableOptions))
+LOADER_TEXT = (
+    "callbacks: a sequence of LoaderCallback. pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, "
+    "prefetch_factor, persistent_workers, in_order: for torch's DataLoader, as they are."
+)
 
-
-# What other libraries call options of ours, where the names are too different to look like one.
-_ELSEWHERE = {
-    "seed": "shuffle_seed",
-    "random_seed": "shuffle_seed",
-    "world_size": "num_ranks",
-    "num_replicas": "num_ranks",
-    "num_shards": "num_ranks",
-    "shard_index": "rank",
-    "shuffle_size": "shuffle_rows",
-    "buffer_size": "shuffle_rows",
-    "num_threads": "decode_threads",
-    "map_fn": "transform",
-}
-_SAMPLERS = ("sampler", "batch_sampler")
-# What only `scan_files` takes, since no other format needs it.
-_TEXT_OPTIONS = ("schema", "text")
-
-
-def check_names(options: Mapping[str, Any], known: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Raises ConfigError for an option that is not `known`; the message has the nearest of `known` and `others`.
-
-    Others are options too, which the caller has taken out already. Where none is near, all are listed.
-
-        known timeout, others batch_size and shuffle_seed, options batchsize      did you mean 'batch_size'?
-        the same, options seed                                                    did you mean 'shuffle_seed'?
-        the same, options xyzzy                                                   the three names
-    """
-    for name in options:
-        if name not in known:
-            raise ConfigError(_unknown(name, [*others, *known]))
-
-
-def _unknown(name: str, names: Sequence[str]) -> str:
-    if name in _SAMPLERS:
-        return (
-            f"{name}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and "
-            "shuffle_rows. For a sampler of your own, use RowDataset in a DataLoader."
-        )
-    if name in _TEXT_OPTIONS:
-        return (
-            f"{name}= is an option of scan_files, for CSV and JSON lines: pass "
-            f"inventory=scan_files(path, format, {name}=...)."
-        )
-    close = [each for each in (_ELSEWHERE.get(name),) if each in names] or get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else f". Known are {names}."
-    return f"Unknown option {name!r}{hint}"
-
-
-def separate_options(options: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options with these names, and the others."""
-    chosen = {name: value for name, value in options.items() if name in names}
-    return chosen, {name: value for name, value in options.items() if name not in names}
+# What type checkers and editors know of keyword options: names and types as they are defined above and in files.py and
+# iceberg.py, which tests/structured/test_options_definition.py checks.
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -325,36 +364,28 @@ class LoaderKeywords(TypedDict, total=False):
     in_order: bool
 
 
-class RowKeywords(TypedDict, total=False):
-    """The options of all table data sets that are passed by keyword only."""
+class TableKeywords(TypedDict, total=False):
+    """The options of `TableOptions` that are never passed by position."""
 
-    rank_sharding: Literal["rows", "chunks"]
+    rank_sharding: RankSharding
     drop_last: bool
     transform: Callable[[Any], Any] | None
     shuffle_rows: int | None
     interleave: int | None
-    num_lanes: int | None
-    lane_rows: int | None
+    lanes: Lanes | int | None
     count_rows: Literal["auto"] | bool
     nulls: Any
     stack: Mapping[str, Sequence[str]] | None
-    bucket_by: str | None
-    max_tokens_per_batch: int | None
-    pad_to_multiple_of: int | None
-    padding_free: bool
+    token_batches: TokenBatches | None
     pack: TokenPacking | None
-    page_checksums: bool
-    decode_threads: int | None
-    decode_ahead_bytes: int | str
+    on_error: OnError
+    broadcast_inventory: bool
+    decoding: Decoding
     mesh: "DeviceMesh | None"
     check_ranks: bool
 
 
-class RowLoaderKeywords(RowKeywords, LoaderKeywords, total=False):
-    """The same, and those of the loader."""
-
-
-class TableKeywords(RowKeywords, total=False):
+class AllTableKeywords(TableKeywords, total=False):
     """All options of `TableOptions`."""
 
     batch_size: int
@@ -373,15 +404,28 @@ class TableKeywords(RowKeywords, total=False):
     show_progress: bool
     progress_interval_sec: float
     shuffle_buffer_size: int | None
-    on_error: Literal["raise", "skip"]
-    broadcast_inventory: bool
 
 
-class IcebergKeywords(TableKeywords, total=False):
-    """The same, and which part of a table is read, and how."""
+class FileKeywords(TypedDict, total=False):
+    """The options of `FileSource` that are never passed by position."""
 
-    scan_filter: "BooleanExpression | str | None"
-    snapshot_id: int | None
+    credentials: Credentials | None
+    remote: RemoteOptions | None
+    inventory: Inventory | None
+    allow_bare_files: bool
+
+
+class FileLoaderKeywords(FileKeywords, TableKeywords, LoaderKeywords, total=False):
+    """What `StructuredDataset.create_dataloader` takes by keyword only."""
+
+
+class FileDatasetKeywords(FileKeywords, AllTableKeywords, total=False):
+    """What `StructuredDataset` takes by keyword only."""
+
+
+class IcebergKeywords(TypedDict, total=False):
+    """The options of `IcebergSource` that are never passed by position, but for the inventory."""
+
     as_of_timestamp: int | datetime | None
     branch: str | None
     tag: str | None
@@ -393,3 +437,11 @@ class IcebergKeywords(TableKeywords, total=False):
     remote: RemoteOptions | None
     allow_empty: bool
     allow_bare_vectors: bool
+
+
+class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, LoaderKeywords, total=False):
+    """What `IcebergDataset.create_dataloader` takes by keyword only."""
+
+
+class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):
+    """What `IcebergDataset` takes by keyword only."""

@@ -1,9 +1,11 @@
 """What this process shares with the other ranks before the first batch: their numbers, the reading, a comparison."""
 
+from dataclasses import fields
+
 from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.fingerprints import short_digest
-from torch_dataloader_utils.datasets.options import TABLE_OPTIONS, TableOptions
+from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish
 from torch_dataloader_utils.stream.ranks import (
@@ -13,24 +15,6 @@ from torch_dataloader_utils.stream.ranks import (
     mesh_members,
     resolve_ranks,
     running_ranks,
-)
-
-# What ranks may have of their own: it decides neither which rows a rank has nor how many.
-_OF_ONE_RANK = frozenset(
-    [
-        "rank",
-        "mesh",
-        "output_format",
-        "collate_fn",
-        "transform",
-        "nulls",
-        "stack",
-        "page_checksums",
-        "decode_threads",
-        "decode_ahead_bytes",
-        "show_progress",
-        "progress_interval_sec",
-    ]
 )
 
 
@@ -66,7 +50,7 @@ def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
 
 def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
     """The options that all ranks need to have alike, as texts."""
-    shown = {name: getattr(options, name) for name in TABLE_OPTIONS if name not in _OF_ONE_RANK}
+    shown = {each.name: getattr(options, each.name) for each in fields(options) if not each.metadata["is_of_rank"]}
     shown["num_ranks"] = num_ranks
     # A state says for all ranks how rows were assigned to workers.
     shown["num_workers"] = max(1, options.worker_processes)

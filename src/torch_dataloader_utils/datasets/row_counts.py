@@ -207,8 +207,8 @@ def read_token_counts(
     space = RowSpace.of(inventory.groups)
     if not space.exact:
         raise ConfigError(
-            "max_tokens_per_batch needs exact row counts, and those of this data set are not known: leave count_rows "
-            'at its default, or pass count_rows="auto".'
+            "max_tokens of token_batches= needs exact row counts, and those of this data set are not known: leave "
+            'count_rows at its default, or pass count_rows="auto".'
         )
     share.check_alike(inventory)
     read = share.together(lambda: _whole(read_lengths(inventory, reader, share, on_progress)))
@@ -238,8 +238,8 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
     padding = "" if budget.padding_free else ", padding included"
     no_number = f"whose {column!r} is negative, not finite or beyond 2^60. "
     raise ConfigError(
-        f"{len(too_long):,} rows do not fit into max_tokens_per_batch={budget.max_tokens:,}. The first is live row "
-        f"{row - int(space.group_start[group])} of {task.where}, "
+        f"{len(too_long):,} rows do not fit into max_tokens={budget.max_tokens:,} of token_batches. The first is live "
+        f"row {row - int(space.group_start[group])} of {task.where}, "
         + (f"with {widths[row]:,} tokens of {column!r}{padding}. " if is_number else no_number)
         + "Raise the limit, or leave such rows out with filters=."
     )

@@ -3,10 +3,11 @@
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, Unpack
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
 from torch_dataloader_utils._arrow.schema import decode_schema
@@ -14,14 +15,15 @@ from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.option_values import Decoding
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets.build import build_rows, read_spec
-from torch_dataloader_utils.datasets.files import Files, find_inventory
-from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.files import Files, FileSource
+from torch_dataloader_utils.datasets.option_fields import arguments_of, check_names, chosen, names_of
+from torch_dataloader_utils.datasets.options import FileKeywords, TableOptions
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -32,6 +34,8 @@ from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
 _ITERATED_ROWS = 1024
+
+_DECODING = Decoding()
 
 
 class RowDataset(Dataset[Any]):
@@ -49,31 +53,27 @@ class RowDataset(Dataset[Any]):
 
     def __init__(
         self,
-        files: Files,
+        path: Files,
         format: str = "parquet",  # noqa: A002  # the field's name for it
         *,
         columns: Sequence[str] | None = None,
-        filters: Any = None,
+        filters: pc.Expression | None = None,
         partitioning: Literal["hive"] | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        credentials: Credentials | None = None,
-        remote: RemoteOptions | None = None,
-        inventory: Inventory | None = None,
         output_format: OutputFormat = "torch",
         cache_bytes: int | str = "256MiB",
         length_column: str | None = None,
         nulls: Any = None,
         stack: Mapping[str, Sequence[str]] | None = None,
-        page_checksums: bool = True,
-        decode_threads: int | None = None,
-        allow_bare_files: bool = False,
+        decoding: Decoding = _DECODING,
+        **options: Unpack[FileKeywords],
     ) -> None:
         """Finds the files and counts their rows; no row is read unless a filter makes that necessary.
 
         Args:
-            files: data files, paths, or a directory or pattern.
+            path: data files, paths, or a directory or pattern.
             format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
-                credentials, remote, nulls, stack, page_checksums and allow_bare_files.
+                credentials, remote, nulls, stack and allow_bare_files.
             inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then it is what is read, and nothing is
                 listed. Deletes apply.
             output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
@@ -81,45 +81,30 @@ class RowDataset(Dataset[Any]):
             cache_bytes: decoded row groups kept in each process, an int or text such as "1GiB"; the last one used
                 stays in any case.
             length_column: for `sort_key`: a column of numbers (its value), lists (items) or text (bytes).
-            decode_threads: row groups decoded at once for one call; None for the processors there are.
+            decoding: threads are row groups decoded at once for one call; nothing is decoded ahead.
 
         Raises:
             ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.
             DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
         """
-        options = TableOptions(
-            columns=columns,
-            filters=filters,
-            output_format=output_format,
-            nulls=nulls,
-            stack=stack,
-            page_checksums=page_checksums,
-            decode_threads=decode_threads,
-            check_ranks=False,
-        )
+        arguments = {**arguments_of(locals()), "check_ranks": False}
+        check_names(options, names_of(FileSource))
+        source, chosen_options = chosen(FileSource, arguments), chosen(TableOptions, arguments)
         cache_bytes = parse_bytes("cache_bytes", cache_bytes)
-        access = StoreAccess.of(storage_options, credentials, remote)
-        found = find_inventory(
-            files,
-            format,
-            options,
-            partitioning=partitioning,
-            access=access,
-            inventory=inventory,
-            allow_bare_files=allow_bare_files,
-        )
-        rows = build_rows(found, options, access, Share(threads=options.threads))
+        # The first two of the five stages.
+        found, access = source.find(chosen_options)
+        rows = build_rows(found, chosen_options, access, Share(threads=chosen_options.threads))
         schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
-        self._threads = options.threads
+        self._threads = chosen_options.threads
         self._cache_bytes = cache_bytes
-        chosen = schema.names if options.columns is None else options.columns
-        self._schema = pa.schema([schema.field(name) for name in chosen])
+        names = schema.names if columns is None else chosen_options.columns or ()
+        self._schema = pa.schema([schema.field(name) for name in names])
         self._length_reader: Reader | None = None
         if length_column is not None:
             check_has_lengths(schema, length_column, "length_column")
-            self._length_reader = make_reader(read_spec(found, options, access, (length_column,)))
+            self._length_reader = make_reader(read_spec(found, chosen_options, access, (length_column,)))
         # Lengths travel to workers with the data set, decoded row groups do not.
         self._known_lengths: Lengths | None = None
         self._cache: ProcessLocal[BlockCache] = ProcessLocal()

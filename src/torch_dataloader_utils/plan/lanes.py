@@ -115,10 +115,10 @@ class MicroBatchAssignment:
             return numbers
         fitting = ranks * max(1, batch // lanes.micro_rows) * workers
         raise ConfigError(
-            f"num_lanes={lanes.num_lanes} with lane_rows={lanes.micro_rows} does not fit num_ranks={ranks}, "
-            f"num_workers={workers}, batch_size={batch}. batch_size must be a multiple of lane_rows, and num_lanes a "
-            f"multiple of num_workers * num_ranks * batch_size / lane_rows: num_lanes={fitting} or a multiple of it "
-            f"fits this topology; these num_lanes fit num_ranks * num_workers * (batch_size / lane_rows) in "
+            f"lanes=Lanes({lanes.num_lanes}, rows={lanes.micro_rows}) does not fit num_ranks={ranks}, "
+            f"num_workers={workers}, batch_size={batch}. batch_size must be a multiple of rows, and num_lanes a "
+            f"multiple of num_workers * num_ranks * batch_size / rows: num_lanes={fitting} or a multiple of it "
+            f"fits this topology; these num_lanes fit num_ranks * num_workers * (batch_size / rows) in "
             f"{_divisors(lanes.num_lanes)}."
         )
 
@@ -253,7 +253,7 @@ class LaneAssignment:
         for segment, following in position.changes():
             if segment.has_drifted:
                 raise ConfigError(
-                    "Ranks that received different numbers of batches cannot resume with num_lanes: the job's batches "
+                    "Ranks that received different numbers of batches cannot resume with lanes: the job's batches "
                     "are one numbered sequence. Save the state when all ranks have taken the same steps."
                 )
             first_number = assigned.number_of(segment.steps_of(0))

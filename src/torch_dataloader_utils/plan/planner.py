@@ -5,17 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from torch_dataloader_utils._core.arguments import check_column_name, check_epoch, check_integer
+from torch_dataloader_utils._core.arguments import check_epoch, check_integer
 from torch_dataloader_utils._core.division import even_span
 from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
-from torch_dataloader_utils._core.options import (
-    DEFAULT_INTERLEAVE,
-    PlanOptions,
-    RankSharding,
-    Topology,
-    chosen_split_bytes,
-)
+from torch_dataloader_utils._core.option_values import Lanes, TokenBatches, check_lanes, check_token_batches
+from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -56,9 +51,8 @@ def plan_epoch(
     rank_sharding: RankSharding = "rows",
     shuffle_rows: int | None = None,
     interleave: int | None = None,
-    num_lanes: int | None = None,
-    lane_rows: int | None = None,
-    bucket_by: str | None = None,
+    lanes: Lanes | int | None = None,
+    token_batches: TokenBatches | None = None,
     split_strategy: SplitStrategy | str | None = None,
 ) -> EpochPlan:
     """The plan of one epoch: a pure function of its arguments.
@@ -75,8 +69,9 @@ def plan_epoch(
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
         shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from; None
             for 4.
-        num_lanes, lane_rows: an order that survives a change of topology; see the lanes page of the docs.
-        bucket_by: the column by whose lengths windows are ordered; windows then are whole batches.
+        lanes: an order that survives a change of topology, `Lanes` or how many; see the lanes page of the docs.
+        token_batches: by which column's lengths windows are ordered; windows then are whole batches. A limit of tokens
+            needs the lengths, which an inventory does not have: ask a loader for that plan.
         split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.
 
     Raises:
@@ -85,18 +80,17 @@ def plan_epoch(
     inventory = check_inventory(inventory)
     num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
-    options = PlanOptions(
-        split_bytes=chosen_split_bytes(split_bytes),
+    options = PlanOptions.of(
+        split_bytes=split_bytes,
         split_rows=split_rows,
         shuffle=shuffle,
         seed=seed,
         rank_sharding=rank_sharding,
         shuffle_rows=shuffle_rows,
-        interleave=DEFAULT_INTERLEAVE if interleave is None else interleave,
-        num_lanes=num_lanes,
-        lane_rows=lane_rows,
+        interleave=interleave,
+        lanes=check_lanes("lanes", lanes),
+        token_batches=check_token_batches("token_batches", token_batches),
         strategy=strategy_name(strategy),
-        bucket_by=check_column_name("bucket_by", bucket_by) or "",
     )
     topology = Topology(
         num_ranks=num_ranks, num_workers=max(1, num_workers), batch_size=batch_size, drop_last=drop_last
@@ -223,8 +217,8 @@ class Planner:
         epoch, budget = key
         if self.lengths is None:
             raise ConfigError(
-                "max_tokens_per_batch needs the lengths of all rows, and this plan has none: ask the data set that "
-                "read them, with dataset.plan() or loader.plan."
+                "max_tokens of token_batches= needs the lengths of all rows, and this plan has none: ask the data set "
+                "that read them, with dataset.plan() or loader.plan."
             )
         # Chunks of epoch 0 in every epoch: windows, and so the number of batches, stay the same.
         return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)

@@ -96,13 +96,13 @@ class UncountedAssignment:
     def __post_init__(self) -> None:
         if self.inputs.options.num_lanes is not None:
             raise ConfigError(
-                "num_lanes needs exact row counts, and this plan has none: leave count_rows at its default, "
+                "lanes= needs exact row counts, and this plan has none: leave count_rows at its default, "
                 'or pass count_rows="auto".'
             )
         if self.inputs.options.bucket_by:
             raise ConfigError(
-                "bucket_by needs exact row counts, so that windows are whole batches, and this plan has none: leave "
-                'count_rows at its default, or pass count_rows="auto".'
+                "token_batches= needs exact row counts, so that windows are whole batches, and this plan has none: "
+                'leave count_rows at its default, or pass count_rows="auto".'
             )
 
     @cached_property

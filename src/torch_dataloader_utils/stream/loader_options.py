@@ -51,7 +51,7 @@ def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "
             "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out, "
-            "decode_ahead_bytes= says how far threads read ahead; or pass num_workers=1 or more."
+            "decoding=Decoding(ahead_bytes=...) says how far threads read ahead; or pass num_workers=1 or more."
         )
 
 

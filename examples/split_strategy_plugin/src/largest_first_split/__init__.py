@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_dataloader_utils import DataFileInfo, Shard, Split
+from torch_dataloader_utils import DataFileInfo, Split
+from torch_dataloader_utils.splits import Shard
 
 
 @dataclass(frozen=True)

@@ -232,5 +232,5 @@ def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDie
         )
     return WorkerDiedError(
         f"{told}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
-        "decode_ahead_bytes; if it crashed, read that row group in a process of its own."
+        "ahead_bytes of decoding=; if it crashed, read that row group in a process of its own."
     )

@@ -1,0 +1,144 @@
+"""Options that belong together, each group as one value: token batches, lanes, and how row groups are decoded."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from torch_dataloader_utils._core.arguments import check_column_name, hold_flags, hold_integers, parse_bytes
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatches:
+    """Batches of rows of similar length, limited by tokens if asked: `token_batches=TokenBatches("tokens", ...)`.
+
+    The rows of a shuffle window are sorted by length and cut into batches, which come in random order; so it needs
+    `shuffle_rows`, the rows of a window. Without `max_tokens` batches have `batch_size` rows; with it they have as many
+    as fit, `batch_size` at most.
+
+        lengths 9 2 3 8 2                                 max_tokens=9     {9}  {8}  {3 2 2}
+        the same with padding_free, in mixed batches      max_tokens=12    {9 2}  {8 3}  {2}
+
+    Attributes:
+        column: whose lengths count: numbers (the value), lists (items) or text (bytes); delivered or not.
+        max_tokens: most rows × longest padded length of a batch; all lengths are read once. None: no limit.
+        pad_to_multiple_of: what max_tokens rounds lengths up to; None: as PadRagged in collate_fn pads.
+        padding_free: max_tokens limits the sum of lengths instead, and batches mix rows of all lengths.
+
+    Raises:
+        ConfigTypeError, ConfigError: a value of another type or out of range; padding_free or pad_to_multiple_of
+            without max_tokens, or beside each other.
+    """
+
+    column: str
+    _: KW_ONLY
+    max_tokens: int | None = None
+    pad_to_multiple_of: int | None = None
+    padding_free: bool = False
+
+    def __post_init__(self) -> None:
+        if check_column_name("TokenBatches.column", self.column) is None:
+            raise ConfigTypeError("TokenBatches.column is the name of a column; got None. Names are text.")
+        hold_integers(self, "max_tokens", "pad_to_multiple_of", least=1)
+        hold_flags(self, "padding_free")
+        if self.padding_free and self.max_tokens is None:
+            raise ConfigError(
+                "padding_free=True says how max_tokens= of TokenBatches counts, which is not given: pass max_tokens=, "
+                "or leave padding_free out."
+            )
+        if self.pad_to_multiple_of is not None and self.max_tokens is None:
+            raise ConfigError(
+                f"pad_to_multiple_of={self.pad_to_multiple_of} says how max_tokens= of TokenBatches counts, which is "
+                "not given. To pad, pass collate_fn=PadRagged(pad_to_multiple_of=...)."
+            )
+        if self.pad_to_multiple_of is not None and self.padding_free:
+            raise ConfigError(
+                f"pad_to_multiple_of={self.pad_to_multiple_of} with padding_free=True: rows that are not padded count "
+                "as they are. Leave one of them out."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """One order of global batches for every number of ranks and workers: `lanes=Lanes(64)`, or `lanes=64` for short.
+
+    Attributes:
+        num_lanes: sequences of rows, to which chunks are assigned. With batches of B rows on R ranks of W workers it
+            has to be a multiple of W · R · B / rows.
+        rows: rows of a micro-batch, which a batch takes from one lane at a time; None for the batch size.
+
+    Raises:
+        ConfigTypeError, ConfigError: no whole number of at least 1.
+    """
+
+    num_lanes: int
+    _: KW_ONLY
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        hold_integers(self, "num_lanes", "rows", least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How row groups are decoded: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. It changes no row.
+
+    Attributes:
+        threads: row groups decoded at once; None for the processors there are, and at least 16 where files are remote.
+            In a worker process it holds for remote files; local ones are decoded one at a time there.
+        ahead_bytes: decoded before the trainer needs them, at most; an int or text such as "1GiB". Worker processes
+            share it.
+        page_checksums: check the checksums of Parquet pages where a file has them.
+
+    Raises:
+        ConfigTypeError, ConfigError: a value of another type or out of range.
+    """
+
+    threads: int | None = None
+    ahead_bytes: int | str = "256MiB"
+    page_checksums: bool = True
+
+    def __post_init__(self) -> None:
+        hold_integers(self, "threads", least=0)
+        parse_bytes("ahead_bytes", self.ahead_bytes)
+        hold_flags(self, "page_checksums")
+
+    @property
+    def budget_bytes(self) -> int:
+        """`ahead_bytes` as a number."""
+        return parse_bytes("ahead_bytes", self.ahead_bytes)
+
+
+def check_token_batches(name: str, value: Any) -> TokenBatches | None:
+    """The value; None, for batches of a fixed number of rows in any order, stays.
+
+    Raises:
+        ConfigTypeError: anything else.
+    """
+    if value is not None and not isinstance(value, TokenBatches):
+        raise ConfigTypeError(f"{name}={value!r}: pass TokenBatches(column, max_tokens=...), or None.")
+    return value
+
+
+def check_lanes(name: str, value: Any) -> Lanes | None:
+    """The value, a whole number as `Lanes` of it; None, for one lane a worker, stays.
+
+    Raises:
+        ConfigTypeError, ConfigError: anything else, or a number below 1.
+    """
+    if value is None or isinstance(value, Lanes):
+        return value
+    try:
+        return Lanes(value)
+    except ConfigTypeError as error:
+        raise ConfigTypeError(f"{name}={value!r}: pass Lanes(num_lanes, rows=...), a whole number, or None.") from error
+
+
+def check_decoding(name: str, value: Any) -> Decoding:
+    """The value.
+
+    Raises:
+        ConfigTypeError: anything else.
+    """
+    if not isinstance(value, Decoding):
+        raise ConfigTypeError(f"{name}={value!r}: pass Decoding(threads=..., ahead_bytes=...).")
+    return value
