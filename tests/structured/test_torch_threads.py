@@ -11,8 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import Lanes
-
 # Torch splits work on more than 32,768 numbers.
 ROWS = 70_000
 
@@ -23,13 +21,15 @@ counts_threads = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason
 
 PROGRAM = """
 import json, os, sys, torch
-from torch_dataloader_utils import PadRagged, StructuredDataset
+from torch_dataloader_utils import Lanes, PadRagged, StructuredDataset
 
 torch.set_num_threads(int(sys.argv[4]))
 before = len(os.listdir("/proc/self/task"))
 folder, options, splits = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "splits"
 if options.pop("pads", False):
     options["collate_fn"] = PadRagged()
+if "lanes" in options:
+    options["lanes"] = Lanes(**options["lanes"])
 loader, _ = StructuredDataset.create_dataloader(folder, num_workers=0, **options)
 rows = sum(len(batch["row_id"]) for batch in loader)
 if splits:
@@ -74,7 +74,7 @@ def ends_with(folder, *, splits=False, **options):
         {"columns": ["row_id", "tokens"], "pads": True, "batch_size": 20_000},
         {"shuffle": True, "shuffle_rows": ROWS},
         {"shuffle": True, "shuffle_rows": ROWS, "batch_size": 40_000, "columns": ["row_id", "tokens"]},
-        {"lanes": Lanes(4, rows=64), "batch_size": 256, "split_rows": 500},
+        {"lanes": {"num_lanes": 4, "rows": 64}, "batch_size": 256, "split_rows": 500},
     ],
     ids=str,
 )
