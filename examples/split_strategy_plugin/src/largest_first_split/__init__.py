@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_dataloader_utils import DataFileInfo, Split
-from torch_dataloader_utils.splits import Shard
+from torch_dataloader_utils.splits import DataFileInfo, Shard, Split
 
 
 @dataclass(frozen=True)
