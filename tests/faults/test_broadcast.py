@@ -12,7 +12,7 @@ from tests.faults.tables import upload
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
-from torch_dataloader_utils.datasets.iceberg import TableSource
+from torch_dataloader_utils.datasets.iceberg import IcebergSource
 from torch_dataloader_utils.errors import LoaderError
 
 
@@ -46,13 +46,13 @@ def test_a_scan_that_fails_fails_on_every_rank(server: S3Server, access: StoreAc
 def _table_rank(rank: int, meeting: str, table: str, answer: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
     opened = []
-    original = TableSource.open
+    original = IcebergSource.open
 
-    def counted(source: TableSource) -> Any:
+    def counted(source: IcebergSource) -> Any:
         opened.append(source)
         return original(source)
 
-    TableSource.open = counted  # type: ignore[method-assign]  # in this process alone
+    IcebergSource.open = counted  # type: ignore[method-assign]  # in this process alone
     loader, _ = IcebergDataset.create_dataloader(
         table, num_workers=0, num_ranks="auto", broadcast_inventory=True, batch_size=7
     )

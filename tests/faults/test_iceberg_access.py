@@ -240,6 +240,9 @@ def test_data_files_without_a_footer_are_left_out_with_the_rows_that_the_manifes
     with pytest.warns(UserWarning, match="left out 1 of 3 files with 40 rows: their metadata does not decode"):
         loader, _ = on_server(server, on_error="skip")
     assert ids(loader) == [row for row in ROWS if row < 80]
+    with pytest.warns(UserWarning, match="left out 1 of 3 files"):
+        scanned = scan_iceberg("s3://bucket/t", storage_options=server.storage_options, remote=REMOTE, on_error="skip")
+    assert scanned.num_rows == len([row for row in ROWS if row < 80])
 
 
 @pytest.mark.parametrize(

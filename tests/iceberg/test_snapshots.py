@@ -18,7 +18,7 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils.datasets.iceberg import TableSource, open_alike
+from torch_dataloader_utils.datasets.iceberg import IcebergSource, open_alike
 from torch_dataloader_utils.discover.iceberg.table_scan import scan_table
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, NoDataError
 
@@ -279,7 +279,8 @@ def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: o
         return counts
 
     def scan(share: Share) -> Inventory:
-        return scan_table(*open_alike(TableSource.of(table.metadata, None, None, None, options), share))
+        source = IcebergSource(table=table.metadata, **options)
+        return scan_table(*open_alike(source, source.scan_options(None, None), share))
 
     first = scan(Share(index=0, count=2, exchange=tell))
     commit()

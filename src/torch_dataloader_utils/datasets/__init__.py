@@ -1,8 +1,9 @@
-"""Data sets of tables, and the one place that wires the five stages: `build.py`. Begin to read there.
+"""Data sets of tables, and the one place that wires the five stages: `build` in `build.py`. Begin to read there.
 
-    discover  →  plan  →  read  →  shape  →  stream
+    inventory  →  rows  →  planner  →  stream  →  loader
 
 In: paths or a table, and options. Out: `StructuredDataset` (files), `IcebergDataset` (tables), `RowDataset` (rows by
-number), and loaders of the first two. `options.py` has every option that they share; `files.py` and `iceberg.py` find
-the inventory; `rank_agreement.py` is how ranks agree on it.
+number), and loaders of the first two. `options.py` defines the options that they share, `files.py` and `iceberg.py`
+those of where data is, and find the inventory; `row_counts.py` counts and measures rows before the plan;
+`rank_agreement.py` is how ranks agree on all of it.
 """

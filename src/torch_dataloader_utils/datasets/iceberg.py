@@ -14,7 +14,7 @@ from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_flag, check_function
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
-from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
@@ -261,13 +261,15 @@ def scan_iceberg(
     snapshot_id: int | None = None,
     count_rows: Literal["auto"] | bool = "auto",
     on_progress: Callable[[int, int], None] | None = None,
+    on_error: OnError = "raise",
     **options: Unpack[IcebergKeywords],
 ) -> Inventory:
     """The inventory of one snapshot of an Iceberg table.
 
     The options of the table are those of `IcebergDataset.create_dataloader`. "auto" and True for count_rows count what
     equality deletes and filters leave, by reading key and filter columns once; False leaves those row groups uncounted.
-    on_progress is called in the caller's thread after each data file with (files done, files to scan).
+    on_progress is called in the caller's thread after each data file with (files done, files to scan). on_error="skip"
+    leaves out data files whose metadata does not decode, with a warning that names them.
 
     Returns:
         Data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.
@@ -278,9 +280,10 @@ def scan_iceberg(
     arguments = arguments_of(locals())
     check_names(options, [name for name in names_of(IcebergSource) if name not in _NOT_SCANNED])
     check_function("on_progress", on_progress)
+    check_on_error(on_error)
     counts = check_count_rows(count_rows)
     source = chosen(IcebergSource, arguments)
-    scan, opened = source.scan_options(columns, filters), source.open()
+    scan, opened = source.scan_options(columns, filters, on_error), source.open()
     inventory = scan_table(opened, scan, on_progress)
     return count_alone(inventory, filters, opened.files.access) if counts else inventory
 
