@@ -11,8 +11,7 @@ from torch_dataloader_utils._core.inventory import GroupTable
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 from torch_dataloader_utils.plan.planner import assign_epoch

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, counted
 
 DEFAULT_INTERLEAVE = 4
 

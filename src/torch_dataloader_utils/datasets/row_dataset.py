@@ -14,8 +14,8 @@ from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import Lengths
+from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal

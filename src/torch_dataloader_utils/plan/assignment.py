@@ -18,8 +18,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.program import WorkerProgram
-from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.plan.strategy_call import StrategyCall
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch_dataloader_utils._core.arguments import check_column_name, check_epoch, check_integer
 from torch_dataloader_utils._core.division import even_span
-from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint
-from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory, data_settings, planning_fingerprint
 from torch_dataloader_utils._core.options import (
     DEFAULT_INTERLEAVE,
     PlanOptions,
@@ -17,11 +16,10 @@ from torch_dataloader_utils._core.options import (
     chosen_split_bytes,
 )
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs

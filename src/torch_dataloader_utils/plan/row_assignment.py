@@ -19,9 +19,8 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import EqualBuckets
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
 from torch_dataloader_utils.plan.balance import (
