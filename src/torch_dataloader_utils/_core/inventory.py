@@ -36,7 +36,7 @@ class FileFormat(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StringColumn:
-    """An immutable column of UTF-8 strings, pickled as buffers: a million paths cost their bytes, not a million objects.
+    """An immutable column of UTF-8 strings, pickled as buffers: a million paths are not a million objects.
 
     `data` holds the bytes of all strings, uint8; string i is data[offsets[i]:offsets[i + 1]], offsets int64 of
     shape [n + 1].

@@ -6,8 +6,8 @@ things, and all that assigns, balances or cuts rows treats both alike:
     plain unit    window == -1   rows [start, stop) in plan-row numbers
     window unit   window == w    positions [start, stop) of window w's rows in their permuted order
 
-A window is a list of pieces (plan-row ranges) whose rows are permuted together (`Windows`). Its permutation is a pure function
-of (seed, epoch, first plan row of its first piece), so a position in it is arithmetic and never a replay.
+A window is a list of pieces (plan-row ranges) whose rows are permuted together (`Windows`). Its permutation is a pure
+function of (seed, epoch, first plan row of its first piece), so a position in it is arithmetic and never a replay.
 
 Plans without row counts have window units only; if rows are not shuffled, one for each row group (`permuted` False).
 `start` then counts delivered rows and `stop` is not used: the unit ends where its rows end.

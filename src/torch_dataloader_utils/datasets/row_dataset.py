@@ -25,7 +25,7 @@ from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.shape.arrays import split_rows
+from torch_dataloader_utils.shape.column_blocks import split_rows
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
