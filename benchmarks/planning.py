@@ -14,8 +14,7 @@ import numpy as np
 from measure import print_machine, save, seconds
 
 from torch_dataloader_utils import Inventory, plan_epoch
-from torch_dataloader_utils._core.inventory import FileTable, GroupTable
-from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, StringColumn
 
 
 def make_inventory(rows: np.ndarray, groups_per_file: int) -> Inventory:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.cli.shell import one_line, tdu, tdu_json, write_parquet
 from torch_dataloader_utils import load_inventory, scan_files
-from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
-from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory, StringColumn
 from torch_dataloader_utils.cli.findings import find_layout_problems
 from torch_dataloader_utils.cli.source import parse_pairs
 from torch_dataloader_utils.errors import ConfigError

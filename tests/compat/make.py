@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from torch_dataloader_utils import Inventory, plan_epoch
-from torch_dataloader_utils._core.fingerprints import planning_fingerprint
-from torch_dataloader_utils._core.inventory import FileTable, GroupTable
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, StringColumn, planning_fingerprint
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import Identity, encode_state
-from torch_dataloader_utils._core.strings import StringColumn
 
 
 def make_inventory() -> Inventory:

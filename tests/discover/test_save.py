@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.discover.datasets import write_parquet
-from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory
-from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory, StringColumn
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
 from torch_dataloader_utils.discover.saved_inventory import to_table
 from torch_dataloader_utils.errors import (

@@ -17,7 +17,8 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe import progress
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.progress_bars import RankBoard, TerminalBars, seconds_left
+from torch_dataloader_utils._observe.progress_bars import RankBoard, TerminalBars
+from torch_dataloader_utils._observe.work_bar import seconds_left
 
 
 @pytest.fixture
@@ -53,6 +54,19 @@ def test_lines_come_every_interval_with_figures_as_extras(table, caplog):
     assert [record.metrics["batches"] for record in caplog.records] == [*range(1, 12), 11]
     assert all((record.epoch, record.rank) == (0, 0) for record in caplog.records)
     assert caplog.records[-1].getMessage().startswith("epoch 0 rank 0 of 1: 165 of 165 rows (100%)")
+
+
+def test_without_rich_data_sets_are_read_and_progress_is_lines(table):
+    code = f"""
+import sys
+sys.modules["rich"] = sys.modules["rich.console"] = sys.modules["rich.progress"] = None
+from torch_dataloader_utils import StructuredDataset
+loader, _ = StructuredDataset.create_dataloader({str(table)!r}, num_workers=0, show_progress=True)
+print(sum(batch.num_rows for batch in loader))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "165\n"
+    assert "165 of 165 rows" in done.stderr
 
 
 def test_a_long_interval_gives_one_line_at_the_end_and_a_break_says_so(table, caplog):

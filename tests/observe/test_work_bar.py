@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.tables import parquet_bytes, table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.work_bar import WorkBar, work_bar
+from torch_dataloader_utils._observe.work_bar import WorkBar, time_left, work_bar
 
 
 class Terminal(io.StringIO):
@@ -67,3 +67,10 @@ def test_a_data_set_shows_it_if_asked_to_on_a_terminal_alone(
 def test_nobody_is_told_where_there_is_no_terminal() -> None:
     with work_bar("footers") as on_progress:
         assert on_progress is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00 left"), (59.6, "1:00 left"), (3599.4, "59:59 left"), (3700, "1:01:40 left")]
+)
+def test_the_time_left_has_hours_where_there_are_some(seconds: float, text: str) -> None:
+    assert time_left(seconds) == text

@@ -11,9 +11,8 @@ from torch_dataloader_utils._core.inventory import GroupTable
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
+from torch_dataloader_utils._core.units import RowSpace, Units
+from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 from torch_dataloader_utils.plan.planner import assign_epoch
 from torch_dataloader_utils.plan.strategy_call import StrategyCall
@@ -112,7 +111,7 @@ options = st.builds(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What an `EpochPlan` says without an inventory. kind: of assignment, if it is not the one that fits the inputs."""
+    """An `EpochPlan` without an inventory. begin: of the kind of assignment, if not the one that fits the inputs."""
 
     space: RowSpace
     options: PlanOptions
@@ -120,7 +119,7 @@ class Plan:
     position: Position
     strategy: StrategyCall | None = None
     batches: Units | None = None
-    kind: Callable[..., EpochAssignment] | None = None
+    begin: Callable[[EpochInputs], Assignment] | None = None
 
     @cached_property
     def assignment(self):
@@ -128,7 +127,7 @@ class Plan:
             name: getattr(self, name) for name in ("space", "options", "chunks", "position", "strategy", "batches")
         }
         inputs = EpochInputs(**given)
-        return assign_epoch(inputs) if self.kind is None else self.kind(inputs=inputs)
+        return assign_epoch(inputs) if self.begin is None else self.begin(inputs)
 
     @property
     def rank_steps(self):
@@ -158,7 +157,7 @@ class Plan:
         return int(self.assignment.counts.repeats[rank])
 
     def programs(self, rank):
-        return self.assignment.programs(rank)
+        return self.assignment.programs(rank, self.position.segment)
 
 
 def make_plan(*, space, options, epoch=0, topology):

@@ -26,7 +26,7 @@ from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, 
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.plan.balance import assign_units, worker_order
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
-from torch_dataloader_utils.plan.row_assignment import StrategyAssignment
+from torch_dataloader_utils.plan.row_assignment import StrategyRows
 from torch_dataloader_utils.plan.strategies import TargetSizeSplitStrategy
 from torch_dataloader_utils.plan.strategy_call import StrategyCall
 from torch_dataloader_utils.plan.uncounted import UncountedAssignment
@@ -105,7 +105,11 @@ def test_no_balancing_into_equal_ranks_moves_fewer_rows(plan):
 def test_without_row_counts_workers_have_whole_chunks_by_bytes(plan):
     position = Position(epoch=plan.position.epoch, segment=Segment(topology=plan.position.topology))
     inexact = Plan(
-        kind=UncountedAssignment, space=plan.space, options=plan.options, chunks=plan.chunks, position=position
+        begin=UncountedAssignment.begin,
+        space=plan.space,
+        options=plan.options,
+        chunks=plan.chunks,
+        position=position,
     )
     for rank in range(plan.position.topology.num_ranks):
         for program, chunks in zip(inexact.programs(rank), chunks_of_workers(plan, rank), strict=True):
@@ -113,8 +117,8 @@ def test_without_row_counts_workers_have_whole_chunks_by_bytes(plan):
             assert sorted(rows) == sorted(row for start, stop in chunks for row in range(start, stop))
 
 
-def dealt_by(strategy, plan):
-    """The deal of a strategy over the same rows, in files of as many row groups."""
+def divided_by(strategy, plan):
+    """The rows as a strategy divides them, in files of as many row groups."""
     space, sizes = plan.space, np.diff(plan.space.group_start)
     weights, groups = np.diff(space.byte_start), [np.flatnonzero(space.file == file) for file in range(8)]
     described = [
@@ -126,16 +130,16 @@ def dealt_by(strategy, plan):
         for file, mine in enumerate(groups)
     ]
     call, topology = StrategyCall(strategy=strategy, files=described, space=space), plan.position.topology
-    given = call.units(plan.position.epoch, topology.num_ranks, topology.num_workers)
-    return StrategyAssignment(given=given, shared=False, space=space, options=PlanOptions(), topology=topology)
+    chosen = call.units(plan.position.epoch, topology.num_ranks, topology.num_workers)
+    return StrategyRows(chosen=chosen, is_shared=False, space=space, options=PlanOptions(), topology=topology)
 
 
 @given(plain_plans(num_ranks=1, drop_last=False))
 @settings(max_examples=100 * EFFORT, deadline=None)
-def test_the_strategy_of_target_sizes_deals_as_plans_without_one(plan):
+def test_the_strategy_of_target_sizes_assigns_as_plans_without_one(plan):
     chosen = plan.options
     strategy = TargetSizeSplitStrategy(chosen.split_bytes, chosen.split_rows, chosen.shuffle, chosen.seed)
-    workers = dealt_by(strategy, plan).rank(0).workers
+    workers = divided_by(strategy, plan).rank(0).workers
     for program, units in zip(plan.programs(0), workers, strict=True):
         rows = rows_of(program.lanes[0], 0, 0)
         assert rows[: units.num_rows] == rows_of(units, 0, 0)
@@ -151,7 +155,7 @@ def test_chunks_that_a_rank_receives_from_a_strategy_go_to_the_worker_with_the_f
         options=PlanOptions(),
         topology=Topology(num_ranks=2, num_workers=2, batch_size=10),
     )
-    workers = dealt_by(OneWorkerOfRank0(), plan).rank(1).workers
+    workers = divided_by(OneWorkerOfRank0(), plan).rank(1).workers
     # By bytes 50 and 2 + 2 + 2, of which the last moves for equal steps.
     assert [sorted(row // 10 for row in rows_of(units, 0, 0)[::10]) for units in workers] == [[4, 7], [5, 6]]
 
@@ -179,7 +183,13 @@ def test_every_worker_of_every_rank_has_the_heaviest_chunk_in_some_epoch(has_cou
         position = Position(epoch=epoch, segment=Segment(topology=topology))
         plan = make_plan(space=space, options=plan_options, epoch=epoch, topology=topology)
         if not has_counts:
-            plan = Plan(kind=UncountedAssignment, space=space, options=plan_options, chunks=ordered, position=position)
+            plan = Plan(
+                begin=UncountedAssignment.begin,
+                space=space,
+                options=plan_options,
+                chunks=ordered,
+                position=position,
+            )
         for rank, worker in product(range(2), range(3)):
             program = plan.programs(rank)[worker]
             if 24 in rows_of(program.lanes[0], program.seed, epoch):

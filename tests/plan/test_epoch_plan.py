@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import touched_groups
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.row_assignment import ResumedAssignment
+from torch_dataloader_utils.plan.row_assignment import RemainingRows
 
 
 def deliver(plan):
@@ -154,15 +154,15 @@ def test_a_plan_of_a_million_row_groups_keeps_its_arrays_small():
 def test_one_more_rank_of_a_resumed_epoch_costs_that_rank_alone():
     starts = np.arange(100_000) * 10
     topology = Topology(num_ranks=100, num_workers=8, batch_size=64)
-    deal = ResumedAssignment(units=Units.plain(starts, starts + 10), topology=topology)
-    deal.rank(0)
+    rest = RemainingRows(units=Units.plain(starts, starts + 10), topology=topology)
+    rest.rank(0)
     tracemalloc.start()
     try:
-        shares = [deal.rank(rank) for rank in (1, 50, 99)]
+        ranks = [rest.rank(rank) for rank in (1, 50, 99)]
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert [share.sizes.rows for share in shares] == [10_000] * 3
+    assert [mine.sizes.rows for mine in ranks] == [10_000] * 3
     # A number for each unit would be 800,000 bytes; a rank has 1,000 of them.
     assert peak_bytes < 200_000
 

@@ -47,7 +47,7 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.read.checks import check_all_decoded
 from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.shape.block import TensorOutput
+from torch_dataloader_utils.shape.column_blocks import TensorOutput
 from torch_dataloader_utils.shape.shapers import ColumnShaper
 
 MICROSECONDS = pa.timestamp("us")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from torch_dataloader_utils._core.slab_codec import SlabPlace
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.shape.one_piece import ALIGNMENT_BYTES
+from torch_dataloader_utils.shape.one_buffer import ALIGNMENT_BYTES
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.slab import SlabLayout, TensorBatchCodec
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch

@@ -5,6 +5,7 @@ physical rows are what the file stores; live rows are what a reader delivers, af
 were counted, after the row filter; UNKNOWN where nobody has counted yet.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import blake2b
@@ -15,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._core.strings import StringColumn, counted
-from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigTypeError, counted, of_type
 
 UNKNOWN = -1
 
@@ -32,6 +32,41 @@ class FileFormat(IntEnum):
     CSV = 3
     JSON = 4
     ARROW = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StringColumn:
+    """An immutable column of UTF-8 strings, pickled as buffers: a million paths are not a million objects.
+
+    `data` holds the bytes of all strings, uint8; string i is data[offsets[i]:offsets[i + 1]], offsets int64 of
+    shape [n + 1].
+    """
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> "StringColumn":
+        """The column of these strings, in order."""
+        encoded = [text.encode() for text in strings]
+        offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+        np.cumsum([len(text) for text in encoded], out=offsets[1:])
+        return cls(data=np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets=offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"string {index} of {len(self)}")
+        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    def take(self, indices: npt.NDArray[np.int64]) -> "StringColumn":
+        """The strings at `indices`, in that order."""
+        return StringColumn.of(self[int(index)] for index in indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,3 +304,40 @@ def check_inventory(inventory: Any) -> Inventory:
             "load_inventory(path) gives."
         )
     return inventory
+
+
+def planning_fingerprint(inventory: Inventory) -> str:
+    """The inventory's fingerprint together with the weights that plans depend on; a state is bound to it."""
+    weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
+    return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()
+
+
+def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
+    """(name, short text) of each part of `planning_fingerprint`, for the message about a state that does not fit.
+
+    A filter is shown as a digest, because its literals are values of the data and states leave the machine.
+
+        (("columns", "row_id, fare"), ("filters", "none"), ("snapshot", "none"), ("files", "3 files 5be1c0de"), ...)
+    """
+    files, groups = inventory.files, inventory.groups
+    file_arrays = [part for c in (files.paths, files.identities) for part in (c.offsets, c.data)]
+    return (
+        ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
+        ("filters", short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
+        ("snapshot", _shortened(inventory.snapshot or "none")),
+        ("files", f"{inventory.num_files} files {short_digest(*file_arrays, files.sizes)}"),
+        ("schema", short_digest(inventory.schema)),
+        ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
+    )
+
+
+def short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
+    """Eight hex digits of a digest, short enough for messages."""
+    digest = blake2b(digest_size=4)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:84]}... {short_digest(text.encode())}"

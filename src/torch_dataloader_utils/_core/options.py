@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
 from torch_dataloader_utils._core.option_values import Lanes, TokenBatches
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, counted
 
 DEFAULT_INTERLEAVE = 4
 

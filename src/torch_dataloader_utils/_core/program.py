@@ -7,9 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import WindowOrder
-from torch_dataloader_utils._core.units import Units, ranges
+from torch_dataloader_utils._core.units import RowSpace, Units, ranges
 
 BatchParts = tuple[tuple[int, int], ...]
 

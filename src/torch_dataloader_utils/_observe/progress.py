@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.progress_bars import seconds_left, time_left
+from torch_dataloader_utils._observe.work_bar import seconds_left, time_left
 
 logger = logging.getLogger("torch_dataloader_utils.progress")
 

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, one for each rank of this machine (needs rich), and the time that is left."""
+"""Progress bars on a terminal, one for each rank of this machine; needs rich."""
 
 import fcntl
 import os
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils._observe.work_bar import seconds_left, time_left
 
 Lines = npt.NDArray[np.int64]
 
@@ -70,23 +71,6 @@ def _lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
-    """Seconds until all rows are delivered at this rate; None if that is not known."""
-    if num_rows is None or rows_per_second <= 0:
-        return None
-    return max(0, num_rows - rows) / rows_per_second
-
-
-def time_left(seconds: float) -> str:
-    """The time left, in words for people.
-
-    52.2   "0:52 left"      3700   "1:01:40 left"
-    """
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
 class TerminalBars:

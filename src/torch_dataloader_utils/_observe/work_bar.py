@@ -1,4 +1,4 @@
-"""A line on a terminal for long work before the first batch: footers, counts, checks."""
+"""A line on a terminal for long work before the first batch (footers, counts, checks), and the time that is left."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,13 +6,29 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TextIO
 
-from torch_dataloader_utils._observe.progress_bars import time_left
 from torch_dataloader_utils._runtime.parallel import OnProgress
 
 # Shorter work is over before anybody wonders.
 _PATIENCE_SECONDS = 2.0
 _INTERVAL_SECONDS = 0.2
 _BAR_COLUMNS = 32
+
+
+def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
+    """Seconds until all rows are delivered at this rate; None if that is not known."""
+    if num_rows is None or rows_per_second <= 0:
+        return None
+    return max(0, num_rows - rows) / rows_per_second
+
+
+def time_left(seconds: float) -> str:
+    """The time left, in words for people.
+
+    52.2   "0:52 left"      3700   "1:01:40 left"
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
 class WorkBar:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from torch_dataloader_utils._core.inventory import StringColumn
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store.interface import FileStat
 from torch_dataloader_utils.errors import DataError, FileChangedError
 

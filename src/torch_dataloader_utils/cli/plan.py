@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
+from torch_dataloader_utils.errors import counted
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.pictures.timeline import Timeline

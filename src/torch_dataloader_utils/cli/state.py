@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.options import json_option, optional_data_options
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import DataSource
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, counted
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory

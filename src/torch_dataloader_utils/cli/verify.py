@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say, watched
 from torch_dataloader_utils.cli.source import DataSource
-from torch_dataloader_utils.errors import LoaderError
+from torch_dataloader_utils.errors import LoaderError, counted
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory

@@ -16,8 +16,8 @@ from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.option_values import Decoding
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import Lengths
+from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets.build import build_rows, read_spec
@@ -27,7 +27,7 @@ from torch_dataloader_utils.datasets.options import FileKeywords, TableOptions
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
-from torch_dataloader_utils.shape.arrays import split_rows
+from torch_dataloader_utils.shape.column_blocks import split_rows
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo

@@ -25,10 +25,10 @@ from torch_dataloader_utils._core.inventory import (
     GroupTable,
     Inventory,
     PartitionColumn,
+    StringColumn,
     check_inventory,
 )
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._core.strings import StringColumn
 from torch_dataloader_utils._store import (
     Buffer,
     Credentials,

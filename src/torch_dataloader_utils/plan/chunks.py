@@ -5,8 +5,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils._core.rows import RowSpace
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 
 _MOST_CHUNK_BYTES = 128 << 20
 

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_dataloader_utils._core.arguments import check_integer, format_bytes
-from torch_dataloader_utils._core.fingerprints import planning_fingerprint
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import Inventory, planning_fingerprint
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
-from torch_dataloader_utils._core.strings import counted
-from torch_dataloader_utils._core.units import Units, group_slices
-from torch_dataloader_utils.errors import ConfigTypeError
-from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
+from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
+from torch_dataloader_utils.errors import ConfigTypeError, counted
+from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +33,7 @@ class EpochPlan:
 
     inventory: Inventory
     inputs: EpochInputs
-    assignment: EpochAssignment
+    assignment: Assignment
     is_shared: bool = False
 
     @property
@@ -103,7 +100,7 @@ class EpochPlan:
         Raises:
             ConfigTypeError: no whole number. ConfigError: rank not in [0, num_ranks).
         """
-        return self.assignment.programs(check_integer("rank", rank))
+        return self.assignment.programs(check_integer("rank", rank), self.inputs.position.segment)
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
         """For every worker of a rank, its program and the row groups that it reads; raises as `programs`."""

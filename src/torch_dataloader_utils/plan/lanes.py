@@ -1,12 +1,14 @@
 """Lanes: one numbered sequence of micro-batches for the whole job, the same for any ranks and workers.
 
-Chunks are dealt to G lanes and levelled, so that lane g holds the micro-batches g, g + G, g + 2G, ... of the epoch,
-each of m rows (the last one of the epoch may be shorter). Who takes which of them: lane_assigned.py.
+Chunks are sliced to G lanes and balanced, so that lane g holds the micro-batches g, g + G, g + 2G, ... of the epoch,
+each of m rows (the last one of the epoch may be shorter): `Lanes`.
 
     G=2, m=4, chunks of 4, 4, 5 rows      lane 0: numbers 0, 2      lane 1: 1, 3 (1 row)
+
+A step takes the next Q of them, and rank r those whose remainder by num_ranks is r: `LaneAssignment`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram, numbers_of_rank
 from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils._core.units import Units
@@ -85,21 +88,56 @@ class Lanes:
         return self._built[lane]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLanes:
-    """One worker's lanes from its next batch on, and the batching that draws from them."""
-
-    lanes: tuple[Units, ...]
-    batching: RotatingLanes
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MicroBatchAssignment:
-    """Deals the micro-batches from `first_number` to the last; steps are counted from there."""
+class LaneAssignment:
+    """The `Assignment` of micro-batches from `first_number` to the last; a resumed epoch goes on counting.
 
+    Steps are counted from `first_number` on. Balancing moves rows between lanes; ranks are even without it.
+    """
+
+    inputs: EpochInputs
     lanes: Lanes
     topology: Topology
     first_number: int = 0
+
+    @classmethod
+    def begin(cls, inputs: EpochInputs) -> "LaneAssignment":
+        """The assignment of the whole epoch."""
+        options, topology = inputs.options, inputs.position.first_topology
+        if options.num_lanes is None:
+            raise InternalError("A plan with lanes was made without num_lanes.")
+        lanes = Lanes(
+            units=inputs.chunks,
+            options=options,
+            num_lanes=options.num_lanes,
+            micro_rows=options.lane_rows or topology.batch_size,
+        )
+        return cls(inputs=inputs, lanes=lanes, topology=topology)
+
+    def resumed(self, received: Segment, topology: Topology) -> "LaneAssignment":
+        """See Assignment."""
+        if received.has_drifted:
+            raise ConfigError(
+                "Ranks that received different numbers of batches cannot resume with lanes: the job's batches "
+                "are one numbered sequence. Save the state when all ranks have taken the same steps."
+            )
+        return replace(self, topology=topology, first_number=self._number_of(received.steps_of(0)))
+
+    @cached_property
+    def counts(self) -> RankCounts:
+        """See Assignment."""
+        return RankCounts(
+            steps=np.full(self.topology.num_ranks, self.steps),
+            rows=self._rank_rows,
+            repeats=self._rank_rows == (self.steps - 1) * self.topology.batch_size,
+            dropped_rows=self.num_rows - int(self._rank_rows.sum()),
+        )
+
+    def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
+        """See Assignment."""
+        self.topology.check_rank(rank)
+        done = received.steps_of(0)
+        return tuple(self._program(rank, worker, done) for worker in range(self.topology.num_workers))
 
     @cached_property
     def numbers_per_step(self) -> int:
@@ -124,7 +162,7 @@ class MicroBatchAssignment:
 
     @property
     def num_rows(self) -> int:
-        """Rows to assigned, including those that drop_last leaves out."""
+        """Rows that remain, with those that drop_last leaves out."""
         return self.lanes.rows_from(self.first_number)
 
     @property
@@ -147,29 +185,24 @@ class MicroBatchAssignment:
         return self._whole_steps + (self.tail_rows > 0)
 
     @cached_property
-    def rank_rows(self) -> Int64s:
+    def _rank_rows(self) -> Int64s:
         """Rows of every rank, repeats not counted. int64 [num_ranks]."""
         ranks = self.topology.num_ranks
         edges = self.tail_rows * np.arange(ranks + 1) // ranks
         rows: Int64s = self._whole_steps * self.topology.batch_size + np.diff(edges)
         return rows
 
-    @property
-    def dropped_rows(self) -> int:
-        """Rows that drop_last leaves out, over all ranks."""
-        return self.num_rows - int(self.rank_rows.sum())
-
-    def number_of(self, step: int) -> int:
+    def _number_of(self, step: int) -> int:
         """The first micro-batch of a step."""
         return self.first_number + step * self.numbers_per_step
 
-    def worker(self, rank: int, worker: int, done: int) -> WorkerLanes:
+    def _program(self, rank: int, worker: int, done: int) -> WorkerProgram:
         """The lanes of one worker of a rank, and its batches, after the first `done` steps."""
         workers = self.topology.num_workers
         skipped = batches_of_worker(done, worker, workers)
         first_step = worker + skipped * workers
         owned = self._owned(range(first_step, self._whole_steps, workers), rank)
-        lanes = [self.lanes.lane_rest(lane, self.number_of(first_step)) for lane in owned]
+        lanes = [self.lanes.lane_rest(lane, self._number_of(first_step)) for lane in owned]
         tail = self._tail(rank) if self._gives_tail(worker, done) else None
         if tail is not None:
             lanes.append(tail)
@@ -186,18 +219,25 @@ class MicroBatchAssignment:
             lane_ids=tuple(owned),
             tail_rows=0 if tail is None else tail.num_rows,
         )
-        return WorkerLanes(lanes=tuple(lanes), batching=batching)
+        options = self.inputs.options
+        return WorkerProgram(
+            lanes=tuple(lanes),
+            batching=batching,
+            seed=options.seed,
+            epoch=self.inputs.position.epoch,
+            by_length=EqualBuckets(bucket_rows=self.lanes.micro_rows) if options.bucket_by else None,
+        )
 
     def _owned(self, steps: range, rank: int) -> list[int]:
-        """The lanes that a rank draws from in these steps, ascending."""
+        """The lanes whose micro-batches a rank takes in these steps, ascending."""
         num_lanes = self.lanes.num_lanes
         # A worker's steps lie num_workers * Q numbers apart: after so many of them it is in the same lanes again.
-        turn = num_lanes // (self.topology.num_workers * self.numbers_per_step)
-        return sorted({number % num_lanes for step in steps[:turn] for number in self._taken(step, rank)})
+        period = num_lanes // (self.topology.num_workers * self.numbers_per_step)
+        return sorted({number % num_lanes for step in steps[:period] for number in self._taken(step, rank)})
 
     def _taken(self, step: int, rank: int) -> range:
         """The micro-batches that a rank takes in a step, ascending."""
-        return numbers_of_rank(self.number_of(step), self.number_of(step + 1), rank, self.topology.num_ranks)
+        return numbers_of_rank(self._number_of(step), self._number_of(step + 1), rank, self.topology.num_ranks)
 
     def _gives_tail(self, worker: int, done: int) -> bool:
         """Whether the tail is among the steps of this worker that are still to come."""
@@ -216,74 +256,9 @@ class MicroBatchAssignment:
     @cached_property
     def _last_step(self) -> Units:
         """The tail's rows, of all ranks: one sequence, built once however many ranks are asked for."""
-        return self.lanes.sequence(self.number_of(self.steps - 1), self.tail_rows)
+        return self.lanes.sequence(self._number_of(self.steps - 1), self.tail_rows)
 
 
 def _divisors(number: int) -> list[int]:
     small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LaneAssignment:
-    """The `EpochAssignment` by lanes: the job's micro-batches are numbered, and a resumed epoch goes on counting.
-
-    Balancing moves rows between lanes; ranks are even without it.
-    """
-
-    inputs: EpochInputs
-
-    @cached_property
-    def _lanes(self) -> Lanes:
-        options = self.inputs.options
-        if options.num_lanes is None:
-            raise InternalError("A plan with lanes was made without num_lanes.")
-        return Lanes(
-            units=self.inputs.chunks,
-            options=options,
-            num_lanes=options.num_lanes,
-            micro_rows=options.lane_rows or self.inputs.position.first_topology.batch_size,
-        )
-
-    @cached_property
-    def _assigned(self) -> MicroBatchAssignment:
-        """The micro-batches under the present topology."""
-        position = self.inputs.position
-        assigned = MicroBatchAssignment(lanes=self._lanes, topology=position.first_topology)
-        for segment, following in position.changes():
-            if segment.has_drifted:
-                raise ConfigError(
-                    "Ranks that received different numbers of batches cannot resume with lanes: the job's batches "
-                    "are one numbered sequence. Save the state when all ranks have taken the same steps."
-                )
-            first_number = assigned.number_of(segment.steps_of(0))
-            assigned = MicroBatchAssignment(lanes=self._lanes, topology=following, first_number=first_number)
-        return assigned
-
-    @cached_property
-    def counts(self) -> RankCounts:
-        """See EpochAssignment."""
-        assigned, topology = self._assigned, self.inputs.position.topology
-        return RankCounts(
-            steps=np.full(topology.num_ranks, assigned.steps),
-            rows=assigned.rank_rows,
-            repeats=assigned.rank_rows == (assigned.steps - 1) * topology.batch_size,
-            dropped_rows=assigned.dropped_rows,
-        )
-
-    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
-        """See EpochAssignment."""
-        position, options = self.inputs.position, self.inputs.options
-        position.topology.check_rank(rank)
-        by_length = EqualBuckets(bucket_rows=self._lanes.micro_rows) if options.bucket_by else None
-        workers = [self._assigned.worker(rank, each, position.done) for each in range(position.topology.num_workers)]
-        return tuple(
-            WorkerProgram(
-                lanes=mine.lanes,
-                batching=mine.batching,
-                seed=options.seed,
-                epoch=position.epoch,
-                by_length=by_length,
-            )
-            for mine in workers
-        )

@@ -7,19 +7,17 @@ from typing import Any
 
 from torch_dataloader_utils._core.arguments import check_epoch, check_integer
 from torch_dataloader_utils._core.division import even_span
-from torch_dataloader_utils._core.fingerprints import data_settings, planning_fingerprint
-from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.inventory import Inventory, check_inventory, data_settings, planning_fingerprint
 from torch_dataloader_utils._core.option_values import Lanes, TokenBatches, check_lanes, check_token_batches
 from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.assignment import EpochAssignment, EpochInputs
+from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, keep_span, order_chunks
 from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 from torch_dataloader_utils.plan.lanes import LaneAssignment
@@ -99,15 +97,26 @@ def plan_epoch(
     return Planner(inventory=inventory, options=options, strategy=strategy).plan(position)
 
 
-def assign_epoch(inputs: EpochInputs) -> EpochAssignment:
-    """The assignment of the kind that the options ask for."""
+def assign_epoch(inputs: EpochInputs) -> Assignment:
+    """The assignment at the inputs' position: of the kind that their options ask for, resumed at every change so far.
+
+    Raises:
+        ConfigError: the epoch cannot be assigned, or go on, like this; see `Assignment`.
+    """
+    assignment: Assignment = _kind(inputs).begin(inputs)
+    for received, topology in inputs.position.changes():
+        assignment = assignment.resumed(received, topology)
+    return assignment
+
+
+def _kind(
+    inputs: EpochInputs,
+) -> type[RowAssignment | LaneAssignment | TokenAssignment | UncountedAssignment]:
     if not inputs.space.exact:
-        return UncountedAssignment(inputs=inputs)
+        return UncountedAssignment
     if inputs.batches is not None:
-        return TokenAssignment(inputs=inputs)
-    if inputs.options.num_lanes is not None:
-        return LaneAssignment(inputs=inputs)
-    return RowAssignment(inputs=inputs)
+        return TokenAssignment
+    return RowAssignment if inputs.options.num_lanes is None else LaneAssignment
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils._runtime.user_warning import warn_user
+from torch_dataloader_utils.errors import counted
 from torch_dataloader_utils.plan.epoch_plan import FEW_CHUNKS, EpochPlan
 
 

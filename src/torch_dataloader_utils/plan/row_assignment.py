@@ -1,120 +1,376 @@
-"""The assignment of rows with known counts: from chunks and the position in the epoch to each worker's program.
+"""The assignment of rows with known counts.
 
     chunk  →  order  →  slice  →  balance  →  assign  →  balance  →  windows      a whole epoch
     what remains of it  →  cut into equal parts                                   after each change of topology
 
-Pure: two processes with the same inputs have the same assignment.
+`DividedRows` says which rows each rank and worker of one topology reads and how many are in each batch; it is one of
+`SlicedChunks`, `StrategyRows` and `RemainingRows`. `RowAssignment` makes programs of it. Pure: two processes with the
+same inputs have the same assignment.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.division import even_counts
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.token_budget import EqualBuckets
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
-from torch_dataloader_utils.plan.chunks import keep_span
-from torch_dataloader_utils.plan.rank_assignment import (
-    InitialAssignment,
-    ResumedAssignment,
-    StrategyAssignment,
-    TopologyAssignment,
-    remaining_lanes,
-    remaining_units,
+from torch_dataloader_utils.plan.balance import (
+    Transfers,
+    assign_owners,
+    assign_units,
+    balanced_list,
+    even_targets,
+    plan_transfers,
+    rows_per_rank,
+    slice_units,
+    worker_order,
 )
-from torch_dataloader_utils.plan.steps import batches_of_worker
-from torch_dataloader_utils.plan.strategy_call import takes_ranks
+from torch_dataloader_utils.plan.chunks import keep_span
+from torch_dataloader_utils.plan.steps import StepSizes, batches_of_worker, count_steps, step_sizes
+from torch_dataloader_utils.plan.strategy_call import RankUnits, takes_ranks
+from torch_dataloader_utils.plan.windows import shuffle_windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankRows:
+    """The rows of each worker of one rank, in order; the sizes of their batches; and the rows that are left out."""
+
+    workers: tuple[Units, ...]
+    sizes: StepSizes
+    dropped: Units
+
+
+class DividedRows(Protocol):
+    """The rows of an epoch, or of the rest of one, divided among the ranks and workers of one topology."""
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks and workers."""
+        ...
+
+    @property
+    def steps(self) -> Int64s:
+        """Steps of every rank, int64 [num_ranks]."""
+        ...
+
+    @property
+    def rank_rows(self) -> Int64s:
+        """Rows of every rank before any are dropped, int64 [num_ranks]."""
+        ...
+
+    @property
+    def transfers(self) -> Transfers:
+        """The row ranges that move between ranks."""
+        ...
+
+    @property
+    def first_unit(self) -> Units:
+        """The first unit of the epoch, whose first row a rank without rows repeats; empty if there are no rows."""
+        ...
+
+    def rank(self, rank: int) -> RankRows:
+        """The rows of one rank; costs no work for the other ranks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SlicedChunks:
+    """The chunks of a whole epoch: sliced, balanced, assigned, balanced inside the rank, cut into windows.
+
+    units: the epoch's chunks in their order.
+    """
+
+    units: Units
+    space: RowSpace
+    options: PlanOptions
+    epoch: int
+    topology: Topology
+
+    @property
+    def _is_balanced(self) -> bool:
+        return self.options.rank_sharding == "rows"
+
+    @cached_property
+    def _sliced_rows(self) -> Int64s:
+        return rows_per_rank(self.units, self.topology.num_ranks)
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """See DividedRows."""
+        return even_targets(self._sliced_rows) if self._is_balanced else self._sliced_rows
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """See DividedRows."""
+        return plan_transfers(self._sliced_rows, self.rank_rows)
+
+    @cached_property
+    def steps(self) -> Int64s:
+        """See DividedRows."""
+        return count_steps(self.rank_rows, self.topology, equal=self._is_balanced)
+
+    @property
+    def first_unit(self) -> Units:
+        """See DividedRows."""
+        return self.units.take(slice(0, 1))
+
+    def rank(self, rank: int) -> RankRows:
+        """See DividedRows."""
+        units = balanced_list(rank, self._sliced, self.transfers)
+        sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
+        kept, dropped = units.split_at(sizes.rows)
+        weights = self.space.bytes_between(kept.start, kept.stop)
+        order = worker_order(self.topology.num_workers, self.options, self.epoch, rank)
+        lanes = balance_workers(assign_units(kept, weights, order), sizes)
+        workers = tuple(shuffle_windows(lane, self.options, self.topology.batch_size) for lane in lanes)
+        return RankRows(workers=workers, sizes=sizes, dropped=dropped)
+
+    def _sliced(self, rank: int) -> Units:
+        return slice_units(self.units, rank, self.topology.num_ranks)
+
+
+def balance_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
+    """The workers' units, balanced so that each has exactly the rows of its own batches."""
+    count = len(workers)
+    rows = np.array([lane.num_rows for lane in workers], dtype=np.int64)
+    targets = np.array([sizes.of_worker(worker, count).rows for worker in range(count)], dtype=np.int64)
+    transfers = plan_transfers(rows, targets)
+    return [balanced_list(worker, lambda i: workers[i], transfers) for worker in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RemainingRows:
+    """The rest of an epoch under a new topology.
+
+    units: the remaining rows in canonical order (see `remaining_units`). They are cut into row ranges, one a worker, in
+    the order of ranks and workers. So at most one unit is cut for each worker, and a worker finishes one old lane
+    before it opens the next. Ranks get equal rows, whatever `rank_sharding` says: a resumed epoch has equal steps.
+    """
+
+    units: Units
+    topology: Topology
+
+    @property
+    def transfers(self) -> Transfers:
+        """No transfers: the ranges are equal already."""
+        return Transfers.of([])
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """See DividedRows."""
+        return even_counts(self.units.num_rows, self.topology.num_ranks)
+
+    @cached_property
+    def steps(self) -> Int64s:
+        """See DividedRows."""
+        return count_steps(self.rank_rows, self.topology, equal=True)
+
+    @property
+    def first_unit(self) -> Units:
+        """See DividedRows."""
+        return self.units.take(slice(0, 1))
+
+    def rank(self, rank: int) -> RankRows:
+        """See DividedRows."""
+        mine = self._range(int(self.rank_rows[:rank].sum()), int(self.rank_rows[rank]))
+        sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
+        workers = []
+        for worker in range(self.topology.num_workers):
+            lane, mine = mine.split_at(sizes.of_worker(worker, self.topology.num_workers).rows)
+            workers.append(lane)
+        return RankRows(workers=tuple(workers), sizes=sizes, dropped=mine)
+
+    @cached_property
+    def _unit_ends(self) -> Int64s:
+        """Rows of the sequence up to the end of each unit, int64 [units]."""
+        return np.cumsum(self.units.rows)
+
+    def _range(self, begin: int, rows: int) -> Units:
+        """`rows` rows from number `begin` on; looks only at the units that hold them."""
+        first = int(np.searchsorted(self._unit_ends, begin, side="right"))
+        last = int(np.searchsorted(self._unit_ends, begin + rows, side="left"))
+        before = int(self._unit_ends[first - 1]) if first else 0
+        return self.units.take(slice(first, last + 1)).split_at(begin - before)[1].split_at(rows)[0]
+
+
+def remaining_lanes(mine: RankRows, steps: int) -> list[Units]:
+    """The rows of each worker that its rank has not received after `steps` steps."""
+    lanes = []
+    for worker, lane in enumerate(mine.workers):
+        sizes = mine.sizes.of_worker(worker, len(mine.workers))
+        done = batches_of_worker(min(steps, mine.sizes.steps), worker, len(mine.workers))
+        lanes.append(lane.split_at(sizes.rows_before(done))[1])
+    return lanes
+
+
+def remaining_units(divided: DividedRows, received: Segment) -> Units:
+    """The rows that no rank has received, in canonical order.
+
+    The order: for each rank, the rest of each worker's lane, then the rows that the rank would have dropped. The rest
+    of a lane stays together, so that a worker that takes a range of these rows opens few row groups.
+    """
+    parts = []
+    for rank in range(divided.topology.num_ranks):
+        mine = divided.rank(rank)
+        parts.extend([*remaining_lanes(mine, received.steps_of(rank)), mine.dropped])
+    return Units.concat(parts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StrategyRows:
+    """The units that a strategy chose; rows move between ranks and workers only as far as equal steps need it.
+
+    chosen: every rank's units, worker by worker. is_shared: whether every rank has the same units (a strategy without
+        rank arguments); then no rows move between ranks.
+    """
+
+    chosen: tuple[RankUnits, ...]
+    is_shared: bool
+    space: RowSpace
+    options: PlanOptions
+    topology: Topology
+
+    @cached_property
+    def _chosen_rows(self) -> Int64s:
+        return np.array([sum(units.num_rows for units in workers) for workers in self.chosen], dtype=np.int64)
+
+    @cached_property
+    def rank_rows(self) -> Int64s:
+        """See DividedRows."""
+        is_balanced = self.options.rank_sharding == "rows" and not self.is_shared
+        return even_targets(self._chosen_rows) if is_balanced else self._chosen_rows
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """See DividedRows."""
+        return plan_transfers(self._chosen_rows, self.rank_rows)
+
+    @cached_property
+    def steps(self) -> Int64s:
+        """See DividedRows."""
+        return count_steps(self.rank_rows, self.topology, equal=self.options.rank_sharding == "rows")
+
+    @property
+    def first_unit(self) -> Units:
+        """See DividedRows."""
+        return Units.concat([units for workers in self.chosen for units in workers]).take(slice(0, 1))
+
+    def rank(self, rank: int) -> RankRows:
+        """See DividedRows."""
+        units = balanced_list(rank, lambda i: Units.concat(self.chosen[i]), self.transfers)
+        sizes = step_sizes(int(self.rank_rows[rank]), int(self.steps[rank]), self.topology.batch_size)
+        owner = self._owners(rank, units)
+        kept, dropped = units.split_at(sizes.rows)
+        owner = owner[: len(kept)]
+        lanes = [kept.take(np.flatnonzero(owner == worker)) for worker in range(self.topology.num_workers)]
+        balanced = balance_workers(lanes, sizes)
+        workers = tuple(shuffle_windows(lane, self.options, self.topology.batch_size) for lane in balanced)
+        return RankRows(workers=workers, sizes=sizes, dropped=dropped)
+
+    def _owners(self, rank: int, units: Units) -> Int64s:
+        """The worker of each unit: the strategy's choice for the rank's own units, by LPT for those it received."""
+        own = np.repeat(np.arange(self.topology.num_workers), [len(lane) for lane in self.chosen[rank]])
+        received = sum(transfer.rows for transfer in self.transfers.received.get(rank, ()))
+        num_kept = len(units.split_at(units.num_rows - received)[0])
+        own = own[:num_kept]
+        weights = self.space.bytes_between(units.start, units.stop)
+        loads = [int(weights[:num_kept][own == worker].sum()) for worker in range(self.topology.num_workers)]
+        return np.concatenate([own, assign_owners(weights[num_kept:], loads, range(len(loads)))])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowAssignment:
-    """The `EpochAssignment` of rows: balanced over ranks and workers, or as a split strategy says."""
+    """The `Assignment` of rows: balanced over ranks and workers, or as a split strategy says."""
 
     inputs: EpochInputs
+    divided: DividedRows
 
-    @property
-    def _topology(self) -> Topology:
-        return self.inputs.position.topology
-
-    @cached_property
-    def _assigned(self) -> TopologyAssignment:
-        """The rows under the present topology."""
-        position, options = self.inputs.position, self.inputs.options
-        assigned = self._initial(position.first_topology)
-        is_shared = isinstance(assigned, StrategyAssignment) and assigned.shared
-        for segment, following in position.changes():
-            # With the same ranks, each rank's rest is one of the equal parts that the sequence is cut into.
-            if is_shared and (segment.has_drifted or following.num_ranks != segment.topology.num_ranks):
-                raise ConfigError(
-                    f"Split strategy {options.strategy} has no rank arguments: every rank reads everything, and "
-                    "what remains cannot be assigned to another number of ranks, or to ranks that had drifted apart. "
-                    f"Resume on num_ranks={segment.topology.num_ranks}, with a state of one step on all ranks, or give "
-                    "generate() num_ranks and rank."
-                )
-            assigned = ResumedAssignment(units=remaining_units(assigned, segment), topology=following)
-        return assigned
-
-    def _initial(self, topology: Topology) -> TopologyAssignment:
-        inputs, strategy, epoch = self.inputs, self.inputs.strategy, self.inputs.position.epoch
+    @classmethod
+    def begin(cls, inputs: EpochInputs) -> "RowAssignment":
+        """The assignment of the whole epoch."""
+        strategy, epoch, topology = inputs.strategy, inputs.position.epoch, inputs.position.first_topology
         if strategy is None:
-            return InitialAssignment(
+            chunks = SlicedChunks(
                 units=inputs.chunks, space=inputs.space, options=inputs.options, epoch=epoch, topology=topology
             )
-        return StrategyAssignment(
-            given=tuple(
+            return cls(inputs=inputs, divided=chunks)
+        rows = StrategyRows(
+            chosen=tuple(
                 tuple(keep_span(units, inputs.options) for units in workers)
                 for workers in strategy.units(epoch, topology.num_ranks, topology.num_workers)
             ),
-            shared=not takes_ranks(strategy.strategy),
+            is_shared=not takes_ranks(strategy.strategy),
             space=inputs.space,
             options=inputs.options,
             topology=topology,
         )
+        return cls(inputs=inputs, divided=rows)
+
+    def resumed(self, received: Segment, topology: Topology) -> "RowAssignment":
+        """See Assignment."""
+        strategy, before = self.inputs.strategy, self.divided.topology
+        is_shared = strategy is not None and not takes_ranks(strategy.strategy)
+        # With the same ranks, each rank's rest is one of the equal parts that the sequence is cut into.
+        if is_shared and (received.has_drifted or topology.num_ranks != before.num_ranks):
+            raise ConfigError(
+                f"Split strategy {self.inputs.options.strategy} has no rank arguments: every rank reads everything, "
+                "and what remains cannot be assigned to another number of ranks, or to ranks that had drifted apart. "
+                f"Resume on num_ranks={before.num_ranks}, with a state of one step on all ranks, or give generate() "
+                "num_ranks and rank."
+            )
+        return replace(self, divided=RemainingRows(units=remaining_units(self.divided, received), topology=topology))
 
     @cached_property
     def counts(self) -> RankCounts:
-        """See EpochAssignment."""
-        assigned, batch_rows, rows = self._assigned, self._topology.batch_size, self._assigned.rank_rows
+        """See Assignment."""
+        divided, topology, rows = self.divided, self.divided.topology, self.divided.rank_rows
         repeats = np.zeros(len(rows), dtype=np.bool_)
-        if self._topology.drop_last:
-            rows = np.minimum(rows, assigned.steps * batch_rows)
+        if topology.drop_last:
+            rows = np.minimum(rows, divided.steps * topology.batch_size)
         else:
-            before_last = (assigned.steps - 1) * batch_rows
-            repeats = (assigned.steps > 0) & (rows == before_last) & ((before_last == 0) | (batch_rows == 1))
+            before_last = (divided.steps - 1) * topology.batch_size
+            repeats = (divided.steps > 0) & (rows == before_last)
+            repeats &= (before_last == 0) | (topology.batch_size == 1)
         return RankCounts(
-            steps=assigned.steps,
+            steps=divided.steps,
             rows=rows,
             repeats=repeats,
-            dropped_rows=int((assigned.rank_rows - rows).sum()),
-            moved_rows=assigned.transfers.rows,
-            cuts=len(assigned.transfers),
+            dropped_rows=int((divided.rank_rows - rows).sum()),
+            moved_rows=divided.transfers.rows,
+            cuts=len(divided.transfers),
         )
 
-    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
-        """See EpochAssignment."""
-        self._topology.check_rank(rank)
-        mine, workers, position = self._assigned.rank(rank), self._topology.num_workers, self.inputs.position
+    def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
+        """See Assignment."""
+        topology, options, position = self.divided.topology, self.inputs.options, self.inputs.position
+        topology.check_rank(rank)
+        mine, done = self.divided.rank(rank), received.steps_of(0)
         # Buckets of one batch each, by the batch size under which the epoch began and its windows were cut.
         bucket_rows = position.first_topology.batch_size
-        by_length = EqualBuckets(bucket_rows=bucket_rows) if self.inputs.options.bucket_by else None
+        by_length = EqualBuckets(bucket_rows=bucket_rows) if options.bucket_by else None
         programs = []
-        for worker, lane in enumerate(remaining_lanes(mine, position.done)):
-            sizes = mine.sizes.of_worker(worker, workers)
-            left = sizes.steps - batches_of_worker(position.done, worker, workers)
+        for worker, lane in enumerate(remaining_lanes(mine, done)):
+            sizes = mine.sizes.of_worker(worker, topology.num_workers)
+            left = sizes.steps - batches_of_worker(done, worker, topology.num_workers)
             batching = SingleLane(
                 batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=_last(sizes.tail, left)
             )
             # A rank without rows repeats the first row that this topology has.
-            extra = [self._assigned.first_unit.split_at(1)[0]] if sizes.repeated and left > 0 else []
+            repeated = [self.divided.first_unit.split_at(1)[0]] if sizes.repeated and left > 0 else []
             programs.append(
                 WorkerProgram(
-                    lanes=(Units.concat([lane, *extra]),),
+                    lanes=(Units.concat([lane, *repeated]),),
                     batching=batching,
-                    seed=self.inputs.options.seed,
+                    seed=options.seed,
                     epoch=position.epoch,
                     by_length=by_length,
                 )

@@ -9,9 +9,8 @@ from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.plan.balance import assign_owners, assign_units, slice_units, worker_order
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 

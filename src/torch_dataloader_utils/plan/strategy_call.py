@@ -12,11 +12,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from torch_dataloader_utils._core.arguments import is_integer
-from torch_dataloader_utils._core.fingerprints import short_digest
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.inventory import Int64s, Inventory, short_digest
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.splits import (
     DataFileInfo,
     IcebergDataFileInfo,
@@ -26,7 +24,7 @@ from torch_dataloader_utils._core.splits import (
     Split,
     SplitStrategy,
 )
-from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategies import file_starts
 

@@ -1,11 +1,11 @@
-"""Whole batches dealt to ranks and workers: the share-out where lengths decide how many rows a batch has.
+"""Whole batches assigned to ranks and workers: for data whose lengths decide how many rows a batch has.
 
-lengths of all rows  →  the batches of an epoch, one list  →  equal runs of it, rank by rank, worker by worker
+lengths of all rows  →  the batches of an epoch, one list  →  equal parts of it, rank by rank, worker by worker
 
 Each batch is one window unit. See docs/design/0015-token-batches.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -117,22 +117,70 @@ def cap_rows(batches: Units, most_rows: int) -> Units:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BatchAssignment:
-    """The share-out of an epoch's batches, or of what remains of them.
+class TokenAssignment:
+    """The `Assignment` of batches under a token budget; to balance ranks, batches are halved, no rows moved.
 
-    remaining: the batches in canonical order, one unit each. They are levelled (see `batches`) and cut into runs:
-    rank 0's workers take the first, the last rank's last worker the last.
+    remaining: the batches of the epoch, or what remains of them, in canonical order, one unit each. They are balanced
+    (see `batches`) and cut into equal ranges: rank 0's workers take the first, the last rank's last worker the last.
 
         7 batches, num_ranks=2, num_workers=2      8 by halving: 0 1 | 2 3    4 5 | 6 7
                                                    steps of rank 0: 0 2 1 3
     """
 
+    inputs: EpochInputs
     remaining: Units
     topology: Topology
 
+    @classmethod
+    def begin(cls, inputs: EpochInputs) -> "TokenAssignment":
+        """The assignment of the whole epoch."""
+        if inputs.batches is None:
+            raise InternalError("A plan of batches under a token budget was made without batches.")
+        return cls(inputs=inputs, remaining=inputs.batches, topology=inputs.position.first_topology)
+
+    def resumed(self, received: Segment, topology: Topology) -> "TokenAssignment":
+        """See Assignment; the batches that drop_last left out come last."""
+        parts = []
+        for rank in range(self.topology.num_ranks):
+            for worker, lane in enumerate(self.workers(rank)):
+                done = batches_of_worker(received.steps_of(rank), worker, self.topology.num_workers)
+                parts.append(lane.take(slice(done, None)))
+        return replace(self, remaining=Units.concat([*parts, self.dropped]), topology=topology)
+
+    @cached_property
+    def counts(self) -> RankCounts:
+        """See Assignment."""
+        return RankCounts(
+            steps=np.full(len(self.rank_batches), self.steps),
+            rows=self.rank_rows,
+            repeats=self.rank_batches < self.steps,
+            dropped_rows=self.dropped.num_rows,
+        )
+
+    def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
+        """See Assignment."""
+        self.topology.check_rank(rank)
+        position, options, done = self.inputs.position, self.inputs.options, received.steps_of(0)
+        workers, budget = self.topology.num_workers, options.token_budget(position.first_topology.batch_size)
+        programs = []
+        for worker, lane in enumerate(self.workers(rank)):
+            left = lane.take(slice(batches_of_worker(done, worker, workers), None))
+            if self.repeats_on(rank, worker) and done < self.steps:
+                left = Units.concat([left, self.batches.take(slice(0, 1)).split_at(1)[0]])
+            programs.append(
+                WorkerProgram(
+                    lanes=(join_batches(left),),
+                    batching=ListedBatches(batch_rows=left.rows),
+                    seed=options.seed,
+                    epoch=position.epoch,
+                    by_length=budget,
+                )
+            )
+        return tuple(programs)
+
     @cached_property
     def batches(self) -> Units:
-        """What is dealt: batches of at most batch_size rows, halved until ranks have equally many.
+        """What is assigned: batches of at most batch_size rows, halved until ranks have equally many.
 
         With drop_last nothing is halved; where all batches have one row, some ranks may be one short.
         """
@@ -166,13 +214,10 @@ class BatchAssignment:
         """The batches that drop_last leaves out."""
         return self.batches.take(slice(int(self.rank_batches.sum()), None))
 
-    def repeats(self, rank: int) -> bool:
-        """Whether a rank's last step is a row that another batch has too."""
-        return int(self.rank_batches[rank]) < self.steps
-
     def repeats_on(self, rank: int, worker: int) -> bool:
-        """Whether this worker of the rank gives that step."""
-        return self.repeats(rank) and (self.steps - 1) % self.topology.num_workers == worker
+        """Whether a rank's last step is a row that another batch has too, and this worker gives it."""
+        repeats = int(self.rank_batches[rank]) < self.steps
+        return repeats and (self.steps - 1) % self.topology.num_workers == worker
 
     def workers(self, rank: int) -> list[Units]:
         """The batches of each worker of a rank, in order; a row that is repeated is not among them."""
@@ -183,62 +228,3 @@ class BatchAssignment:
             lanes.append(self.batches.take(slice(begin, end)))
             begin = end
         return lanes
-
-    def after(self, segment: Segment) -> Units:
-        """The batches that no rank has received in this segment, in canonical order; dropped ones are the last."""
-        parts = []
-        for rank in range(self.topology.num_ranks):
-            for worker, lane in enumerate(self.workers(rank)):
-                done = batches_of_worker(segment.steps_of(rank), worker, self.topology.num_workers)
-                parts.append(lane.take(slice(done, None)))
-        return Units.concat([*parts, self.dropped])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TokenAssignment:
-    """The `EpochAssignment` of batches under a token budget; to balance ranks, batches are halved, no rows moved."""
-
-    inputs: EpochInputs
-
-    @cached_property
-    def _assigned(self) -> BatchAssignment:
-        """The batches under the present topology."""
-        if self.inputs.batches is None:
-            raise InternalError("A plan of batches under a token budget was made without batches.")
-        position = self.inputs.position
-        assigned = BatchAssignment(remaining=self.inputs.batches, topology=position.first_topology)
-        for segment, following in position.changes():
-            assigned = BatchAssignment(remaining=assigned.after(segment), topology=following)
-        return assigned
-
-    @cached_property
-    def counts(self) -> RankCounts:
-        """See EpochAssignment."""
-        assigned = self._assigned
-        return RankCounts(
-            steps=np.full(len(assigned.rank_batches), assigned.steps),
-            rows=assigned.rank_rows,
-            repeats=assigned.rank_batches < assigned.steps,
-            dropped_rows=assigned.dropped.num_rows,
-        )
-
-    def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
-        """See EpochAssignment."""
-        assigned, position, options = self._assigned, self.inputs.position, self.inputs.options
-        position.topology.check_rank(rank)
-        workers, budget = position.topology.num_workers, options.token_budget(position.first_topology.batch_size)
-        programs = []
-        for worker, lane in enumerate(assigned.workers(rank)):
-            left = lane.take(slice(batches_of_worker(position.done, worker, workers), None))
-            if assigned.repeats_on(rank, worker) and position.done < assigned.steps:
-                left = Units.concat([left, assigned.batches.take(slice(0, 1)).split_at(1)[0]])
-            programs.append(
-                WorkerProgram(
-                    lanes=(join_batches(left),),
-                    batching=ListedBatches(batch_rows=left.rows),
-                    seed=options.seed,
-                    epoch=position.epoch,
-                    by_length=budget,
-                )
-            )
-        return tuple(programs)

@@ -1,27 +1,36 @@
 """`make_shaper` checks the options and gives the shaper of one output format; the entry to this package."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from torch_dataloader_utils._arrow.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
-from torch_dataloader_utils.shape.arrays import ArrayOutput
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
-from torch_dataloader_utils.shape.arrow_types import ObjectType, classify, element_of, numpy_dtype
-from torch_dataloader_utils.shape.block import ColumnBlock, Output, TensorOutput, concat_blocks, gather_blocks
-from torch_dataloader_utils.shape.convert import StackBuilder, convert_column
-from torch_dataloader_utils.shape.copies import ColumnCopies
+from torch_dataloader_utils.shape.arrow_types import NumberType, ObjectType, classify, element_of, numpy_dtype
+from torch_dataloader_utils.shape.column_blocks import (
+    ArrayOutput,
+    ColumnBlock,
+    Output,
+    TensorOutput,
+    concat_blocks,
+    gather_blocks,
+)
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
+from torch_dataloader_utils.shape.convert import StackBuilder, convert_column, number_dtype
+from torch_dataloader_utils.shape.one_buffer import pitch_bytes
 from torch_dataloader_utils.shape.raw_numbers import plain
-from torch_dataloader_utils.shape.reused_memory import RECYCLED
+from torch_dataloader_utils.shape.reused_memory import RECYCLED, new_tensor
 from torch_dataloader_utils.shape.specs import (
     ColumnSpec,
     Mask,
@@ -52,7 +61,7 @@ def make_shaper(
         columns: names read, in the order wanted in batches.
         stack: matrix name -> names of columns of one number type; torch and numpy only. Stacked columns are no
             longer there on their own.
-        nulls: what nulls become, see `nulls.parse_nulls`; torch and numpy only, the others keep nulls.
+        nulls: what nulls become, see `specs.parse_nulls`; torch and numpy only, the others keep nulls.
 
     Raises:
         ConfigError: an option that does not fit the schema or the output format.
@@ -184,3 +193,77 @@ def _with_mask(dtype: np.dtype[Any], *, has_mask: bool) -> list[np.dtype[Any]]:
 
 def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
     return np.dtype(object) if isinstance(spec.kind, ObjectType) else numpy_dtype(element_of(spec.kind))
+
+
+class ColumnCopies:
+    """Copies the columns of one block into recycled memory, each as it comes, while a core has it in its cache.
+
+    For worker processes: there, recycled memory is shared with the trainer's process, so it is sent without another
+    copy; and a few large pieces are sent in less time than one for each column.
+
+    Columns of one number a row (and masks of one bool) go side by side; they are copied if together they take at least
+    `least_bytes`. Any other column is copied if it takes as much alone. Smaller ones stay where they are.
+    """
+
+    def __init__(self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int) -> None:
+        self._num_rows = num_rows
+        self._least_bytes = least_bytes
+        self._counts = Counter(number_dtype(spec) for spec in specs if _is_single(spec))
+        self._counts[torch.bool] += sum(_has_single_mask(spec) for spec in specs)
+        self._row_bytes = {dtype: dtype.itemsize * count for dtype, count in self._counts.items()}
+        self._num_bytes = sum(pitch_bytes(num_rows * row_bytes) for row_bytes in self._row_bytes.values())
+        self._places: dict[torch.dtype, list[Tensor]] = {}
+
+    def copy(self, column: Column) -> Column:
+        """The same rows in recycled memory; the column itself if it is small or is not dense numbers."""
+        match column:
+            case Rows(values=values) if values.dim() == 1:
+                return self._copied_beside(column)
+            case Rows(values=values):
+                return Rows(_copied(values)) if self._is_large(values) else column
+            case Lists(values=values, offsets=offsets):
+                return Lists(_copied(values), _copied(offsets)) if self._is_large(values) else column
+            case Matrix() | Objects():
+                return column
+        assert_never(column)
+
+    def _copied_beside(self, column: Rows) -> Rows:
+        """The column in the next free place beside the others of its dtype; itself if all together are small."""
+        if self._num_bytes < self._least_bytes:
+            return column
+        if not self._places:
+            self._places = self._make_places()
+        place = self._places[column.values.dtype].pop()
+        _copy(column.values, place)
+        return Rows(place)
+
+    def _is_large(self, values: Tensor) -> bool:
+        return values.nbytes >= self._least_bytes and values.is_contiguous()
+
+    def _make_places(self) -> dict[torch.dtype, list[Tensor]]:
+        memory, start = new_tensor((self._num_bytes,), torch.uint8), 0
+        places = {}
+        for dtype, row_bytes in self._row_bytes.items():
+            num_bytes = self._num_rows * row_bytes
+            matrix = memory[start : start + num_bytes].view(dtype).view(self._counts[dtype], self._num_rows)
+            places[dtype] = list(matrix.unbind())
+            start += pitch_bytes(num_bytes)
+        return places
+
+
+def _is_single(spec: ColumnSpec) -> bool:
+    return isinstance(spec.kind, NumberType) and not spec.kind.shape
+
+
+def _has_single_mask(spec: ColumnSpec) -> bool:
+    return isinstance(spec.nulls, Mask) and (_is_single(spec) or not isinstance(spec.kind, NumberType))
+
+
+def _copied(values: Tensor) -> Tensor:
+    place = new_tensor(values.shape, values.dtype)
+    _copy(values, place)
+    return place
+
+
+def _copy(values: Tensor, place: Tensor) -> None:
+    place.view(torch.uint8).numpy()[...] = values.view(torch.uint8).numpy()  # numpy: torch would start threads

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.slab_codec import SlabPlace, SlabSpan
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.shape.form import Form, is_container
-from torch_dataloader_utils.shape.one_piece import extent_bytes, is_plain, pitch_bytes, typed
+from torch_dataloader_utils.shape.batch_tree import BatchTree, is_container
+from torch_dataloader_utils.shape.one_buffer import extent_bytes, is_plain, pitch_bytes, typed
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 _DTYPES = (
@@ -86,13 +86,13 @@ class SlabGroup(NamedTuple):
 class SlabLayout:
     """Where the columns of one batch lie; equal for batches of the same columns in the same places.
 
-    Parts of the batch (see `Form`) that are dense CPU tensors belong to a group; the others are sent beside the slab.
+    Parts of the batch (see `BatchTree`) that are dense CPU tensors belong to a group; others are sent beside the slab.
 
     objects: numbers of those other parts. lying: how many groups, the first ones, lie in slabs already.
     num_bytes: bytes of the groups that are copied.
     """
 
-    form: Form
+    form: BatchTree
     objects: tuple[int, ...]
     groups: tuple[SlabGroup, ...]
     lying: int
@@ -109,7 +109,7 @@ class SlabLayout:
         copied: dict[_Look, list[int]] = {}
         lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
         objects = []
-        form = Form.of(batch)
+        form = BatchTree.of(batch)
         for index, part in enumerate(form.parts(batch)):
             if not _fits(part):
                 objects.append(index)
@@ -136,7 +136,7 @@ class SlabLayout:
 
     def pick(self, batch: Any) -> list[list[Tensor]] | None:
         """The tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
-        if Form.of(batch) != self.form:
+        if BatchTree.of(batch) != self.form:
             return None
         parts = self.form.parts(batch)
         if any(_fits(parts[index]) for index in self.objects):

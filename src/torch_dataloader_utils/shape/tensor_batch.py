@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.shape.form import Form, container
+from torch_dataloader_utils.shape.batch_tree import BatchTree, container
 from torch_dataloader_utils.shape.gather import in_lots
-from torch_dataloader_utils.shape.one_piece import is_plain, move_as_one
+from torch_dataloader_utils.shape.one_buffer import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.reused_memory import new_tensor
@@ -86,9 +86,9 @@ class TensorBatch(dict[str, Any]):
         return self._with_parts(move_all)
 
     def _with_parts(self, change: Callable[[list[Any]], list[Any]]) -> "TensorBatch":
-        """The same batch with its parts replaced by what `change` makes of them; see `Form`."""
-        form = Form.of(self)
-        changed: TensorBatch = form.filled(iter(change(form.parts(self))))
+        """The same batch with its parts replaced by what `change` makes of them; see `BatchTree`."""
+        tree = BatchTree.of(self)
+        changed: TensorBatch = tree.filled(iter(change(tree.parts(self))))
         changed._rows_without_columns = self._rows_without_columns
         return changed
 

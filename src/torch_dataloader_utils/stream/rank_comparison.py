@@ -20,8 +20,7 @@ import numpy as np
 import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.strings import counted
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, LoaderError
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, LoaderError, counted
 from torch_dataloader_utils.stream.ranks import running_ranks
 
 Record = Mapping[str, str]

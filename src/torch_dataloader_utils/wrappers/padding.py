@@ -7,7 +7,7 @@ import torch
 
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.shape.filled import filled
+from torch_dataloader_utils.shape.ragged import filled
 
 
 def pad_stack_1d(

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils._core.strings import counted
 from torch_dataloader_utils.cli.pictures.svg import file_hue
 from torch_dataloader_utils.cli.pictures.timeline import Timeline
-from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, counted
 
 _LABELLED_WORKERS = 64
 _LEGEND_FILES = 12

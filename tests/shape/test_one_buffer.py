@@ -1,4 +1,4 @@
-"""Batches move as one piece of memory, whatever their tensors look like."""
+"""Batches move as one buffer, whatever their tensors look like."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from torch_dataloader_utils import Ragged, TensorBatch
 from torch_dataloader_utils.shape import tensor_batch
-from torch_dataloader_utils.shape.one_piece import Piece, move_as_one
+from torch_dataloader_utils.shape.one_buffer import OneBuffer, move_as_one
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 
 DTYPES = [torch.bool, torch.int8, torch.int64, torch.float32, torch.bfloat16, torch.complex128]
@@ -51,10 +51,10 @@ def test_views_of_one_slab_are_found_and_not_packed():
     codec, slab = TensorBatchCodec(), allocate(1024)
     layout, descriptor = codec.write(batch, lambda _: slab)
     views = codec.view(layout, descriptor, [slab])
-    piece = Piece.found(list(views.values()))
-    assert piece is not None
-    assert piece.buffer.data_ptr() == slab.data_ptr()
-    for name, moved in zip(views, piece.seen_in(piece.buffer.clone()), strict=True):
+    found = OneBuffer.found(list(views.values()))
+    assert found is not None
+    assert found.buffer.data_ptr() == slab.data_ptr()
+    for name, moved in zip(views, found.seen_in(found.buffer.clone()), strict=True):
         assert torch.equal(moved, batch[name])
         assert moved.stride() == views[name].stride()
 
@@ -62,7 +62,7 @@ def test_views_of_one_slab_are_found_and_not_packed():
 def test_a_small_part_of_a_large_tensor_is_packed():
     large = torch.arange(1_000_000)
     tensors = [large[:10], large[-10:]]
-    assert Piece.found(tensors) is None
+    assert OneBuffer.found(tensors) is None
     moves = []
     assert [moved.tolist() for moved in move_as_one(tensors, copy_once(moves), allocate)] == [
         large[:10].tolist(),

@@ -1,4 +1,4 @@
-"""The tensors of a batch as one piece of memory, so that one copy moves them all instead of one for each column."""
+"""The tensors of a batch as views of one buffer, so that one copy moves them all instead of one for each column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ ALIGNMENT_BYTES = 64
 _MOST_WASTE = 0.5
 
 
-class Place(NamedTuple):
-    """Where a tensor lies in a piece: its first byte, dtype, shape, and strides (in elements)."""
+class TensorPlace(NamedTuple):
+    """Where a tensor lies in a buffer: its first byte, dtype, shape, and strides (in elements)."""
 
     offset: int
     dtype: torch.dtype
@@ -23,15 +23,15 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class OneBuffer:
     """One buffer, uint8 [bytes], and the place of every tensor in it; its first byte is 64-byte aligned."""
 
     buffer: Tensor
-    places: tuple[Place, ...]
+    places: tuple[TensorPlace, ...]
 
     @classmethod
     def found(cls, tensors: Sequence[Tensor]) -> Self | None:
-        """The piece that these tensors form already as views of one buffer; None if not, or if too scattered."""
+        """The buffer that all these tensors are views of already; None if there is none, or they are too scattered."""
         storage = tensors[0].untyped_storage()
         if any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
             return None
@@ -45,7 +45,7 @@ class Piece:
             return None
         whole = torch.empty(0, dtype=torch.uint8).set_(storage)
         places = [
-            Place(at - begin, tensor.dtype, tuple(tensor.shape), tensor.stride())
+            TensorPlace(at - begin, tensor.dtype, tuple(tensor.shape), tensor.stride())
             for at, tensor in zip(begins, tensors, strict=True)
         ]
         return cls(buffer=whole[begin:end], places=tuple(places))
@@ -65,19 +65,19 @@ class Piece:
             first = tensors[indices[0]]
             strides = torch.empty_like(first, device="meta").stride()  # keeps a dense tensor's order of dimensions
             for index in indices:
-                places[index] = Place(num_bytes, first.dtype, tuple(first.shape), strides)
+                places[index] = TensorPlace(num_bytes, first.dtype, tuple(first.shape), strides)
                 num_bytes += pitch_bytes(first.nbytes)
-        piece = cls(buffer=allocate(num_bytes), places=tuple(places[index] for index in range(len(tensors))))
-        views = piece.seen_in(piece.buffer)
+        packed = cls(buffer=allocate(num_bytes), places=tuple(places[index] for index in range(len(tensors))))
+        views = packed.seen_in(packed.buffer)
         for indices in alike.values():
             first = views[indices[0]]
             pitch = pitch_bytes(first.nbytes) // first.itemsize
             side_by_side = first.as_strided((len(indices), *first.shape), (pitch, *first.stride()))
             torch.stack([tensors[index] for index in indices], out=side_by_side)
-        return piece
+        return packed
 
     def seen_in(self, buffer: Tensor) -> list[Tensor]:
-        """The tensors as views of `buffer`, which is the piece's buffer or a copy of it on any device."""
+        """The tensors as views of `buffer`, which is this one or a copy of it on any device."""
         numbers = {dtype: typed(buffer, dtype) for dtype in {place.dtype for place in self.places}}
         return [
             numbers[dtype].as_strided(shape, strides, numbers[dtype].storage_offset() + offset // dtype.itemsize)
@@ -110,8 +110,8 @@ def move_as_one(
 
     Plain CPU tensors only; see `is_plain`.
     """
-    piece = Piece.found(tensors) or Piece.packed(tensors, allocate)
-    return piece.seen_in(move(piece.buffer))
+    together = OneBuffer.found(tensors) or OneBuffer.packed(tensors, allocate)
+    return together.seen_in(move(together.buffer))
 
 
 def is_plain(tensor: object) -> bool:

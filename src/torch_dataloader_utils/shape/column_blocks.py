@@ -1,0 +1,207 @@
+"""Blocks of columns, which hold a row group, a window or joined rows, and the batches and single rows made of them.
+
+`ColumnBlock` implements `_core.block.Block`. Its output says what batches are: tensors (`TensorOutput`) or ndarrays
+(`ArrayOutput`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, concat_columns, gather_columns
+from torch_dataloader_utils.shape.gather import Gatherer
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+
+class Output(Protocol):
+    """The form of batches that a block gives: tensors or ndarrays."""
+
+    def values(self, columns: Sequence[Column]) -> Iterable[Any]:
+        """All rows of every column."""
+        ...
+
+    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its pieces of `batch_rows` rows, the last one shorter if it must be."""
+        ...
+
+    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:
+        """The batch of these named columns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOutput:
+    """`TensorBatch`es of tensors, `Ragged`s and Python lists."""
+
+    def values(self, columns: Sequence[Column]) -> Iterable[Any]:
+        """All rows of every column."""
+        return (column.value() for column in columns)
+
+    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its pieces of `batch_rows` rows."""
+        return [column.split(batch_rows) for column in columns]
+
+    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> TensorBatch:
+        """The batch of these named columns."""
+        return TensorBatch(columns, num_rows=num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOutput:
+    """Plain dicts of ndarrays; ragged columns are lists of ndarrays, objects Python lists.
+
+    dtypes: one a column (datetime64, ...); object for Python objects.
+    """
+
+    dtypes: tuple[np.dtype[Any], ...]
+
+    def values(self, columns: Sequence[Column]) -> Iterable[Any]:
+        """All rows of every column."""
+        return (_value(column, dtype) for column, dtype in zip(columns, self.dtypes, strict=True))
+
+    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its pieces of `batch_rows` rows."""
+        return [_pieces(column, dtype, batch_rows) for column, dtype in zip(columns, self.dtypes, strict=True)]
+
+    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
+        """The batch of these named columns; a dict without columns does not know its row count."""
+        return dict(columns)
+
+
+def _value(column: Column, dtype: np.dtype[Any]) -> Any:
+    match column:
+        case Rows() | Matrix():
+            return _typed(column.value(), dtype)
+        case Lists():
+            return _list_of_arrays(column.value(), dtype)
+        case Objects():
+            return column.value()
+
+
+def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
+    match column:
+        case Rows() | Matrix():
+            return _split(_typed(column.value(), dtype), batch_rows)
+        case Lists():
+            return (_list_of_arrays(piece, dtype) for piece in column.split(batch_rows))
+        case Objects():
+            return column.split(batch_rows)
+
+
+def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
+    """Views of `batch_rows` rows; iterating over one more axis is a fifth of the cost of slicing."""
+    full = len(array) // batch_rows
+    pieces = list(array[: full * batch_rows].reshape(full, batch_rows, *array.shape[1:]))
+    if full * batch_rows < len(array):
+        pieces.append(array[full * batch_rows :])
+    return pieces
+
+
+def _typed(tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The same memory as `dtype`; a copy for date32, whose days numpy keeps in 64 bits."""
+    array: npt.NDArray[Any] = tensor.numpy()
+    return array.view(dtype) if array.dtype.itemsize == dtype.itemsize else array.astype(dtype)
+
+
+def _list_of_arrays(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    values = _typed(rows.values, dtype)
+    return [values[first:last] for first, last in pairwise(rows.offsets.tolist())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnBlock:
+    """Rows as columns that were converted once; every batch is made of views of them."""
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    num_rows: int
+    output: Output
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the rows take."""
+        return sum(column.num_bytes for column in self.columns)
+
+    def slice(self, start: int, stop: int) -> "ColumnBlock":
+        """Rows [start, stop), a view; rows past the end are left out, as in a Python slice."""
+        stop = min(stop, self.num_rows)
+        start = min(start, stop)
+        if stop - start == self.num_rows:
+            return self
+        columns = tuple(column.slice(start, stop) for column in self.columns)
+        return ColumnBlock(names=self.names, columns=columns, num_rows=stop - start, output=self.output)
+
+    def to_batch(self) -> Any:
+        """All rows as one batch."""
+        return self.output.batch(zip(self.names, self.output.values(self.columns), strict=True), self.num_rows)
+
+    def split(self, batch_rows: int) -> Iterator[Any]:
+        """Batches of `batch_rows` rows, the last one shorter if it must be; a block of no rows gives none.
+
+        Every column is cut once for all batches, so that a batch costs little more than its views: 51 columns
+        about 20 us, whatever `batch_rows` is.
+        """
+        output, names = self.output, self.names
+        if not self.columns or not self.num_rows:
+            for start in range(0, self.num_rows, batch_rows):
+                yield output.batch((), min(batch_rows, self.num_rows - start))
+            return
+        for pieces in zip(*output.pieces(self.columns, batch_rows), strict=True):
+            yield output.batch(zip(names, pieces, strict=True), 0)
+
+
+def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
+    """The rows of all blocks, one after the other; one block is itself."""
+    first = blocks[0]
+    if len(blocks) == 1:
+        return first
+    num_rows = sum(block.num_rows for block in blocks)
+    columns = concat_columns(list(zip(*(block.columns for block in blocks), strict=True)), num_rows)
+    return ColumnBlock(names=first.names, columns=columns, num_rows=num_rows, output=first.output)
+
+
+def gather_blocks(blocks: Sequence[ColumnBlock], order: Tensor) -> ColumnBlock:
+    """Row order[i] of the blocks' concatenation, for all i; order is int64, shape [rows]."""
+    first = blocks[0]
+    parts = list(zip(*(block.columns for block in blocks), strict=True))
+    columns = gather_columns(first.names, parts, Gatherer(order))
+    return ColumnBlock(names=first.names, columns=columns, num_rows=len(order), output=first.output)
+
+
+def split_rows(batch: Any, num_rows: int) -> list[Any]:
+    """The rows of a batch, in order: dicts of column -> value, or record batches of one row from a record batch.
+
+    A value is a tensor without the batch dimension (a 0-d tensor for a number, all values for a ragged row), an
+    ndarray or numpy scalar, or a Python object. It is a view of the batch.
+
+        {"x": tensor([1, 2]), "name": ["a", "b"]}      {"x": tensor(1), "name": "a"}, {"x": tensor(2), "name": "b"}
+    """
+    if isinstance(batch, pa.RecordBatch):
+        return [batch.slice(row, 1) for row in range(num_rows)]
+    if not batch:
+        return [{} for _ in range(num_rows)]
+    return _dicts(batch)
+
+
+def _dicts(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = tuple(batch)
+    values = zip(*(_values(column) for column in batch.values()), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def _values(column: Any) -> Iterable[Any]:
+    match column:
+        case Tensor():
+            return column.unbind()
+        case Ragged():
+            return torch.unsafe_split_with_sizes(column.values, column.lengths.tolist())
+        case _:
+            return column  # type: ignore[no-any-return]  # an ndarray or a list
