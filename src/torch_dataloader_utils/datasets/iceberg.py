@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_function
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.datasets.build import make_loader

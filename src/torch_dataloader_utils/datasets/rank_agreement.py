@@ -1,8 +1,8 @@
 """What this process shares with the other ranks before the first batch: their numbers, the reading, a comparison."""
 
-from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.fingerprints import short_digest
+from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils.datasets.options import TABLE_OPTIONS, TableOptions
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.rows import RowSpace
 from torch_dataloader_utils._core.token_budget import Lengths
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.process_local import ProcessLocal

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
-from torch_dataloader_utils._parquet.trailer import check_footer
+from torch_dataloader_utils._formats.parquet_trailer import check_footer
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest

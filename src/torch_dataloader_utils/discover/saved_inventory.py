@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import (
     FileFormat,
     FileTable,
@@ -29,6 +28,7 @@ from torch_dataloader_utils._core.inventory import (
 )
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._store import (
     Buffer,
     Credentials,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
-from torch_dataloader_utils._parquet.compact_protocol import write_integer
-from torch_dataloader_utils._parquet.footer_pattern import RowGroupNumbers, all_numbers, chunk_start
+from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.joined_footer import NUMBERS_END
@@ -19,44 +19,37 @@ from torch_dataloader_utils.read.joined_footer import NUMBERS_END
 # their files (PARQUET-816).
 _PADDING_BYTES = 100
 
-_PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+# Numbers of a chunk in `RowGroupNumbers`.
+_CHUNK_NUMBERS = 4
 
 
-class EncodedNumbers(NamedTuple):
-    """What a footer says of a row group, encoded as in the footer to stay small; see `RowGroupNumbers`."""
+class RowGroupNumbers(NamedTuple):
+    """The numbers of a row group as its footer has them, not checked.
 
-    types: tuple[int, ...]
+    types: the physical type of each chunk. codecs: of each chunk, as the format numbers them.
+    numbers: int64 [leaves * 4 + 2]. Of each chunk its values (with nulls), stored bytes with the dictionary page, start
+        of the data pages, start of the dictionary page (0: none); then decompressed bytes and rows of the row group.
+    """
+
+    types: tuple[str, ...]
     codecs: tuple[int, ...]
-    written: bytes
+    numbers: Int64s
 
     @classmethod
-    def of(cls, group: RowGroupNumbers) -> Self:
-        """The chunks in the numbers that a footer pattern found."""
-        return cls(group.types, group.codecs, b"".join(group.written))
-
-    @classmethod
-    def parsed(cls, group: Any, codecs: tuple[int, ...]) -> Self | None:
-        """What a parsed footer says of a row group (pyarrow.parquet.RowGroupMetaData), whose codecs are known.
-
-        None if a number is below 0.
-        """
-        chunks = list(map(group.column, range(group.num_columns)))
-        numbers = [
-            number
-            for chunk in chunks
-            for number in (
+    def of(cls, group: pq.RowGroupMetaData, codecs: tuple[int, ...]) -> Self:
+        """The numbers of a parsed row group, whose codecs are known."""
+        types: list[str] = []
+        numbers: list[int] = []
+        for chunk in map(group.column, range(len(codecs))):
+            types.append(chunk.physical_type)
+            numbers += (
                 chunk.num_values,
-                chunk.total_uncompressed_size,
                 chunk.total_compressed_size,
                 chunk.data_page_offset,
                 chunk.dictionary_page_offset or 0,
             )
-        ]
         numbers += (group.total_byte_size, group.num_rows)
-        if min(numbers) < 0:
-            return None
-        types = tuple(_PHYSICAL_TYPES.index(chunk.physical_type) for chunk in chunks)
-        return cls(types, codecs, b"".join(map(write_integer, numbers)))
+        return cls(tuple(types), codecs, np.array(numbers, dtype=np.int64))
 
 
 class ColumnChunks(NamedTuple):
@@ -73,13 +66,14 @@ class ColumnChunks(NamedTuple):
     spans: Int64s
 
     @classmethod
-    def of(cls, groups: Sequence[EncodedNumbers], leaves: Sequence[int], file_sizes: Sequence[int]) -> Self | None:
+    def of(cls, groups: Sequence[RowGroupNumbers], leaves: Sequence[int], file_sizes: Sequence[int]) -> Self | None:
         """The chunks of these row groups; None if one lies outside of its file, or a number is out of range."""
-        chunks, totals = all_numbers([group.written for group in groups])
-        chunks = chunks[:, leaves]
+        numbers = np.stack([group.numbers for group in groups])
+        totals = numbers[:, -2:]
+        chunks = numbers[:, :-2].reshape(len(groups), -1, _CHUNK_NUMBERS)[:, leaves]
         if not 0 <= min(chunks.min(), totals.min()) <= max(chunks.max(), totals.max()) < NUMBERS_END:
             return None
-        num_values, _, lengths, data_starts, dictionary_starts = np.moveaxis(chunks, 2, 0)
+        num_values, lengths, data_starts, dictionary_starts = np.moveaxis(chunks, 2, 0)
         has_dictionary = (dictionary_starts > 0) & (dictionary_starts < data_starts)
         starts = np.where(has_dictionary, dictionary_starts, data_starts)
         stops, sizes = (starts + lengths).max(axis=1), np.asarray(file_sizes)
@@ -92,12 +86,6 @@ class ColumnChunks(NamedTuple):
             numbers=np.stack([starts, lengths, num_values], axis=1),
             spans=np.stack([first, np.minimum(stops + _PADDING_BYTES, sizes) - first], axis=1),
         )
-
-
-def physical_types(schema: Any) -> tuple[int, ...]:
-    """The physical types, as the format numbers them, of all leaf columns of a pyarrow.parquet.ParquetSchema."""
-    names = [schema.column(index).physical_type for index in range(len(schema))]
-    return tuple(map(_PHYSICAL_TYPES.index, names))
 
 
 def chunk_span(task: RowGroupTask, chunk: Any) -> Span:

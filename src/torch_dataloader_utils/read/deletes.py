@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._parquet.trailer import open_checked
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import InternalError, SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.record_batches import side_by_side
-from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._formats.arrow_schema import type_holds
+from torch_dataloader_utils._formats.record_batches import side_by_side
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.read.checks import (

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.trailer import MAGIC
+from torch_dataloader_utils._formats.parquet_trailer import MAGIC
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique

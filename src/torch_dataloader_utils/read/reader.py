@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.record_batches import for_take, side_by_side
-from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import RowsTogether
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._formats.record_batches import for_take, side_by_side
+from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.read.arrow import decode_arrow

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.skipping import OnError
-from torch_dataloader_utils._parquet.trailer import check_metadata
+from torch_dataloader_utils._formats.parquet_trailer import check_metadata
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad

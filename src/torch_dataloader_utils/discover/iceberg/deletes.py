@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, stored_field_id
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
-from torch_dataloader_utils._parquet.trailer import open_checked
+from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.discover.assemble import with_live_rows
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.strings import StringColumn
+from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
