@@ -40,7 +40,6 @@ from torch_dataloader_utils.errors import (
     UnsupportedFeatureError,
 )
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
-from torch_dataloader_utils.read.column_chunks import ColumnChunks
 from torch_dataloader_utils.read.joined_footer import JoinedFooter, footer_head
 from torch_dataloader_utils.read.parquet_footer import KnownColumns
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -506,12 +505,12 @@ def test_chunks_that_are_not_in_their_file_or_of_another_type(tmp_path: Path) ->
     groups = [footer.numbers(task) for footer, task in zip(footers, tasks, strict=True)]
     group = groups[2]
     assert group is not None
-    chunks = ColumnChunks.of([group], [0, 1], [tasks[2].file_size])
+    chunks = parquet_together.ColumnChunks.of([group], [0, 1], [tasks[2].file_size])
     assert chunks is not None
     stop = int((chunks.numbers[0, 0] + chunks.numbers[0, 1]).max())
-    assert ColumnChunks.of([group], [0, 1], [stop]) is not None
-    assert ColumnChunks.of([group], [0, 1], [stop - 1]) is None
-    assert ColumnChunks.of([group._replace(numbers=-group.numbers)], [0, 1], [stop]) is None
+    assert parquet_together.ColumnChunks.of([group], [0, 1], [stop]) is not None
+    assert parquet_together.ColumnChunks.of([group], [0, 1], [stop - 1]) is None
+    assert parquet_together.ColumnChunks.of([group._replace(numbers=-group.numbers)], [0, 1], [stop]) is None
     sources = [reader._source(task) for task in tasks]
     assert parquet_together.JoinedRowGroups.of(sources, ROWS.schema) is not None
     footers[2]._numbers = [group._replace(types=("INT32", "BYTE_ARRAY"))]

@@ -35,10 +35,9 @@ from torch_dataloader_utils.datasets.rank_agreement import (
 from torch_dataloader_utils.datasets.row_counts import count_alone, under_filter
 from torch_dataloader_utils.datasets.structured import WiredDataset
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
-from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.discover.iceberg.table_paths import PathRules
 from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOptions, scan_table
+from torch_dataloader_utils.discover.table_paths import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader

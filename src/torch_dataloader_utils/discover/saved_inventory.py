@@ -41,7 +41,7 @@ from torch_dataloader_utils._store import (
     write_atomically,
 )
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
-from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.table_paths import Roots
 from torch_dataloader_utils.errors import ConfigError, InternalError, StoreError, UnsupportedFeatureError
 
 _DIGEST_KEY = b"torch_dataloader_utils.seal"

@@ -6,12 +6,13 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._formats.parquet_trailer import (
     check_metadata,
     checked_footer_length,
@@ -20,7 +21,6 @@ from torch_dataloader_utils._formats.parquet_trailer import (
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
-from torch_dataloader_utils.read.column_chunks import RowGroupNumbers
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, chunk_codecs, footer_head
 from torch_dataloader_utils.read.source import TaskSource
@@ -143,6 +143,39 @@ def _row_bits(data_type: Any) -> int:
     if types.is_primitive(data_type) or types.is_decimal(data_type) or types.is_fixed_size_binary(data_type):
         return int(data_type.bit_width)
     return 32
+
+
+# Numbers of a chunk in `RowGroupNumbers`.
+CHUNK_NUMBERS = 4
+
+
+class RowGroupNumbers(NamedTuple):
+    """The numbers of a row group as its footer has them, not checked.
+
+    types: the physical type of each chunk. codecs: of each chunk, as the format numbers them.
+    numbers: int64 [leaves * 4 + 2]. Of each chunk its values (with nulls), stored bytes with the dictionary page, start
+        of the data pages, start of the dictionary page (0: none); then decompressed bytes and rows of the row group.
+    """
+
+    types: tuple[str, ...]
+    codecs: tuple[int, ...]
+    numbers: Int64s
+
+    @classmethod
+    def of(cls, group: pq.RowGroupMetaData, codecs: tuple[int, ...]) -> Self:
+        """The numbers of a parsed row group, whose codecs are known."""
+        types: list[str] = []
+        numbers: list[int] = []
+        for chunk in map(group.column, range(len(codecs))):
+            types.append(chunk.physical_type)
+            numbers += (
+                chunk.num_values,
+                chunk.total_compressed_size,
+                chunk.data_page_offset,
+                chunk.dictionary_page_offset or 0,
+            )
+        numbers += (group.total_byte_size, group.num_rows)
+        return cls(tuple(types), codecs, np.array(numbers, dtype=np.int64))
 
 
 # Bytes that the numbers of a row group take in the cache, for about ten columns.

@@ -24,7 +24,8 @@ from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import InternalError, SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import (
+from torch_dataloader_utils.read.file_cache import FileCache
+from torch_dataloader_utils.read.iceberg_fields import (
     FileColumn,
     check_distinct,
     identify,
@@ -32,7 +33,6 @@ from torch_dataloader_utils.read.field_ids import (
     names_key,
     project_columns,
 )
-from torch_dataloader_utils.read.file_cache import FileCache
 
 
 def group_deletes(task: RowGroupTask) -> Int64s | None:
