@@ -1,6 +1,6 @@
 """Loader throughput on this machine, and how evenly a plan deals rows: .demo/loader.png.
 
-    pip install ".[viz]"
+    pip install matplotlib
     python -m examples.plot_loader
 
 The left picture is as noisy as the machine; `tdu bench` and benchmarks/ measure with care. The right one is arithmetic.

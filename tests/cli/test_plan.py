@@ -127,21 +127,24 @@ def test_what_is_unequal_is_marked_on_the_page(table):
 
 
 def test_pictures_and_the_list_of_reads_are_written(table, tmp_path):
-    page, picture, reads = tmp_path / "plan.html", tmp_path / "plan.png", tmp_path / "plan.parquet"
-    tdu("plan", table, "--ranks", 3, "--html", page, "--png", picture, "--save", reads)
+    page, picture, reads = tmp_path / "plan.html", tmp_path / "plan.svg", tmp_path / "plan.parquet"
+    tdu("plan", table, "--ranks", 3, "--draw", page, "--save", reads)
+    tdu("plan", table, "--ranks", 3, "--draw", picture)
     assert picture_of(page.read_text()) is not None
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     rows = pq.read_table(reads)
     assert sum(b - a for a, b in zip(rows["start_row"].to_pylist(), rows["stop_row"].to_pylist(), strict=True)) == 1500
 
 
-def test_a_picture_of_no_format_is_one_line_that_names_formats(table, tmp_path):
-    assert "Use .png, .pdf or .svg" in one_line(tdu("plan", table, "--png", tmp_path / "plan.xyz", code=2))
+@pytest.mark.parametrize("name", ["plan.png", "plan"])
+def test_a_picture_of_another_format_is_one_line_that_names_html_and_svg(table, tmp_path, name):
+    line = one_line(tdu("plan", table, "--draw", tmp_path / name, code=2))
+    assert f"'{name}' is no picture that can be drawn. Give a name that ends in .html or .svg." in line
+    assert not list(tmp_path.glob("plan*"))
 
 
 def test_a_drawn_picture_names_the_files_by_their_colours(table, tmp_path):
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.svg"
-    tdu("plan", table, "--png", picture)
+    tdu("plan", table, "--draw", picture)
     text = picture.read_text()
     assert all(f"part-{number}.parquet" in text for number in range(3))

@@ -9,7 +9,7 @@ from tests.faults.hostile_files import write_huge_footer
 from tests.read.encrypted import write_encrypted
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.decode_errors import check_places
-from torch_dataloader_utils.discover.footers import check_total
+from torch_dataloader_utils.discover.parquet import check_total
 from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 

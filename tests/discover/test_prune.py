@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils.discover import scan_files
 
 CORPUS = Path(__file__).parents[2].parent / "shared" / "corpora" / "parquet-testing"

@@ -1,6 +1,6 @@
 """Saved inventories: the same after loading, without secrets; damaged or foreign files are errors."""
 
-import json
+from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pytest
 from tests.discover.datasets import write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory, StringColumn
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
-from torch_dataloader_utils.discover.saved_inventory import to_table
+from torch_dataloader_utils.discover.saved_inventory import sealed_parquet
 from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
@@ -134,7 +134,8 @@ def test_a_file_that_is_no_inventory_or_a_newer_one_says_so(tmp_path):
     save_inventory(made(1, 1), tmp_path / "i")
     table = pq.read_table(tmp_path / "i")
     about = table.schema.metadata[b"torch_dataloader_utils.inventory"].replace(b'"version": 1', b'"version": 2')
-    pq.write_table(table.replace_schema_metadata({b"torch_dataloader_utils.inventory": about}), tmp_path / "i")
+    table = table.replace_schema_metadata({b"torch_dataloader_utils.inventory": about})
+    (tmp_path / "i").write_bytes(sealed_parquet(table))
     with pytest.raises(ConfigError, match="version 2"):
         load_inventory(tmp_path / "i")
     (tmp_path / "i").write_bytes(b"cut")
@@ -201,13 +202,6 @@ def partitioned(tmp_path) -> Inventory:
     return scan_files(tmp_path / "d", partitioning="hive", columns=["row"], filters=pc.field("row") >= 0)
 
 
-def unsealed(inventory: Inventory, path) -> None:
-    """The inventory as it was saved before files had seals."""
-    table, about = to_table(inventory)
-    metadata = {"torch_dataloader_utils.inventory": json.dumps({"version": 1, **about})}
-    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd", use_dictionary=False)
-
-
 def damaged(content: bytes, random: np.random.Generator, most_bits: int) -> bytes:
     flipped = bytearray(content)
     for bit in random.choice(8 * len(content), random.integers(1, most_bits + 1), replace=False).tolist():
@@ -271,20 +265,18 @@ def test_the_same_inventory_is_saved_as_the_same_bytes(tmp_path, partitioned):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_inventories_without_a_seal_still_load(tmp_path, partitioned):
-    for number, inventory in enumerate((partitioned, made(0, 0), made(3, 0), made(30, 20))):
-        unsealed(inventory, tmp_path / f"{number}")
-        assert same(load_inventory(tmp_path / f"{number}"), inventory)
-
-
-def test_damage_to_an_inventory_without_a_seal_is_never_a_foreign_error(tmp_path, partitioned):
+def test_damage_under_a_seal_is_never_a_foreign_error(tmp_path, partitioned):
     path = tmp_path / "i"
-    unsealed(partitioned, path)
+    save_inventory(partitioned, path)
     content, random = path.read_bytes(), np.random.default_rng(0)
+    place = content.rindex(b"blake2b-128:") + len(b"blake2b-128:")
     footer = int.from_bytes(content[-8:-4], "little") + 8
     for number in range(1500):
         part = content[-footer:] if number % 3 else content
-        path.write_bytes(content[: len(content) - len(part)] + damaged(part, random, 3))
+        changed = bytearray(content[: len(content) - len(part)] + damaged(part, random, 3))
+        changed[place : place + 32] = b"0" * 32
+        changed[place : place + 32] = blake2b(changed, digest_size=16).hexdigest().encode()
+        path.write_bytes(changed)
         try:
             inventory = load_inventory(path)
         except (CorruptFileError, ConfigError):
@@ -312,9 +304,10 @@ def test_damage_to_an_inventory_without_a_seal_is_never_a_foreign_error(tmp_path
         lambda table: metadata_changed(table, b'{"version', b'[{"version'),
     ],
 )
-def test_an_inventory_without_a_seal_that_does_not_fit_together_is_corrupt(tmp_path, partitioned, change):
-    unsealed(partitioned, tmp_path / "i")
-    pq.write_table(change(pq.read_table(tmp_path / "i")), tmp_path / "i")
+def test_a_sealed_inventory_that_does_not_fit_together_is_corrupt(tmp_path, partitioned, change):
+    """Anybody can seal a file: a seal is for damage, not against people."""
+    save_inventory(partitioned, tmp_path / "i")
+    (tmp_path / "i").write_bytes(sealed_parquet(change(pq.read_table(tmp_path / "i"))))
     with pytest.raises(CorruptFileError, match="the saved inventory does not decode"):
         load_inventory(tmp_path / "i")
 

@@ -29,7 +29,7 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._store import Secret
 from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials, TablePlace, look_up
-from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
+from torch_dataloader_utils.discover.iceberg.storage_properties import storage_options, with_present_names
 from torch_dataloader_utils.errors import (
     ConfigError,
     CorruptFileError,

@@ -21,8 +21,8 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import scan_iceberg
 from torch_dataloader_utils._store import Store, StoreAccess, open_store
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.deletes import KeySet, deleted_by_keys
-from torch_dataloader_utils.read.field_ids import FileColumn
+from torch_dataloader_utils.read.iceberg_deletes import KeySet, deleted_by_keys
+from torch_dataloader_utils.read.iceberg_fields import FileColumn
 
 ROWS = [{"id": i, "name": None if i % 7 == 0 else f"n{i % 5}", "x": i / 2} for i in range(60)]
 

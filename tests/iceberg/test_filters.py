@@ -17,7 +17,13 @@ from tests.effort import EFFORT
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, plan_epoch, scan_iceberg
-from torch_dataloader_utils.discover.iceberg.row_filter import Call, FieldRef, Literal, parse_expression, translate
+from torch_dataloader_utils.discover.iceberg.filter_expressions import (
+    Call,
+    FieldRef,
+    Literal,
+    parse_expression,
+    translate,
+)
 from torch_dataloader_utils.errors import ConfigError
 
 # Filters and deletes that leave nothing are drawn too.

@@ -11,7 +11,7 @@ from tests.iceberg.arrow_memory import counted_memory
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, ids, numbered
 from torch_dataloader_utils import plan_epoch, scan_iceberg
-from torch_dataloader_utils.discover.iceberg.table_paths import PathIndex
+from torch_dataloader_utils.discover.table_paths import PathIndex
 from torch_dataloader_utils.errors import CorruptFileError
 
 

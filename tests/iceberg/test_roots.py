@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.table_paths import Roots
 from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
 
 ROOT = "https://host/data"

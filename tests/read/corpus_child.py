@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from tests.process_limits import limit_process
 from tests.read.files import make_spec, make_task, parquet_tasks
-from torch_dataloader_utils._arrow.record_batches import side_by_side
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils._formats.record_batches import side_by_side
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.read.reader import make_reader
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, keep_mask
+from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, keep_mask
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 NAMES = [f"c{i}" for i in range(23)]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.read.files import make_spec, write_arrow, write_parquet
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._arrow.record_batches import array_for_take, for_take
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._formats.record_batches import array_for_take, for_take
 from torch_dataloader_utils.read.reader import make_reader
 
 MATRIX = pa.list_(pa.list_(pa.int8(), 1), 2)

@@ -17,24 +17,30 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.read.files import deleting, make_spec, parquet_tasks, write_arrow, write_parquet
+from tests.read.files import deleting, identity, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
-from torch_dataloader_utils._arrow.record_batches import side_by_side
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._parquet import footer_pattern
-from torch_dataloader_utils._parquet.compact_protocol import (
+from torch_dataloader_utils._formats.compact_protocol import (
     Type,
+    read_integer,
     skip,
     write_binary,
     write_field,
     write_integer,
     write_list,
 )
-from torch_dataloader_utils._parquet.footer_parts import footer_head
+from torch_dataloader_utils._formats.record_batches import side_by_side
 from torch_dataloader_utils._store import LocalStore
-from torch_dataloader_utils.errors import CorruptFileError, DataError, FileChangedError, RowCountError, SchemaError
+from torch_dataloader_utils.errors import (
+    CorruptFileError,
+    DataError,
+    FileChangedError,
+    RowCountError,
+    SchemaError,
+    UnsupportedFeatureError,
+)
 from torch_dataloader_utils.read import parquet, parquet_footer, parquet_together
-from torch_dataloader_utils.read.joined_footer import JoinedFooter
+from torch_dataloader_utils.read.joined_footer import JoinedFooter, footer_head
 from torch_dataloader_utils.read.parquet_footer import KnownColumns
 from torch_dataloader_utils.read.reader import Reader, make_reader
 
@@ -71,7 +77,6 @@ def rows_together(reader: Reader, tasks: list[RowGroupTask]) -> pa.RecordBatch:
     options=WRITER_OPTIONS,
     order=st.randoms(use_true_random=False),
     bytes_at_once=BYTES_AT_ONCE,
-    worth_a_pattern=st.sampled_from([1, 64]),
 )
 def test_the_rows_are_those_of_each_row_group_alone(
     files: list[pa.Table],
@@ -80,16 +85,11 @@ def test_the_rows_are_those_of_each_row_group_alone(
     options: dict[str, Any],
     order: Any,
     bytes_at_once: int,
-    worth_a_pattern: int,
 ) -> None:
     """Also one that the files lack, and one whose values come with the task."""
     schema = SCHEMA.append(pa.field("lost", pa.int32())).append(pa.field("day", pa.string()))
     spec = make_spec(schema, columns=(*columns, "lost", "day"), partition_columns=frozenset({"day"}))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once),
-        patch.object(footer_pattern, "_WORTH_IT", worth_a_pattern),
-    ):
+    with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
         tasks = []
         for number_of_file, table in enumerate(files):
             path = Path(folder, f"{number_of_file}.parquet")
@@ -467,3 +467,63 @@ def test_values_of_the_compact_protocol_end_where_they_do() -> None:
 def test_no_bytes_are_followed_past_their_end(data: bytes, kind: int) -> None:
     with suppress(IndexError, ValueError, RecursionError):
         assert 0 <= skip(data, 0, kind) <= len(data)
+
+
+def test_metadata_of_fields_is_that_of_their_own_file(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.parquet" for i in range(4)]
+    for i, path in enumerate(paths):
+        field = pa.field("x", pa.int64(), metadata={"unit": str(i)})
+        write_parquet(path, pa.table([[1, 2]], schema=pa.schema([field])))
+    for _ in range(3):
+        assert [schema_read(path).field(0).metadata[b"unit"] for path in paths] == [b"0", b"1", b"2", b"3"]
+        parquet_footer._footers._clear()
+
+
+def schema_read(path: Path) -> pa.Schema:
+    (task,) = parquet_tasks(path)
+    return parquet_footer.parquet_schema(make_reader(make_spec(ROWS.schema))._source(task))
+
+
+def test_an_encrypted_footer_is_refused_beside_files_of_the_same_columns(tmp_path: Path) -> None:
+    tasks = [task for i in range(3) for task in write_parquet(tmp_path / f"{i}.parquet", ROWS)]
+    reader = make_reader(make_spec(ROWS.schema))
+    for task in tasks[:2]:
+        reader.read(task)
+    path = Path(tasks[2].path)
+    path.write_bytes(path.read_bytes()[:-1] + b"E")
+    task = replace(tasks[2], identity=identity(path))
+    with pytest.raises(UnsupportedFeatureError, match=r"2\.parquet.*encrypted"):
+        reader.read(task)
+    with pytest.raises(UnsupportedFeatureError, match=r"2\.parquet.*encrypted"):
+        reader.read_together([tasks[0], task])
+
+
+def test_chunks_that_are_not_in_their_file_or_of_another_type(tmp_path: Path) -> None:
+    tasks = [task for i in range(3) for task in write_parquet(tmp_path / f"{i}.parquet", ROWS)]
+    reader = make_reader(make_spec(ROWS.schema))
+    footers = [parquet_footer.parquet_footer(reader._source(task)) for task in tasks]
+    groups = [footer.numbers(task) for footer, task in zip(footers, tasks, strict=True)]
+    group = groups[2]
+    assert group is not None
+    chunks = parquet_together.ColumnChunks.of([group], [0, 1], [tasks[2].file_size])
+    assert chunks is not None
+    stop = int((chunks.numbers[0, 0] + chunks.numbers[0, 1]).max())
+    assert parquet_together.ColumnChunks.of([group], [0, 1], [stop]) is not None
+    assert parquet_together.ColumnChunks.of([group], [0, 1], [stop - 1]) is None
+    assert parquet_together.ColumnChunks.of([group._replace(numbers=-group.numbers)], [0, 1], [stop]) is None
+    sources = [reader._source(task) for task in tasks]
+    assert parquet_together.JoinedRowGroups.of(sources, ROWS.schema) is not None
+    footers[2]._numbers = [group._replace(types=("INT32", "BYTE_ARRAY"))]
+    assert parquet_together.JoinedRowGroups.of(sources, ROWS.schema) is None
+
+
+@given(number=st.integers(0, (1 << 62) - 1))
+def test_integers_are_read_as_they_were_written(number: int) -> None:
+    assert read_integer(write_integer(number)) == number
+
+
+@pytest.mark.parametrize(
+    ("written", "number"), [(b"\1", -1), (b"\3", -2), (b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f", -(1 << 62))]
+)
+def test_negative_integers(written: bytes, number: int) -> None:
+    assert read_integer(written) == number

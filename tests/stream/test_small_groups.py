@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Decoding, StructuredDataset
-from torch_dataloader_utils._arrow.record_batches import one_after_other
 from torch_dataloader_utils._core.block import JoinedGroups
+from torch_dataloader_utils._formats.record_batches import one_after_other
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils import StructuredDataset, scan_files
-from torch_dataloader_utils._arrow.ipc_messages import FlatTable, Message, metadata_length, stream_messages
 from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._formats.ipc_messages import FlatTable, Message, metadata_length, stream_messages
 from torch_dataloader_utils._store import FileEntry, LocalStore
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.formats import scan_file

@@ -8,7 +8,7 @@ expired credentials renewed. Errors of clients become errors of ours. Objects ar
 and local files appear whole (`write_atomically`). Not for: caching data.
 """
 
-from torch_dataloader_utils._core.paths import has_credentials, redact
+from torch_dataloader_utils._core.paths import check_no_password, has_credentials, redact
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils._store.cancellation import request_threads
 from torch_dataloader_utils._store.censor import censor, censored_text
@@ -26,7 +26,6 @@ from torch_dataloader_utils._store.interface import (
     Tail,
 )
 from torch_dataloader_utils._store.local import LocalStore, file_stat, open_to_read
-from torch_dataloader_utils._store.open import is_local, open_store
 from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -68,3 +67,22 @@ __all__ = [
     "sync_directory",
     "write_atomically",
 ]
+
+
+def open_store(path: str, access: StoreAccess | None = None) -> Store:
+    """The store of `path`: a local path, file://, or any fsspec URL. Opens nothing yet.
+
+    access: how remote files are reached; None for nothing special. Local files ignore it.
+
+    Raises:
+        ConfigError: the URL carries a password; it would end up in plans and logs.
+    """
+    if is_local(path):
+        return LocalStore()
+    check_no_password(path)
+    return FsspecStore(access=access or StoreAccess())
+
+
+def is_local(path: str) -> bool:
+    """Whether the path is read by `LocalStore`: a plain one, or a file:// URL that is not chained."""
+    return "://" not in path or path.partition("://")[0] in ("file", "local")

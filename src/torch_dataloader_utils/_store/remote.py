@@ -16,10 +16,10 @@ from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.client import clients, open_client, turn_of
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
-from torch_dataloader_utils._store.fetch import PendingReads
 from torch_dataloader_utils._store.host_cache import HostCache, footer_cache
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.pending_reads import PendingReads
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts

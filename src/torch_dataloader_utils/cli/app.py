@@ -128,7 +128,7 @@ COMMANDS = {
 EXAMPLES = """\b
 Examples:
   tdu scan s3://bucket/trips --option anon=true --save trips.inventory.parquet
-  tdu plan data/ --ranks 8 --workers 4 --batch-size 1024 --shuffle --html plan.html
+  tdu plan data/ --ranks 8 --workers 4 --batch-size 1024 --shuffle --draw plan.html
   tdu verify data/ --ranks 8 --workers 4
   tdu bench data/ --columns x,y,label
   tdu head data/ --filter "x > 3 and label == 'a'"

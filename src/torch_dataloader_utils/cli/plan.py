@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   tdu plan data/ --ranks 8 --workers 4 --batch-size 1024 --shuffle
-  tdu plan data/ --ranks 8 --workers 4 --shuffle --html plan.html
+  tdu plan data/ --ranks 8 --workers 4 --shuffle --draw plan.html
   tdu plan --inventory inventory.parquet --ranks 1024 --workers 8 --json
   tdu plan data/ --ranks 2 --save plan.parquet
 """
@@ -30,11 +30,19 @@ def _local_file(_context: click.Context, _option: click.Parameter, value: str | 
     return None if value is None else Path(value)
 
 
+def _picture_file(context: click.Context, option: click.Parameter, value: str | None) -> Path | None:
+    path = _local_file(context, option, value)
+    if path is not None and path.suffix.lower() not in (".html", ".svg"):
+        raise click.BadParameter(
+            f"{path.name!r} is no picture that can be drawn. Give a name that ends in .html or .svg."
+        )
+    return path
+
+
 @click.command("plan", epilog=_EXAMPLES)
 @data_options
 @plan_options
-@click.option("--html", "html_path", metavar="FILE", callback=_local_file, help="Draw it as a web page.")
-@click.option("--png", "png_path", metavar="FILE", callback=_local_file, help="Draw it (needs matplotlib).")
+@click.option("--draw", "draw_path", metavar="FILE", callback=_picture_file, help="Draw it: a page (.html) or an .svg.")
 @click.option(
     "--save", "save_path", metavar="FILE", callback=_local_file, help="Every row range that is read, as a Parquet file."
 )
@@ -45,8 +53,7 @@ def _local_file(_context: click.Context, _option: click.Parameter, value: str | 
 def command(
     source: DataSource,
     planning: dict[str, Any],
-    html_path: Path | None,
-    png_path: Path | None,
+    draw_path: Path | None,
     save_path: Path | None,
     max_ranks: int,
     as_json: bool,
@@ -61,14 +68,12 @@ def command(
     plan = plan_epoch(source.inventory(), **plan_arguments(planning))
     timeline = make_timeline(plan, max_ranks)
     summary = summarize(plan)
-    if html_path is not None:
+    if draw_path is not None:
         from torch_dataloader_utils.cli.pictures.html import plan_page
+        from torch_dataloader_utils.cli.pictures.svg import plan_picture
 
-        html_path.write_text(plan_page(summary, timeline), encoding="utf-8")
-    if png_path is not None:
-        from torch_dataloader_utils.cli.pictures.png import save_png
-
-        save_png(summary, timeline, png_path)
+        is_page = draw_path.suffix.lower() == ".html"
+        draw_path.write_text(plan_page(summary, timeline) if is_page else plan_picture(timeline), encoding="utf-8")
     if save_path is not None:
         import pyarrow.parquet as pq
 
@@ -78,7 +83,7 @@ def command(
         emit_json({**summary, **drawn})
         return
     _print(summary, timeline)
-    for path in (html_path, png_path, save_path):
+    for path in (draw_path, save_path):
         if path is not None:
             say(f"Wrote {path}")
 

@@ -136,7 +136,7 @@ class DataSource:
         return reader
 
     def _saved_inventory(self, path: str) -> "Inventory":
-        from torch_dataloader_utils._arrow.schema import decode_schema
+        from torch_dataloader_utils._formats.arrow_schema import decode_schema
         from torch_dataloader_utils.datasets.row_counts import under_filter
         from torch_dataloader_utils.discover import load_inventory
         from torch_dataloader_utils.discover.schemas import check_columns

@@ -10,11 +10,11 @@ from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import StoreAccess, open_store

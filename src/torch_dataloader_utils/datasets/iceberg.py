@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_flag, check_function
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils.datasets.build import BuiltDataset, build
@@ -44,10 +44,9 @@ from torch_dataloader_utils.datasets.rank_agreement import (
 )
 from torch_dataloader_utils.datasets.row_counts import count_alone, under_filter
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
-from torch_dataloader_utils.discover.iceberg.roots import Roots
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.discover.iceberg.table_paths import PathRules
 from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOptions, scan_table
+from torch_dataloader_utils.discover.table_paths import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.loader import TableDataLoader

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import (
     check_column_names,
     check_count_rows,
@@ -36,6 +35,7 @@ from torch_dataloader_utils._core.option_values import (
 from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import Credentials, RemoteOptions

@@ -2,9 +2,9 @@
 
 from dataclasses import fields
 
-from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import short_digest
+from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish

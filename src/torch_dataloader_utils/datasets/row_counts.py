@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import RowSpace
+from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.division import Share
@@ -18,6 +17,7 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.option_values import Decoding
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._core.units import RowSpace
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets.build import build_rows, read_spec

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
-from torch_dataloader_utils._parquet.trailer import check_footer
+from torch_dataloader_utils._formats.parquet_trailer import check_footer
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.footers import group_rows, projected_leaves, read_footer, with_uuids
 from torch_dataloader_utils.discover.formats import format_hint, named_format, scan_file
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
+from torch_dataloader_utils.discover.parquet import group_rows, projected_leaves, read_footer, with_uuids
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError

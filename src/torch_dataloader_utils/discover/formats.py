@@ -6,12 +6,12 @@ from typing import assert_never
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.paths import codec_of, redact
 from torch_dataloader_utils._store import Store
-from torch_dataloader_utils.discover.arrow_ipc import scan_arrow
+from torch_dataloader_utils.discover.arrow import scan_arrow
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.decode_errors import checked, empty
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.footers import scan_parquet
 from torch_dataloader_utils.discover.orc import scan_orc
+from torch_dataloader_utils.discover.parquet import scan_parquet
 from torch_dataloader_utils.discover.text import scan_text
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.varint import read_varint
+from torch_dataloader_utils._formats.varint import read_varint
 from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest

@@ -14,9 +14,9 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.row_filter import shown_filter
-from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
+from torch_dataloader_utils._formats.arrow_schema import type_holds
+from torch_dataloader_utils._formats.row_filter import shown_filter
 from torch_dataloader_utils.discover.file_scan import Verdict
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import (
     FileFormat,
     FileTable,
@@ -29,6 +28,7 @@ from torch_dataloader_utils._core.inventory import (
     check_inventory,
 )
 from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._store import (
     Buffer,
     Credentials,
@@ -41,7 +41,7 @@ from torch_dataloader_utils._store import (
     write_atomically,
 )
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
-from torch_dataloader_utils.discover.iceberg.roots import Roots
+from torch_dataloader_utils.discover.table_paths import Roots
 from torch_dataloader_utils.errors import ConfigError, InternalError, StoreError, UnsupportedFeatureError
 
 _DIGEST_KEY = b"torch_dataloader_utils.seal"
@@ -151,9 +151,8 @@ def from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
         source=about["source"],
         row_filter=about["row_filter"],
         projection=None if projection is None else tuple(projection),
-        # Early versions saved neither.
-        snapshot=about.get("snapshot", ""),
-        notes=tuple(about.get("notes", ())),
+        snapshot=about["snapshot"],
+        notes=tuple(about["notes"]),
     )
     _check(inventory)
     return inventory
@@ -273,7 +272,7 @@ def save_inventory(
             "storage_options= instead, and scan again."
         )
     table, about = to_table(inventory)
-    about = {"version": _VERSION, "is_sealed": True, **about}
+    about = {"version": _VERSION, **about}
     data = memoryview(sealed_parquet(table.replace_schema_metadata({_KEY: json.dumps(about)})))
     if isinstance(store, FsspecStore):
         store.write(target, len(data), lambda start, length: data[start : start + length])
@@ -299,8 +298,7 @@ def load_inventory(
     Raises:
         ConfigTypeError: no path, or roots that are no list. ConfigError: not a saved inventory, or one of a newer
             version.
-        CorruptFileError: a bit of it changed since it was saved; or, of a file that an earlier version saved, which has
-            no seal, its bytes do not decode or do not fit together.
+        CorruptFileError: a bit of it changed since it was saved, or its parts do not fit together.
         UnsupportedFeatureError: it names a file outside of `allowed_roots`.
     """
     roots = None if allowed_roots is None else Roots.of(allowed_roots)
@@ -311,8 +309,8 @@ def load_inventory(
     with _fitting(target):
         table = pq.read_table(pa.BufferReader(tail.data), use_threads=False)
     about = _about(table, target)
-    if about.get("is_sealed") and not is_sealed:
-        raise corrupt(target, "the seal of the saved inventory is gone")
+    if not is_sealed:
+        raise corrupt(target, "the saved inventory has no seal, so that another tool wrote it")
     with _fitting(target):
         inventory = from_table(table, about)
     if roots is not None:

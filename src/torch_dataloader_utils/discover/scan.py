@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_executor, check_function
 from torch_dataloader_utils._core.inventory import (
     FileFormat,
@@ -27,6 +26,7 @@ from torch_dataloader_utils._core.inventory import (
     StringColumn,
 )
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
+from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._runtime.threads import Executor, available_cpus
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess

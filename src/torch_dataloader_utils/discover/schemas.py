@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.schema import all_nullable, with_change
+from torch_dataloader_utils._formats.arrow_schema import all_nullable, with_change
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 

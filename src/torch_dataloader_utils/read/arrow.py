@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.ipc_messages import Message, metadata_length, read_head, stream_messages
-from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._formats.arrow_schema import type_holds
+from torch_dataloader_utils._formats.ipc_messages import Message, metadata_length, read_head, stream_messages
+from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import (
@@ -24,7 +25,6 @@ from torch_dataloader_utils.read.checks import (
     no_such_group,
     repeated_names,
 )
-from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.source import TaskSource
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.schema import all_nullable, as_nullable, is_list
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._formats.arrow_schema import all_nullable, as_nullable, is_list
+from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.contiguous import MAX_OFFSET
 
 
 def conform(task: RowGroupTask, batch: Any, schema: Any) -> Any:

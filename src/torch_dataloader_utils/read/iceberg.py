@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.read.contiguous import rows_only
-from torch_dataloader_utils.read.deletes import deleted_by_keys, key_fields
-from torch_dataloader_utils.read.field_ids import FileColumn, check_distinct, identify, names_key, project_columns
 from torch_dataloader_utils.read.file_cache import FileCache
+from torch_dataloader_utils.read.iceberg_deletes import deleted_by_keys, key_fields
+from torch_dataloader_utils.read.iceberg_fields import FileColumn, check_distinct, identify, names_key, project_columns
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource

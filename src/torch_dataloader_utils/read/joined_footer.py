@@ -16,15 +16,19 @@ from typing import Any, Self
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.compact_protocol import (
+from torch_dataloader_utils._formats.compact_protocol import (
     END_OF_STRUCT,
     Type,
     read_integer,
+    skip,
     write_binary,
     write_field,
     write_integer,
     write_list,
 )
+
+# As the format numbers them.
+_PHYSICAL_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 
 _UNCOMPRESSED = 0
 # And Snappy, gzip, Brotli, ZSTD. Not LZ4, pyarrow's name for two different codecs.
@@ -46,15 +50,30 @@ NUMBERS_END = 1 << (7 * len(_BLANK) - 1)
 class FileFacts:
     """What footers that are joined have in common.
 
-    head: see `footer_head`. paths, types: of the leaf columns; physical types as the format numbers them.
+    head: see `footer_head`. paths, types: of the leaf columns; physical types.
     arrow_schema: the value of that key. created_by: the writer; decoders work around mistakes of old writers.
     """
 
     head: bytes
     paths: Sequence[str]
-    types: tuple[int, ...]
+    types: tuple[str, ...]
     arrow_schema: bytes | None
     created_by: str
+
+
+def footer_head(footer: bytes) -> bytes | None:
+    """Version and schema of a footer, the first two fields, as they are written; None if others come first."""
+    version, schema = write_field(1, Type.INT32), write_field(1, Type.LIST)
+    if not footer.startswith(version):
+        return None
+    try:
+        stop = skip(footer, len(version), Type.INT32)
+        if not footer.startswith(schema, stop):
+            return None
+        stop = skip(footer, stop + len(schema), Type.LIST)
+    except (IndexError, ValueError, RecursionError):  # it is no footer
+        return None
+    return footer[:stop]
 
 
 def chunk_codecs(footer: bytes, facts: FileFacts, num_row_groups: int) -> list[tuple[int, ...]] | None:
@@ -108,7 +127,7 @@ class JoinedFooter:
             is_read = leaf in leaves
             # Decoders need no encodings and no path here: pages have the first, the schema has the second.
             written += _integer(2, Type.INT64, 0) + write_field(1, Type.STRUCT)
-            written += _integer(1, Type.INT32, physical_type)
+            written += _integer(1, Type.INT32, _PHYSICAL_TYPES.index(physical_type))
             written += write_field(1, Type.LIST) + write_list(1, Type.INT32) + write_integer(0)
             written += write_field(1, Type.LIST) + write_list(1, Type.BINARY) + write_binary(b"")
             written += _integer(1, Type.INT32, codec if is_read else _UNCOMPRESSED)

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import orc
 
+from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils.read.checks import (
     check_all_decoded,
     check_decoded_size,
     check_unique,
     repeated_names,
 )
-from torch_dataloader_utils.read.contiguous import rows_only
 from torch_dataloader_utils.read.source import TaskSource
 
 

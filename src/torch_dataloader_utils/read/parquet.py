@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.record_batches import side_by_side
-from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._formats.arrow_schema import type_holds
+from torch_dataloader_utils._formats.parquet_trailer import chunk_start
+from torch_dataloader_utils._formats.record_batches import contiguous, rows_only, side_by_side
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.read.checks import (
@@ -24,9 +25,7 @@ from torch_dataloader_utils.read.checks import (
     check_stored_rows,
     check_unique,
 )
-from torch_dataloader_utils.read.column_chunks import chunk_span
-from torch_dataloader_utils.read.contiguous import contiguous, rows_only
-from torch_dataloader_utils.read.field_ids import identify
+from torch_dataloader_utils.read.iceberg_fields import identify
 from torch_dataloader_utils.read.parquet_footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -203,7 +202,22 @@ def _check_int96(source: TaskSource, file: Any, footer: Footer, columns: Sequenc
 
 def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[Span]:
     group = footer.row_group(source.task)
-    return [chunk_span(source.task, group.column(leaf)) for leaf in footer.columns.leaves_of(columns)]
+    return [_chunk_span(source.task, group.column(leaf)) for leaf in footer.columns.leaves_of(columns)]
+
+
+def _chunk_span(task: RowGroupTask, chunk: pq.ColumnChunkMetaData) -> Span:
+    """The bytes of a chunk, all its pages.
+
+    Raises:
+        CorruptFileError: they are not in the file.
+    """
+    start, length = chunk_start(chunk.data_page_offset, chunk.dictionary_page_offset), chunk.total_compressed_size
+    if start < 0 or length < 0 or start + length > task.file_size:
+        raise CorruptFileError(
+            f"{task.where}: column {chunk.path_in_schema} is said to lie at bytes {start} to {start + length} of "
+            f"{task.file_size}. The footer is damaged; write the file again."
+        )
+    return start, length
 
 
 def list_items(source: TaskSource, field: Any) -> Int64s | None:

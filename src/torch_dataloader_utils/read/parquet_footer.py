@@ -6,17 +6,14 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._parquet.footer_parts import footer_head
-from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers
-from torch_dataloader_utils._parquet.known_footers import KnownFooters
-from torch_dataloader_utils._parquet.trailer import (
-    TRAILER_BYTES,
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._formats.parquet_trailer import (
     check_metadata,
     checked_footer_length,
     footer_length,
@@ -24,9 +21,8 @@ from torch_dataloader_utils._parquet.trailer import (
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
-from torch_dataloader_utils.read.column_chunks import EncodedNumbers, physical_types
 from torch_dataloader_utils.read.file_cache import FileCache
-from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, chunk_codecs
+from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, chunk_codecs, footer_head
 from torch_dataloader_utils.read.source import TaskSource
 
 # Tables with other columns.
@@ -95,10 +91,11 @@ def _facts(metadata: Any, footer: bytes) -> FileFacts | None:
     created_by = _created_by(metadata)
     if head is None or created_by is None:
         return None
+    columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
     return FileFacts(
         head=head,
-        paths=[metadata.schema.column(index).path for index in range(metadata.num_columns)],
-        types=physical_types(metadata.schema),
+        paths=[column.path for column in columns],
+        types=tuple(column.physical_type for column in columns),
         arrow_schema=_arrow_schema(metadata),
         created_by=created_by,
     )
@@ -148,37 +145,65 @@ def _row_bits(data_type: Any) -> int:
     return 32
 
 
+# Numbers of a chunk in `RowGroupNumbers`.
+CHUNK_NUMBERS = 4
+
+
+class RowGroupNumbers(NamedTuple):
+    """The numbers of a row group as its footer has them, not checked.
+
+    types: the physical type of each chunk. codecs: of each chunk, as the format numbers them.
+    numbers: int64 [leaves * 4 + 2]. Of each chunk its values (with nulls), stored bytes with the dictionary page, start
+        of the data pages, start of the dictionary page (0: none); then decompressed bytes and rows of the row group.
+    """
+
+    types: tuple[str, ...]
+    codecs: tuple[int, ...]
+    numbers: Int64s
+
+    @classmethod
+    def of(cls, group: pq.RowGroupMetaData, codecs: tuple[int, ...]) -> Self:
+        """The numbers of a parsed row group, whose codecs are known."""
+        types: list[str] = []
+        numbers: list[int] = []
+        for chunk in map(group.column, range(len(codecs))):
+            types.append(chunk.physical_type)
+            numbers += (
+                chunk.num_values,
+                chunk.total_compressed_size,
+                chunk.data_page_offset,
+                chunk.dictionary_page_offset or 0,
+            )
+        numbers += (group.total_byte_size, group.num_rows)
+        return cls(tuple(types), codecs, np.array(numbers, dtype=np.int64))
+
+
 # Bytes that the numbers of a row group take in the cache, for about ten columns.
 _NUMBERS_BYTES = 512
 
 
 class Footer:
-    """The footer of a file: its columns and its numbers of row groups.
+    """The footer of a file: its columns and row groups.
 
-    encoded: its bytes, trailer included. If it was matched by a pattern (see `KnownFooters`), it is parsed only when
-    something else is asked for; two threads may both do that.
+    encoded: its bytes, trailer included; metadata: what pyarrow parsed of them.
     """
 
-    def __init__(
-        self, encoded: bytes, columns: FileColumns, *, metadata: Any = None, numbers: FooterNumbers | None = None
-    ) -> None:
-        """metadata: if it was parsed. numbers: if it was matched."""
+    def __init__(self, encoded: bytes, metadata: pq.FileMetaData, columns: FileColumns) -> None:
         self.columns = columns
-        self.num_row_groups: int = metadata.num_row_groups if numbers is None else len(numbers.groups)
+        self.num_row_groups: int = metadata.num_row_groups
         self._encoded = encoded
-        self._metadata = metadata
-        self._numbers: list[EncodedNumbers | None] | None = None
-        if numbers is not None:
-            self._numbers = list(map(EncodedNumbers.of, numbers.groups))
+        self._metadata: pq.FileMetaData | None = metadata
+        self._numbers: list[RowGroupNumbers] | None = None
 
     @property
-    def metadata(self) -> Any:
-        """The pyarrow.parquet.FileMetaData."""
-        if self._metadata is None:
-            self._metadata = _parsed(self._encoded)
-        return self._metadata
+    def metadata(self) -> pq.FileMetaData:
+        """The parsed footer, parsed again if only its numbers were kept."""
+        metadata = self._metadata
+        if metadata is None:
+            metadata = self._metadata = _parsed(self._encoded)
+        return metadata
 
-    def row_group(self, task: RowGroupTask) -> Any:
+    def row_group(self, task: RowGroupTask) -> pq.RowGroupMetaData:
         """The metadata of a task's row group.
 
         Raises:
@@ -187,23 +212,26 @@ class Footer:
         self._check_has(task)
         return self.metadata.row_group(task.ordinal)
 
-    def numbers(self, task: RowGroupTask) -> EncodedNumbers | None:
+    def numbers(self, task: RowGroupTask) -> RowGroupNumbers | None:
         """The numbers of a task's row group; None if it cannot be joined with row groups of other files.
 
-        Kept, because asking a parsed footer takes longer than the rest of a small row group. Raises as `row_group`.
+        They are kept and the parsed footer is not, which takes ten times its bytes: 20 kB for ten columns. Raises as
+        `row_group`.
         """
         self._check_has(task)
         if self._numbers is None:
-            self._numbers = self._parsed_numbers() or []
+            self._numbers = self._read_numbers()
+            self._metadata = None
         return self._numbers[task.ordinal] if self._numbers else None
 
-    def _parsed_numbers(self) -> list[EncodedNumbers | None] | None:
-        facts = self.columns.facts
-        codecs = None if facts is None else chunk_codecs(self._encoded, facts, self.num_row_groups)
+    def _read_numbers(self) -> list[RowGroupNumbers]:
+        """Those of all row groups; none if the codec of a chunk is not known."""
+        facts, num_groups = self.columns.facts, self.num_row_groups
+        codecs = None if facts is None else chunk_codecs(self._encoded, facts, num_groups)
         if codecs is None:
-            return None
-        groups = map(self.metadata.row_group, range(self.num_row_groups))
-        return list(map(EncodedNumbers.parsed, groups, codecs))
+            return []
+        groups = map(self.metadata.row_group, range(num_groups))
+        return list(map(RowGroupNumbers.of, groups, codecs))
 
     def _check_has(self, task: RowGroupTask) -> None:
         if task.ordinal >= self.num_row_groups:
@@ -213,9 +241,6 @@ class Footer:
 _footers: FileCache[Footer] = FileCache()
 
 _known_columns = KnownColumns()
-
-# Columns of footers that are matched and not parsed.
-_known_footers: KnownFooters[FileColumns] = KnownFooters()
 
 
 def parquet_footer(source: TaskSource) -> Footer:
@@ -231,22 +256,12 @@ def parquet_schema(source: TaskSource) -> Any:
 def _load(source: TaskSource) -> tuple[Footer, int]:
     kept = source.store.kept_tail(*source.key)
     encoded = _fetched(source) if kept is None else bytes(kept[-footer_length(kept) :])
-    footer = _footer(source, encoded)
+    metadata = _parsed(encoded)
+    check_metadata(encoded, metadata, source.task.where)
+    footer = Footer(encoded, metadata, _known_columns.of(metadata, encoded))
     if kept is None:
         source.store.keep_tail(*source.key, encoded)
     return footer, len(encoded) + footer.num_row_groups * _NUMBERS_BYTES
-
-
-def _footer(source: TaskSource, encoded: bytes) -> Footer:
-    matched = _known_footers.match(encoded[:-TRAILER_BYTES])
-    if matched is not None and matched.known is not None:
-        return Footer(encoded, matched.known, numbers=matched.numbers)
-    metadata = _parsed(encoded)
-    check_metadata(encoded, metadata, source.task.where)
-    columns = _known_columns.of(metadata, encoded)
-    if matched is not None:
-        _known_footers.learn(matched, columns)
-    return Footer(encoded, columns, metadata=metadata)
 
 
 def _fetched(source: TaskSource) -> bytes:

@@ -9,21 +9,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.trailer import MAGIC
+from torch_dataloader_utils._formats.parquet_trailer import MAGIC
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
-from torch_dataloader_utils.read.column_chunks import ColumnChunks
-from torch_dataloader_utils.read.joined_footer import FileFacts, JoinedFooter
+from torch_dataloader_utils.read.joined_footer import NUMBERS_END, FileFacts, JoinedFooter
 from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
-from torch_dataloader_utils.read.parquet_footer import FileColumns, parquet_footer
+from torch_dataloader_utils.read.parquet_footer import CHUNK_NUMBERS, FileColumns, RowGroupNumbers, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
+
+# Old writers leave the header of the dictionary page out of a chunk's length, so decoders read so many bytes more of
+# their files (PARQUET-816).
+_PADDING_BYTES = 100
 
 # Everything between the first and the last chunk of a row group is read; for more than this it is not worth it.
 _MOST_SPAN_BYTES = 64 << 10
@@ -31,6 +34,42 @@ _MOST_SPAN_BYTES = 64 << 10
 
 IS_SUPPORTED = int(pa.__version__.partition(".")[0]) >= 26
 """pyarrow 24 stopped at the sum of what footers count, so that rows beyond one of them would shift those after it."""
+
+
+class ColumnChunks(NamedTuple):
+    """Chunks of some leaf columns (at least one) of some row groups (at least one).
+
+    rows, num_bytes: rows and decompressed bytes of each row group, int64 [groups].
+    numbers: start, length and number of values of each chunk, int64 [groups, 3, leaves].
+    spans: (offset, length) of all chunks of a row group and what decoders may read after them, int64 [groups, 2].
+    """
+
+    rows: Int64s
+    num_bytes: Int64s
+    numbers: Int64s
+    spans: Int64s
+
+    @classmethod
+    def of(cls, groups: Sequence[RowGroupNumbers], leaves: Sequence[int], file_sizes: Sequence[int]) -> Self | None:
+        """The chunks of these row groups; None if one lies outside of its file, or a number is out of range."""
+        numbers = np.stack([group.numbers for group in groups])
+        totals = numbers[:, -2:]
+        chunks = numbers[:, :-2].reshape(len(groups), -1, CHUNK_NUMBERS)[:, leaves]
+        if not 0 <= min(chunks.min(), totals.min()) <= max(chunks.max(), totals.max()) < NUMBERS_END:
+            return None
+        num_values, lengths, data_starts, dictionary_starts = np.moveaxis(chunks, 2, 0)
+        has_dictionary = (dictionary_starts > 0) & (dictionary_starts < data_starts)
+        starts = np.where(has_dictionary, dictionary_starts, data_starts)
+        stops, sizes = (starts + lengths).max(axis=1), np.asarray(file_sizes)
+        if (stops > sizes).any():
+            return None
+        first = starts.min(axis=1)
+        return cls(
+            rows=totals[:, 1],
+            num_bytes=totals[:, 0],
+            numbers=np.stack([starts, lengths, num_values], axis=1),
+            spans=np.stack([first, np.minimum(stops + _PADDING_BYTES, sizes) - first], axis=1),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns
-from torch_dataloader_utils._arrow.schema import decode_schema, type_holds
+from torch_dataloader_utils._formats.arrow_schema import decode_schema, type_holds
+from torch_dataloader_utils._formats.row_filter import filter_columns
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.checks import repeated_names

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.record_batches import for_take, side_by_side
-from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import RowsTogether
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._formats.record_batches import for_take, rows_only, side_by_side
+from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.read.arrow import decode_arrow
@@ -22,9 +22,8 @@ from torch_dataloader_utils.read.checks import (
     foreign_errors,
 )
 from torch_dataloader_utils.read.conform import conform, constant
-from torch_dataloader_utils.read.contiguous import rows_only
-from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.iceberg import decode_table_rows
+from torch_dataloader_utils.read.iceberg_deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, list_items, parquet_columns
 from torch_dataloader_utils.read.parquet_together import JoinedRowGroups

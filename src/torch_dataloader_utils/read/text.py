@@ -16,9 +16,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
 from torch_dataloader_utils._core.paths import codec_of
+from torch_dataloader_utils._formats.record_batches import contiguous, rows_only
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, repeated_names
-from torch_dataloader_utils.read.contiguous import contiguous, rows_only
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.source import TaskSource
 

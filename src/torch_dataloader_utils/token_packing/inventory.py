@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.token_packing.documents import token_type

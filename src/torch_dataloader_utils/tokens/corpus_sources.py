@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import LocalStore, StoreAccess, redact
 from torch_dataloader_utils.discover.file_scan import ScanRequest

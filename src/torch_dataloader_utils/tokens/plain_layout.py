@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils._formats.arrow_schema import is_list
 
 
 def plain_type(data_type: pa.DataType) -> pa.DataType:

@@ -1,19 +1,15 @@
-"""The page of `tdu plan --html`: the facts of a plan, its timeline, and a table; one file, no scripts, no fetches."""
+"""The page of `tdu plan --draw plan.html`: a plan's facts, its timeline and a table; one file without scripts."""
 
 from html import escape
 from typing import Any
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils.cli.pictures.svg import draw_timeline, file_hue, hsl
+from torch_dataloader_utils.cli.pictures.svg import STYLE, draw_timeline, file_hue, hsl
 from torch_dataloader_utils.cli.pictures.timeline import Timeline
 
 _LEGEND_FILES = 12
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c2330; --quiet: #667085; --page: #ffffff; --card: #f5f7fa; --line: #e3e7ee;
-  --hatch: rgba(255,255,255,.62); --mean: #c2410c; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e9ef; --quiet: #98a2b3; --page: #14171d; --card: #1d222b;
-  --line: #2c3340; --hatch: rgba(10,12,16,.55); --mean: #fb923c; } }
 body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--text); background: var(--page);
   margin: 2rem auto; max-width: 1240px; padding: 0 1.2rem; }
 h1 { font-size: 1.35rem; margin: 0; } .source { color: var(--quiet); margin: .1rem 0 1.2rem; overflow-wrap: anywhere; }
@@ -22,10 +18,7 @@ h1 { font-size: 1.35rem; margin: 0; } .source { color: var(--quiet); margin: .1r
 .fact { background: var(--card); border-radius: 8px; padding: .6rem .8rem; }
 .fact b { display: block; font-size: 1.15rem; font-weight: 600; } .fact span { color: var(--quiet); font-size: .82rem; }
 .fact.bad b { color: var(--mean); }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--text); }
-svg .quiet { fill: var(--quiet); } .grid { stroke: var(--line); stroke-width: 1; }
-.hatch { fill: var(--hatch); }
-.mean { stroke: var(--mean); stroke-width: 1.2; stroke-dasharray: 5 4; } svg .mean-text { fill: var(--mean); }
+svg { width: 100%; height: auto; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: .8rem 0 1.4rem; font-size: .82rem;
   color: var(--quiet); }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: .4rem;
@@ -45,7 +38,7 @@ def plan_page(summary: dict[str, Any], timeline: Timeline) -> str:
             "<!doctype html>",
             f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<style>{_STYLE}</style></head><body>",
+            f"<style>{STYLE}\n{_STYLE}</style></head><body>",
             f'<h1>{title}</h1><p class="source">{escape(summary["source"])}</p>',
             _facts(summary, timeline),
             draw_timeline(timeline),

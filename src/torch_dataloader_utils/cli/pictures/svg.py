@@ -15,6 +15,18 @@ _RANK_GAP = 8
 # The angle of golden section: neighbouring files get hues far apart, however many there are.
 _GOLDEN_DEGREES = 137.508
 
+STYLE = """
+:root { color-scheme: light dark; --text: #1c2330; --quiet: #667085; --page: #ffffff; --card: #f5f7fa; --line: #e3e7ee;
+  --hatch: rgba(255,255,255,.62); --mean: #c2410c; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e9ef; --quiet: #98a2b3; --page: #14171d; --card: #1d222b;
+  --line: #2c3340; --hatch: rgba(10,12,16,.55); --mean: #fb923c; } }
+svg text { font-size: 11px; fill: var(--text); }
+svg .quiet { fill: var(--quiet); } .grid { stroke: var(--line); stroke-width: 1; }
+.hatch { fill: var(--hatch); }
+.mean { stroke: var(--mean); stroke-width: 1.2; stroke-dasharray: 5 4; } svg .mean-text { fill: var(--mean); }
+""".strip()
+"""Colours for light and for dark backgrounds, as CSS: of the timeline, and of a page around it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
@@ -38,7 +50,7 @@ def hsl(hue: float) -> str:
 
 
 def draw_timeline(timeline: Timeline) -> str:
-    """One <svg> element; colours for dark and light backgrounds are the page's (see html.py)."""
+    """One <svg> element, to be coloured by `STYLE`."""
     count = len(timeline.workers)
     row_height = 18.0 if count <= 64 else 11.0
     scale = _Scale(pixels_per_byte=_CHART_WIDTH / max(1, timeline.longest_bytes), row_height=row_height)
@@ -54,6 +66,14 @@ def draw_timeline(timeline: Timeline) -> str:
         parts += _worker(worker, top, scale, timeline)
     parts += _mean_line(timeline, scale, bottom)
     return "\n".join([*parts, "</svg>"])
+
+
+def plan_picture(timeline: Timeline) -> str:
+    """The whole SVG file."""
+    opening, rest = draw_timeline(timeline).split("\n", 1)
+    opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    font = 'svg { font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; background: var(--page); }'
+    return f"{opening}\n<style>{STYLE}\n{font}</style>\n{rest}\n"
 
 
 def _places(timeline: Timeline, row_height: float) -> list[float]:

@@ -10,11 +10,10 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._store import FileEntry, Secret, StoreAccess, censor, censored_text, redact
-from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.metadata_errors import parsing, unknown_feature, unparsed
-from torch_dataloader_utils.discover.iceberg.roots import Roots
-from torch_dataloader_utils.discover.iceberg.storage import storage_options, with_present_names
-from torch_dataloader_utils.discover.iceberg.table_paths import PathRules, split
+from torch_dataloader_utils.discover.iceberg.storage_properties import storage_options, with_present_names
+from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
+from torch_dataloader_utils.discover.table_paths import PathRules, Roots, split
 from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
 
 if TYPE_CHECKING:
@@ -170,10 +169,10 @@ class TablePlace:
         """How paths in metadata become paths to open."""
         return PathRules.of(dict(self.path_rewrites))
 
-    def files(self, access: StoreAccess, *locations: str) -> Files:
+    def files(self, access: StoreAccess, *locations: str) -> TableFiles:
         """The table's files, which lie near `locations` unless the user says where."""
         roots = Roots.near(*locations) if self.allowed_roots is None else self.allowed_roots
-        return Files(rules=self.rules, access=access, roots=roots)
+        return TableFiles(rules=self.rules, access=access, roots=roots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -182,7 +181,7 @@ class OpenTable:
 
     name: str
     metadata: "TableMetadata"
-    files: Files
+    files: TableFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +277,7 @@ def _from_location(place: TablePlace) -> OpenTable:
     return OpenTable(name=redact(place.table), metadata=metadata, files=files)
 
 
-def _latest_metadata(directory: str, files: Files) -> str:
+def _latest_metadata(directory: str, files: TableFiles) -> str:
     """The newest metadata file of a table directory: what version-hint.text says, else the highest version.
 
     v3.metadata.json and 00003-<uuid>.metadata.json are both version 3; of two, the one written last.
@@ -304,7 +303,7 @@ def _latest_metadata(directory: str, files: Files) -> str:
     return _written_last(directory, [entry.path for entry in found if _version(entry) == newest], files)
 
 
-def _written_last(directory: str, paths: Sequence[str], files: Files) -> str:
+def _written_last(directory: str, paths: Sequence[str], files: TableFiles) -> str:
     if len(paths) == 1:
         return paths[0]
     # Listings leave the time out where looking a file up gives it (obstore).

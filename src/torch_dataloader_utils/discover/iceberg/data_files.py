@@ -1,4 +1,7 @@
-"""Scans a table's data files: row groups from their footers or, where that is enough, from the manifest alone."""
+"""The data files of a snapshot, and their row groups: from footers or, where that is enough, from the manifest alone.
+
+manifest list → manifests → entries → DataFile → FileScan
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +17,26 @@ import pyarrow.dataset as ds
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.skipping import OnError
-from torch_dataloader_utils._parquet.trailer import check_metadata
+from torch_dataloader_utils._formats.parquet_trailer import check_metadata
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.discover.decode_errors import checked, decoding
+from torch_dataloader_utils.discover.decode_errors import checked, corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
-from torch_dataloader_utils.discover.footers import check_total, group_rows, projected_leaves, read_footer
-from torch_dataloader_utils.discover.iceberg.file_pruning import ManifestJudge
-from torch_dataloader_utils.discover.iceberg.files import Files
-from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
+from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
+from torch_dataloader_utils.discover.iceberg.file_pruning import FilePruner, ManifestJudge
+from torch_dataloader_utils.discover.iceberg.manifests import (
+    FORMATS,
+    Content,
+    Manifest,
+    ManifestEntry,
+    read_manifest,
+    read_manifest_list,
+)
+from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
+from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
 from torch_dataloader_utils.discover.orc import scan_orc
+from torch_dataloader_utils.discover.parquet import check_total, group_rows, projected_leaves, read_footer
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
@@ -81,7 +93,7 @@ def format_of(entry: ManifestEntry) -> FileFormat:
 def scan_data_files(
     data: Sequence[DataFile],
     request: DataScanRequest,
-    files: Files,
+    files: TableFiles,
     on_progress: OnProgress | None = None,
 ) -> list[FileScan | BadFile]:
     """The row groups of every file, in the order of `data`."""
@@ -96,7 +108,7 @@ def scan_data_files(
     return list(watched(scans, len(data), on_progress))
 
 
-def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
+def _listed(data: Sequence[DataFile], files: TableFiles) -> dict[str, FileStat]:
     """Identities of files in remote directories that hold many of them, by listings: one request for a thousand files.
 
     Files of directories that cannot be listed are left out and looked up one by one: a reader may have no right to
@@ -108,14 +120,14 @@ def _listed(data: Sequence[DataFile], files: Files) -> dict[str, FileStat]:
     return {entry.path: entry.stat for entries in listings for entry in entries}
 
 
-def _entries(directory: str, files: Files) -> tuple[FileEntry, ...]:
+def _entries(directory: str, files: TableFiles) -> tuple[FileEntry, ...]:
     try:
         return files.store(directory).list_files(directory).entries
     except (ConfigError, StoreError):
         return ()
 
 
-def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: Files) -> FileScan:
+def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files: TableFiles) -> FileScan:
     store = files.store(file.path)
     if _has_one_group(file.entry):
         verdict = None if request.judge is None else request.judge.verdict(file.entry)
@@ -143,7 +155,7 @@ def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanReques
     return FileScan(groups=groups, size=stat.size, identity=stat.identity, schema=request.fields, verdict=judged)
 
 
-def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, files: Files) -> FileScan:
+def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, files: TableFiles) -> FileScan:
     tail = read_footer(files.store(file.path), item.entry)
     with decoding(file.path, "Parquet footer"):
         fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data))
@@ -215,3 +227,85 @@ def _weighed(scan: FileScan, part: float) -> FileScan:
     groups = scan.groups.copy()
     groups[:, 1] = (groups[:, 1] * part).astype(np.int64)
     return FileScan(groups=groups, size=scan.size, identity=scan.identity, schema=scan.schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SnapshotFiles:
+    """The files of a snapshot.
+
+    data: every data file of the manifests that were read, sorted by path. is_read: bool, whether filters keep it.
+    deletes: delete files of any kind. is_complete: whether all data manifests were read.
+    """
+
+    data: tuple[DataFile, ...]
+    is_read: Any
+    deletes: tuple[ManifestEntry, ...]
+    is_complete: bool
+
+
+def list_snapshot(table: OpenTable, target: ScanTarget, pruner: FilePruner) -> SnapshotFiles:
+    """The live files of the target's snapshot; for an increment, the files that its appends added, without deletes.
+
+    Raises:
+        CorruptFileError: manifests that do not decode, or a data file that is listed twice.
+    """
+    manifests = _manifests(table, target)
+    wanted = [each for each in manifests if each.holds_deletes or pruner.may_hold(each)]
+    entries = [entry for part in table.files.map(lambda each: _read(table, each, pruner), wanted) for entry in part]
+    if target.appends is not None:
+        appended = {snapshot.snapshot_id for snapshot in target.appends}
+        entries = [entry for entry in entries if entry.is_added and entry.snapshot_id in appended]
+    data = _data_files(table, [entry for entry in entries if entry.content is Content.DATA])
+    return SnapshotFiles(
+        data=data,
+        is_read=np.array([pruner.may_match(file.entry) for file in data], dtype=np.bool_),
+        deletes=tuple(entry for entry in entries if entry.content is not Content.DATA),
+        is_complete=len(wanted) == len(manifests),
+    )
+
+
+def _manifests(table: OpenTable, target: ScanTarget) -> list[Manifest]:
+    if target.appends is None:
+        return [] if target.snapshot is None else _manifest_list(table, target.snapshot)
+    found = {
+        manifest.manifest_path: manifest
+        for snapshot in target.appends
+        for manifest in _manifest_list(table, snapshot)
+        if not manifest.holds_deletes and manifest.snapshot_id == snapshot.snapshot_id
+    }
+    return list(found.values())
+
+
+def _manifest_list(table: OpenTable, snapshot: Any) -> list[Manifest]:
+    path = table.files.rules.resolve(snapshot.manifest_list)
+    return read_manifest_list(path, table.files.read(path))
+
+
+def _read(table: OpenTable, manifest: Manifest, pruner: FilePruner) -> list[ManifestEntry]:
+    path = table.files.rules.resolve(manifest.manifest_path)
+    with_statistics = not manifest.holds_deletes and not pruner.keeps_all
+    return read_manifest(manifest, path, table.files.read(path), with_statistics=with_statistics)
+
+
+def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[DataFile, ...]:
+    identity = {
+        spec_id: {part.field_id: part.source_id for part in spec.fields if str(part.transform) == "identity"}
+        for spec_id, spec in table.metadata.specs().items()
+    }
+    # By spec: old tables give the same field ids to the parts of several specs.
+    names = {
+        spec_id: {part.field_id: part.name for part in spec.fields} for spec_id, spec in table.metadata.specs().items()
+    }
+    found: dict[str, DataFile] = {}
+    for entry in entries:
+        path = table.files.rules.resolve(entry.path)
+        if path in found:
+            raise corrupt(table.name, f"data file {redact(path)} is in the snapshot twice")
+        if entry.partition and entry.spec_id not in identity:
+            raise corrupt(table.name, f"data file {redact(path)} is of partition spec {entry.spec_id}, which it lacks")
+        sources = identity.get(entry.spec_id, {})
+        values = {sources[part]: value for part, value in entry.partition if part in sources}
+        known = names.get(entry.spec_id, {})
+        named = tuple((known[part], value) for part, value in entry.partition if part in known)
+        found[path] = DataFile(path=path, entry=entry, partition_values=values, partition=named)
+    return tuple(found[path] for path in sorted(found))

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, stored_field_id
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
-from torch_dataloader_utils._parquet.trailer import open_checked
+from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.discover.assemble import with_live_rows
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile
-from torch_dataloader_utils.discover.iceberg.files import Files
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
-from torch_dataloader_utils.discover.iceberg.table_paths import PathIndex
+from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
+from torch_dataloader_utils.discover.table_paths import PathIndex
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 
@@ -143,7 +143,7 @@ class TargetFiles:
 
 
 def find_deleted_positions(
-    deletes: Sequence[ManifestEntry], data: TargetFiles, files: Files, *, allow_bare: bool
+    deletes: Sequence[ManifestEntry], data: TargetFiles, files: TableFiles, *, allow_bare: bool
 ) -> PositionDeletes:
     """The deleted rows of the data files that are read.
 
@@ -176,7 +176,9 @@ def _applies(entry: ManifestEntry, number: int, data: TargetFiles) -> bool:
     return bool(data.sequence_numbers[number] <= entry.sequence_number)
 
 
-def _vectors(entries: Iterable[ManifestEntry], data: TargetFiles, files: Files) -> tuple[dict[int, ManifestEntry], int]:
+def _vectors(
+    entries: Iterable[ManifestEntry], data: TargetFiles, files: TableFiles
+) -> tuple[dict[int, ManifestEntry], int]:
     # Matched by the manifest alone: the footer of a Puffin file keeps the paths a table had before it was moved.
     found: dict[int, ManifestEntry] = {}
     dangling = 0
@@ -193,13 +195,13 @@ def _vectors(entries: Iterable[ManifestEntry], data: TargetFiles, files: Files) 
     return found, dangling
 
 
-def _read_vector(files: Files, entry: ManifestEntry, *, allow_bare: bool) -> Int64s:
+def _read_vector(files: TableFiles, entry: ManifestEntry, *, allow_bare: bool) -> Int64s:
     path = files.rules.resolve(entry.path)
     offset, size = entry.content_offset or 0, entry.content_size or 0
     return read_vector(files.store(path), path, offset, size, allow_bare=allow_bare)
 
 
-def _read_rows(files: Files, entry: ManifestEntry) -> list[tuple[str, Int64s]]:
+def _read_rows(files: TableFiles, entry: ManifestEntry) -> list[tuple[str, Int64s]]:
     """(data file path as written, positions in any order) of one delete file."""
     path = files.rules.resolve(entry.path)
     data = files.read(path)
@@ -291,7 +293,7 @@ class EqualityIndex:
 
 
 def index_equality_deletes(
-    entries: Sequence[ManifestEntry], unpartitioned: frozenset[int], files: Files
+    entries: Sequence[ManifestEntry], unpartitioned: frozenset[int], files: TableFiles
 ) -> EqualityIndex:
     """The index of these delete files, with the identity that each has now.
 
@@ -307,7 +309,7 @@ def index_equality_deletes(
     return index
 
 
-def _delete_file(entry: ManifestEntry, files: Files) -> EqualityDeleteFile:
+def _delete_file(entry: ManifestEntry, files: TableFiles) -> EqualityDeleteFile:
     path = files.rules.resolve(entry.path)
     if entry.file_format not in FORMATS:
         raise UnsupportedFeatureError(

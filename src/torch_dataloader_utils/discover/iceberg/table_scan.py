@@ -9,17 +9,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory, StringColumn
 from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
-from torch_dataloader_utils.discover.iceberg.data_files import DataFile, DataScanRequest, format_of, scan_data_files
+from torch_dataloader_utils.discover.iceberg.data_files import (
+    DataFile,
+    DataScanRequest,
+    SnapshotFiles,
+    format_of,
+    list_snapshot,
+    scan_data_files,
+)
 from torch_dataloader_utils.discover.iceberg.deletes import (
     EqualityIndex,
     PositionDeletes,
@@ -37,13 +44,12 @@ from torch_dataloader_utils.discover.iceberg.fields import (
     name_ids,
 )
 from torch_dataloader_utils.discover.iceberg.file_pruning import FilePruner, ManifestJudge
-from torch_dataloader_utils.discover.iceberg.listing import SnapshotFiles, list_snapshot
+from torch_dataloader_utils.discover.iceberg.filter_expressions import pruning_expression, translate
 from torch_dataloader_utils.discover.iceberg.manifests import Content
 from torch_dataloader_utils.discover.iceberg.metadata_errors import named_by_metadata
-from torch_dataloader_utils.discover.iceberg.row_filter import pruning_expression, translate
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
-from torch_dataloader_utils.discover.iceberg.table_paths import PathIndex
 from torch_dataloader_utils.discover.schemas import check_columns
+from torch_dataloader_utils.discover.table_paths import PathIndex
 from torch_dataloader_utils.errors import NoDataError
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields, field_id, stored_field_id
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._formats.arrow_schema import is_list
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.conform import constant, is_harmless
 

@@ -6,9 +6,8 @@ from typing import TypeVar
 
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
-from torch_dataloader_utils.discover.iceberg.roots import Roots
-from torch_dataloader_utils.discover.iceberg.table_paths import PathRules, split
 from torch_dataloader_utils.discover.paths import REMOTE_THREADS
+from torch_dataloader_utils.discover.table_paths import PathRules, Roots, split
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,7 +19,7 @@ _WHOLE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Files:
+class TableFiles:
     """Reads whole files and opens stores, one for each scheme and bucket.
 
     rules: turn paths in metadata into paths to open. roots: where those may lie.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.ipc_messages import FlatTable, metadata_length, read_head, stream_messages
+from torch_dataloader_utils._formats.ipc_messages import FlatTable, metadata_length, read_head, stream_messages
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileStat, Span, SparseFile, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest

@@ -6,10 +6,7 @@ the items. Source: Apache Thrift, "Thrift Compact protocol encoding".
 
 from enum import IntEnum
 
-import numpy as np
-
-from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.varint import read_varint, write_varint
+from torch_dataloader_utils._formats.varint import read_varint, write_varint
 
 
 class Type(IntEnum):
@@ -74,7 +71,7 @@ def _skip_struct(data: bytes, start: int) -> int:
 
 
 def _skip_list(data: bytes, start: int) -> int:
-    length, kind, start = read_list(data, start)
+    length, kind, start = _read_list(data, start)
     for _ in range(length):
         start = skip(data, start, kind)
     return start
@@ -103,7 +100,7 @@ def _within(data: bytes, stop: int) -> int:
     return stop
 
 
-def read_list(data: bytes, start: int) -> tuple[int, int, int]:
+def _read_list(data: bytes, start: int) -> tuple[int, int, int]:
     """(length, type of the items, start of the first item) of the list that begins at byte `start`.
 
     Raises:
@@ -121,16 +118,6 @@ def read_integer(data: bytes, start: int = 0) -> int:
     """The integer, of any width, that begins at byte `start`; raises as `read_varint`."""
     number, _ = read_varint(data, start)
     return number >> 1 ^ -(number & 1)
-
-
-def read_integers(data: bytes) -> Int64s:
-    """Integers that are written one after the other (at least one), none of more than 9 bytes."""
-    written = np.frombuffer(data, dtype=np.uint8)
-    ends = np.flatnonzero(written < 0x80) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    places = np.arange(len(written)) - np.repeat(starts, ends - starts)
-    numbers = np.add.reduceat((written & 0x7F).astype(np.int64) << 7 * places, starts)
-    return numbers >> 1 ^ -(numbers & 1)
 
 
 def write_field(step: int, kind: int) -> bytes:

@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._parquet.trailer import open_checked
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import InternalError, SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
-from torch_dataloader_utils.read.field_ids import (
+from torch_dataloader_utils.read.file_cache import FileCache
+from torch_dataloader_utils.read.iceberg_fields import (
     FileColumn,
     check_distinct,
     identify,
@@ -32,7 +33,6 @@ from torch_dataloader_utils.read.field_ids import (
     names_key,
     project_columns,
 )
-from torch_dataloader_utils.read.file_cache import FileCache
 
 
 def group_deletes(task: RowGroupTask) -> Int64s | None:

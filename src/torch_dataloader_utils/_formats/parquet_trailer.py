@@ -1,12 +1,15 @@
-"""Reads the trailer of a Parquet file (footer length as uint32, magic), and refuses footers that cannot be read.
+"""The trailer of a Parquet file (footer length as uint32, magic), and checks of the footer before it.
 
 Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext footer mode".
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 TRAILER_BYTES = 8
 MAGIC = b"PAR1"
@@ -54,12 +57,12 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
     return length
 
 
-def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
+def check_unsigned(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
     """Refuse a file with encrypted columns and a plain footer, which is signed then.
 
     Call it before any chunk is asked for: pyarrow ends the process if that is encrypted.
 
-    tail: the end of the file. metadata: its footer (pyarrow.parquet.FileMetaData). where: for messages.
+    tail: the end of the file. metadata: its footer. where: the file, for messages.
 
     Raises:
         UnsupportedFeatureError: whichever columns are encrypted.
@@ -70,7 +73,7 @@ def check_unsigned(tail: bytes | memoryview, metadata: Any, where: str) -> None:
         )
 
 
-def check_footer(tail: bytes | memoryview, metadata: Any, where: str) -> None:
+def check_footer(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
     """Refuse a parsed footer; arguments as for `check_unsigned`.
 
     Raises:
@@ -81,7 +84,7 @@ def check_footer(tail: bytes | memoryview, metadata: Any, where: str) -> None:
     _check_most(where, metadata.num_row_groups, _MOST_ROW_GROUPS, "row groups")
 
 
-def check_metadata(tail: bytes | memoryview, metadata: Any, where: str) -> None:
+def check_metadata(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
     """The same for a data file; refuses also a footer whose column chunks lie in other files."""
     check_footer(tail, metadata, where)
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
@@ -90,8 +93,13 @@ def check_metadata(tail: bytes | memoryview, metadata: Any, where: str) -> None:
         )
 
 
-def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], Any]) -> Any:
-    """The pyarrow.parquet.ParquetFile that `open_file` makes of a whole file's bytes, checked before and after.
+def chunk_start(data_start: int, dictionary_start: int | None) -> int:
+    """The start of a chunk's first page; some writers store 0 for "no dictionary page"."""
+    return dictionary_start if dictionary_start and 0 < dictionary_start < data_start else data_start
+
+
+def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], "pq.ParquetFile"]) -> "pq.ParquetFile":
+    """The file that `open_file` makes of a whole file's bytes, checked before and after.
 
     Before, so that the error names a file that is no Parquet file; after, so that encrypted columns are never used.
 

@@ -1,8 +1,7 @@
 """Scans Parquet files: row groups from the footer, with one read of each file's tail."""
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,14 +9,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._parquet.footer_pattern import FooterNumbers, RowGroupNumbers, chunk_start
-from torch_dataloader_utils._parquet.known_footers import KnownFooters
-from torch_dataloader_utils._parquet.trailer import (
-    TRAILER_BYTES,
-    check_metadata,
-    checked_footer_length,
-    footer_length,
-)
+from torch_dataloader_utils._formats.parquet_trailer import check_metadata, checked_footer_length, chunk_start
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest
@@ -28,17 +20,6 @@ from torch_dataloader_utils.discover.schemas import leaf_counts
 _UUID = b"\xec\x00\x00"
 
 _log = logging.getLogger(__name__)
-
-
-class _ProjectedColumns(NamedTuple):
-    """What files with the same columns share. leaves: the leaf columns, of num_leaves, that the projection needs."""
-
-    schema: pa.Schema
-    leaves: list[int]
-    num_leaves: int
-
-
-_known_footers: KnownFooters[_ProjectedColumns] = KnownFooters()
 
 
 def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
@@ -52,13 +33,9 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
     """
     tail = read_footer(store, item.entry)
     path = item.entry.path
-    has_filter = request.row_filter is not None
-    matched = None if has_filter else _known_footers.match(_footer(tail), (request.columns, request.int96_unit))
     with decoding(path, "Parquet footer"):
-        if matched is not None and matched.known is not None:
-            return _matched_scan(path, tail, matched.numbers, matched.known)
         fragment = None
-        if has_filter:
+        if request.row_filter is not None:
             # The fragment gives the statistics too, without another parse.
             file = pa.BufferReader(tail.data)
             file_format = ds.ParquetFileFormat(coerce_int96_timestamp_unit=request.int96_unit)
@@ -77,17 +54,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         verdict = None
         if fragment is not None:
             verdict = judge_groups(fragment, item.partition, request.row_filter, request.filter_columns)
-    if matched is not None:
-        columns = _ProjectedColumns(schema=schema, leaves=leaves, num_leaves=metadata.num_columns)
-        _known_footers.learn(matched, columns)
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
-
-
-def _matched_scan(path: str, tail: Tail, numbers: FooterNumbers, columns: _ProjectedColumns) -> FileScan:
-    """The scan of a file whose footer is not parsed."""
-    rows = _as_array(_matched_rows(group, columns) for group in numbers.groups)
-    check_total(path, int(rows[:, 0].sum()), numbers.rows)
-    return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=columns.schema)
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:
@@ -156,18 +123,7 @@ def group_rows(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
         else:
             projected_bytes = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
         rows.append((group.num_rows, projected_bytes, *_around(ends)))
-    return _as_array(rows)
-
-
-def _matched_rows(group: RowGroupNumbers, columns: _ProjectedColumns) -> tuple[int, int, int, int]:
-    """The same for one row group of a footer that was matched and not parsed."""
-    last = columns.num_leaves - 1
-    ends = [group.chunk(leaf).span for leaf in ((0, last) if last >= 0 else ())]
-    if len(columns.leaves) == columns.num_leaves:
-        projected_bytes = group.num_bytes
-    else:
-        projected_bytes = sum(group.chunk(leaf).num_bytes for leaf in columns.leaves)
-    return (group.rows, projected_bytes, *_around(ends))
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
 def check_total(path: str, group_rows: int, file_rows: int) -> None:
@@ -181,11 +137,6 @@ def check_total(path: str, group_rows: int, file_rows: int) -> None:
         raise corrupt(path, f"the footer says {file_rows} rows, its row groups add up to {group_rows}")
 
 
-def _footer(tail: Tail) -> bytes:
-    """The footer itself, without the trailer."""
-    return bytes(memoryview(tail.data)[-footer_length(tail.data) : -TRAILER_BYTES])
-
-
 def _span(chunk: pq.ColumnChunkMetaData) -> Span:
     return chunk_start(chunk.data_page_offset, chunk.dictionary_page_offset), chunk.total_compressed_size
 
@@ -194,7 +145,3 @@ def _around(spans: Sequence[Span]) -> Span:
     """The smallest span that holds all of them."""
     start = min((start for start, _ in spans), default=0)
     return start, max(map(sum, spans), default=0) - start
-
-
-def _as_array(rows: Iterable[tuple[int, ...]]) -> Int64s:
-    return np.array(list(rows), dtype=np.int64).reshape(-1, 4)
