@@ -1,30 +1,111 @@
-"""Long sequences on many ranks, short ones on one: the schedule `hybrid_context_parallel`."""
+"""The three schedules: next fit in the given order, packs of equal compute, and long sequences on many ranks."""
 
 import heapq
+import math
 
 import numpy as np
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.packing.plan.arrange import arrange_packs
-from torch_dataloader_utils.packing.plan.cost import CostModel
-from torch_dataloader_utils.packing.plan.fit import Placement, Sequences, fitting_positions, place_longest_first
-from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
-from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
+from torch_dataloader_utils.packing.plan.fit import (
+    Packs,
+    Placement,
+    Sequences,
+    first_fit,
+    fitting_positions,
+    next_fit,
+    place_longest_first,
+    split_last_packs,
+)
+from torch_dataloader_utils.packing.plan.inputs import CostModel, PackingShape, SchedulePolicy, alignment_of, span_sizes
+from torch_dataloader_utils.packing.plan.measure import slowest_per_microbatch
+from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule, arrange_packs
 
 
-def span_sizes(num_ranks: int) -> list[int]:
-    """The numbers of ranks that may share a sequence, ascending; each divides the next and the last is all of them.
+def next_fit_schedule(lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Schedule:
+    """Sequences in order, a new pack whenever the next one does not fit; every pack on `cp_size` ranks.
 
-    num_ranks 8: 1 2 4 8.  12: 1 2 4 12.  9: 1 3 9.  Since they divide one another, packs laid out by falling span
-    are aligned, and a rank needs one process group per size.
+    The rule of Megatron Core's DpBalancedScheduler. It balances the number of packs, not their compute.
+
+        lengths 3 4 5 2 6 1 7, 8 tokens a pack, dp 2    packs 01 | 23 | 45 | 6     microbatches [01, 23] [45, 6]
+        lengths 3 4 5 2 6 1                             packs 01 | 23 | 45         one short: 5 moves out
+                                                                                   microbatches [01, 23] [4, 5]
+
+    Raises:
+        ConfigError: an over-long sequence, or too few sequences for the ranks, unless the policy allows it.
     """
-    spans = [1]
-    factor = 2
-    while spans[-1] < num_ranks:
-        while (num_ranks // spans[-1]) % factor == 0:
-            spans.append(spans[-1] * factor)
-        factor += 1
-    return spans
+    kept = fitting_positions(lengths, capacity=shape.pack_tokens, policy=policy)
+    packs = split_last_packs(
+        next_fit(lengths, kept, capacity=shape.pack_tokens),
+        multiple=shape.dp_size * shape.microbatch_multiple,
+        policy=policy,
+    )
+    return Schedule.of_packs(packs, [shape.cp_size] * len(packs), num_ranks=shape.num_ranks)
+
+
+def compute_balanced_schedule(
+    lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel
+) -> Schedule:
+    """Few microbatches, and in each of them ranks that finish at about the same time.
+
+    Longest sequence first onto the least loaded pack with room, then packs of like cost side by side. Let
+    c₁ ≥ c₂ ≥ … be the costs, k the packs, p the greatest cost of a longest-first pack, and the time the sum over
+    microbatches of the slowest rank. Then
+
+        time ≤ Σ c / dp_size + p                                       always (see `arrange_packs`)
+        p    ≤ (3/2 − 1/(2k)) × max(Σ c / k, c₁, c_k + c_{k+1})        if no sequence found the least loaded pack full
+
+    The second line is Graham's argument: the last sequence of the costliest pack is alone there, or costs at most
+    half of c_k + c_{k+1} and came to a pack at or below the mean. The time is never above that of first-fit in the
+    original order, whose packs are taken where they turn out faster.
+
+        lengths 7 4 4 1 2 2 2 2, 8 tokens, dp 2, cost = length
+            dp_balanced         [7 | 44] [1222 | 2]     slowest 8 + 7
+            compute_balanced    [7 | 42] [122 | 42]    slowest 7 + 6, and Σ c / dp_size is 12
+
+    Raises:
+        ConfigError: an over-long sequence, or too few sequences for the ranks, unless the policy allows it.
+    """
+    kept = fitting_positions(lengths, capacity=shape.pack_tokens, policy=policy)
+    costs = cost.of(lengths)
+    longest_first = _longest_first_packs(lengths, kept, shape=shape, policy=policy, costs=costs)
+    baseline = _first_fit_packs(lengths, kept, shape=shape, policy=policy)
+    schedules = [
+        arrange_packs(
+            packs,
+            spans=[shape.cp_size] * len(packs),
+            loads=[int(costs[pack].sum()) for pack in packs],
+            num_ranks=shape.num_ranks,
+        )
+        for packs in (longest_first, baseline)
+        if packs is not None
+    ]
+    return min(schedules, key=lambda schedule: math.fsum(slowest_per_microbatch(schedule, lengths, cost=cost)))
+
+
+def _longest_first_packs(
+    lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy, costs: Int64s
+) -> Packs:
+    """Longest-first packs in few microbatches; empty packs where sequences are few and the policy allows it."""
+    lanes = np.zeros(len(lengths), dtype=np.int64)
+    sequences = Sequences.of(kept, lengths=lengths, costs=costs, lanes=lanes, tokens=[lengths])
+    group = shape.microbatch_multiple
+    num_microbatches = -(-int(lengths[kept].sum()) // (shape.pack_tokens * shape.dp_size * group)) * group
+    placement = place_longest_first(sequences, spans=[shape.cp_size], shape=shape, num_microbatches=num_microbatches)
+    if placement.free_slots and placement.num_microbatches > num_microbatches:
+        # Added microbatches that stayed half empty: spread over all of them from the start.
+        placement = place_longest_first(
+            sequences, spans=[shape.cp_size], shape=shape, num_microbatches=placement.num_microbatches
+        )
+    return split_last_packs(placement.packs, multiple=shape.dp_size * group, policy=policy)
+
+
+def _first_fit_packs(lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Packs | None:
+    """First-fit packs, as many as the ranks need; None where the sequences do not make as many."""
+    packs = first_fit(lengths, kept, capacity=shape.pack_tokens)
+    multiple = shape.dp_size * shape.microbatch_multiple
+    if -(-len(packs) // multiple) * multiple > len(kept):
+        return None
+    return split_last_packs(packs, multiple=multiple, policy=policy)
 
 
 def hybrid_schedule(

@@ -25,8 +25,12 @@ from torch_dataloader_utils.packing.groups import (
     group_rank,
     known_groups,
 )
-from torch_dataloader_utils.packing.iterators import create_data_iterator
-from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
+from torch_dataloader_utils.packing.microbatches import (
+    Microbatch,
+    build_packed_microbatches,
+    create_data_iterator,
+    packed_metadata,
+)
 from torch_dataloader_utils.packing.plan.fit import checked_lengths
 from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Tensors, flatten_field
