@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.stream.dataset import TableDataset
     from torch_dataloader_utils.stream.device import DevicePrefetcher
     from torch_dataloader_utils.stream.loader import TableDataLoader
-    from torch_dataloader_utils.token_packing import TokenPacking, pack_tokens
+    from torch_dataloader_utils.tokens.pack import TokenPacking, pack_tokens
 
 _HOMES = {
     "BlendedLoader": "blending",
@@ -120,7 +120,7 @@ _HOMES = {
     "TargetSizeSplitStrategy": "plan.strategies",
     "TensorBatch": "shape.tensor_batch",
     "TextOptions": "discover",
-    "TokenPacking": "token_packing",
+    "TokenPacking": "tokens.pack",
     "TransformError": "errors",
     "UnsupportedFeatureError": "errors",
     "WorkerDiedError": "errors",
@@ -129,7 +129,7 @@ _HOMES = {
     "export_to_prometheus": "_observe.exporters",
     "load_inventory": "discover",
     "merge_states": "_core.state",
-    "pack_tokens": "token_packing",
+    "pack_tokens": "tokens.pack",
     "plan_epoch": "plan.planner",
     "save_inventory": "discover",
     "scan_files": "discover",

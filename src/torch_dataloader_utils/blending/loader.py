@@ -32,7 +32,7 @@ from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.rank_comparison import ComparedPasses, options_record
 from torch_dataloader_utils.stream.ranks import running_ranks
 from torch_dataloader_utils.stream.trainer_hooks import refuse_number
-from torch_dataloader_utils.tokens.split import normalize_weights
+from torch_dataloader_utils.tokens.blend_index import normalize_weights
 
 _VERSION = 1
 _SOURCE_KEYS = {"state", "topology", "passes", "taken"}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.blending.options import BlendOptions
 from torch_dataloader_utils.blending.rows import Rows, mix_rows, num_bytes, num_rows
-from torch_dataloader_utils.tokens.split import BlendRule, continue_blend, normalize_weights
+from torch_dataloader_utils.tokens.blend_index import BlendRule, continue_blend, normalize_weights
 
 # Picks made at once: 5 to 10 ms of numpy, 128 KiB.
 _BLOCK_PICKS = 1 << 16

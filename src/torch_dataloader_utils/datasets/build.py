@@ -41,10 +41,9 @@ from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.token_packing.documents import token_type
-from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
-from torch_dataloader_utils.token_packing.options import TokenPacking
-from torch_dataloader_utils.token_packing.reader import PackingReader
+from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
+from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory, token_type
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16

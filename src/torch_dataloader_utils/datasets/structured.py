@@ -26,7 +26,7 @@ from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import mesh_members
-from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
+from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, TokenPacking, pack_tokens
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,7 +45,7 @@ class WiredDataset(TableDataset):
         super().__init__(replace(build_stages(inventory, options, access), peers=peers))
         self._wired_from = inventory, options, access
 
-    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
+    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
         """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
 
         All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of

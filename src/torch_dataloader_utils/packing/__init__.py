@@ -8,7 +8,7 @@ In: samples of one sequence each (`wrap_data_iterator`, `PackedLoader`), or a so
 Promises: every sequence once, no rank above its capacity, the same number of microbatches on every rank, the same
 schedule on every rank and in every run. All communication is torch.distributed, gloo or NCCL.
 
-Not for: packing documents into samples of one length (`tokens` before training, `token_packing` while reading), and the
+Not for: packing documents into samples of one length (`tokens` before training, `tokens.pack` while reading), and the
 attention that respects `cu_seqlens`.
 """
 

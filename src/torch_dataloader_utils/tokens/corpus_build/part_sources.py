@@ -24,7 +24,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataEr
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.stream.dataset import TableDataset
-from torch_dataloader_utils.tokens.corpus_plan import CorpusPart, cut_parts
+from torch_dataloader_utils.tokens.corpus_build.parts import CorpusPart, cut_parts
 
 _log = logging.getLogger(__name__)
 

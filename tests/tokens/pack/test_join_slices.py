@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils.token_packing import layout as arrow_views
-from torch_dataloader_utils.token_packing.layout import join_slices
+from torch_dataloader_utils.tokens.pack import sample_batch
+from torch_dataloader_utils.tokens.pack.sample_batch import join_slices
 
 SOURCES = (40, 1, 7, 0)
 slices = st.lists(
@@ -26,8 +26,8 @@ def test_slices_of_any_source_order_and_size(dtype, buffer_bytes, merged_items, 
     sources = [(np.arange(size) + 50 * number).astype(dtype) for number, size in enumerate(SOURCES)]
     parts = [(source, min(a, b), abs(a - b)) for source, a, b in slices]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(arrow_views, "_BUFFER_BYTES", buffer_bytes)
-        patched.setattr(arrow_views, "_MERGED_ITEMS", merged_items)
+        patched.setattr(sample_batch, "_BUFFER_BYTES", buffer_bytes)
+        patched.setattr(sample_batch, "_MERGED_ITEMS", merged_items)
         columns = np.array(parts, dtype=np.int64).reshape(-1, 3).T
         joined = join_slices(sources, *columns)
     expected = [value for source, start, count in parts for value in sources[source][start : start + count].tolist()]
@@ -36,5 +36,5 @@ def test_slices_of_any_source_order_and_size(dtype, buffer_bytes, merged_items, 
 
 
 def test_neighbours_become_one_slice():
-    merged = arrow_views._merge_neighbours(np.array([0, 0, 1, 0]), np.array([4, 6, 8, 0]), np.array([2, 2, 1, 3]))
+    merged = sample_batch._merge_neighbours(np.array([0, 0, 1, 0]), np.array([4, 6, 8, 0]), np.array([2, 2, 1, 3]))
     assert [each.tolist() for each in merged] == [[0, 1, 0], [4, 8, 0], [4, 1, 3]]

@@ -8,7 +8,7 @@ from pyiceberg.types import IntegerType, ListType, NestedField
 from torch.utils.data import DataLoader
 
 from tests.iceberg.tables import TableWriter
-from tests.token_packing.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
+from tests.tokens.pack.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_tokens
 from torch_dataloader_utils.errors import ConfigError
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import Pieces, fill_best_fit, fill_greedily
-from torch_dataloader_utils.tokens.fill import count_greedy_samples
+from torch_dataloader_utils.tokens.pack.layout import count_greedy_samples
 
 _LENGTHS = st.lists(st.integers(0, 20), max_size=25)
 
@@ -32,16 +32,16 @@ def test_greedy_pieces_of_the_small_corpus() -> None:
 
 
 @settings(max_examples=100 * EFFORT)
-@given(lengths=_LENGTHS, length=st.integers(1, 9), extra_tokens=st.integers(0, 2), keeps_tail=st.booleans())
+@given(lengths=_LENGTHS, length=st.integers(1, 9), extra_tokens=st.integers(0, 2), keep_tail=st.booleans())
 def test_greedy_samples_are_slices_of_all_tokens(
-    lengths: list[int], length: int, extra_tokens: int, keeps_tail: bool
+    lengths: list[int], length: int, extra_tokens: int, keep_tail: bool
 ) -> None:
     row = [(document, token) for document, count in enumerate(lengths) for token in range(count)]
     usable = max(0, len(row) - extra_tokens)
-    starts = range(0, usable if keeps_tail else usable // length * length, length)
-    pieces = fill_greedily(lengths, length, extra_tokens=extra_tokens, keeps_tail=keeps_tail)
+    starts = range(0, usable if keep_tail else usable // length * length, length)
+    pieces = fill_greedily(lengths, length, extra_tokens=extra_tokens, keep_tail=keep_tail)
     assert _samples(pieces, lengths) == [row[start : start + length + extra_tokens] for start in starts]
-    count = count_greedy_samples(len(row), length, extra_tokens=extra_tokens, keeps_tail=keeps_tail)
+    count = count_greedy_samples(len(row), length, extra_tokens=extra_tokens, keep_tail=keep_tail)
     assert pieces.sample_count == count
 
 

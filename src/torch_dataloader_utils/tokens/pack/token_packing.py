@@ -19,7 +19,7 @@ FIELDS: tuple[str, ...] = get_args(Field)
 _MOST_TOKENS = 2**31 - 2
 
 
-class PackingOptions(TypedDict, total=False):
+class PackTokensKeywords(TypedDict, total=False):
     """The keyword arguments of `pack_tokens`."""
 
     eod: int | None

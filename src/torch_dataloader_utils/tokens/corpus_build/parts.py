@@ -15,9 +15,8 @@ from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.tokens.documents import Tokenizer
-from torch_dataloader_utils.tokens.dtypes import integer_limits, wider_dtype
-from torch_dataloader_utils.tokens.tokenizer_file import name_tokenizer
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import Tokenizer, name_tokenizer
+from torch_dataloader_utils.tokens.index_format import integer_limits, wider_dtype
 
 # Part of every part's key: raise it when the same input gives other files.
 _PART_VERSION = 3
@@ -34,7 +33,7 @@ class CorpusOptions:
     tokenizer: Tokenizer | None
     eod: int | None
     vocabulary_size: int | None
-    skips_nulls: bool
+    skip_nulls: bool
     # Found once, here: in a worker process the module of a script's function may have another name.
     tokenizer_key: str | int | None = field(init=False)
 
@@ -43,7 +42,7 @@ class CorpusOptions:
         if self.tokenizer is not None and key is None:
             key = f"of run {uuid.uuid4()}"
         object.__setattr__(self, "tokenizer_key", key)
-        hold_flags(self, "skips_nulls")
+        hold_flags(self, "skip_nulls")
         hold_integers(self, "vocabulary_size", least=1)
         hold_integers(self, "eod", least=0)
         if self.eod is not None:
@@ -63,7 +62,7 @@ class CorpusOptions:
             "tokenizer": self.tokenizer_key,
             "eod": self.eod,
             "vocabulary_size": self.vocabulary_size,
-            "skips_nulls": self.skips_nulls,
+            "skip_nulls": self.skip_nulls,
         }
 
 

@@ -3,16 +3,35 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils.errors import RowCountError
 from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.token_packing.documents import Documents, list_documents
-from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
-from torch_dataloader_utils.token_packing.layout import count_samples, document_tokens, lay_out
-from torch_dataloader_utils.token_packing.options import TokenPacking
-from torch_dataloader_utils.token_packing.samples import pack_documents
+from torch_dataloader_utils.tokens.documents import Documents, list_documents
+from torch_dataloader_utils.tokens.pack.layout import count_greedy, count_samples, document_tokens, lay_out
+from torch_dataloader_utils.tokens.pack.sample_batch import pack_documents
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
+
+
+def footer_counts(file_format: int, packing: TokenPacking) -> bool:
+    """Whether row groups of this format can be counted by the footer."""
+    return file_format == FileFormat.PARQUET and packing.fill == "greedy" and packing.counts == "footers"
+
+
+def count_from_footer(items: Int64s, packing: TokenPacking) -> int:
+    """Samples of one row group: exact where the footer counts nulls, else an upper bound.
+
+    items: (rows, level entries, entries that hold no value) of the column, see `Reader.list_items`. An empty or null
+    list is one entry without a value, so that
+
+        [7, 8] [] [9]      rows 3, entries 4, without value 1: 3 tokens in 2 documents
+    """
+    rows, entries, without_value = np.asarray(items).tolist()
+    num_tokens = entries - without_value
+    num_documents = max(0, rows - without_value)
+    return count_greedy(num_tokens + (num_documents if packing.eod is not None else 0), packing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

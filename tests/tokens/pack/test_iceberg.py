@@ -4,9 +4,9 @@ import pytest
 from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.iceberg.tables import TableWriter
-from tests.token_packing.corpora import EOD, pack_corpus, samples_of
+from tests.tokens.pack.corpora import EOD, pack_corpus, samples_of
 from torch_dataloader_utils import IcebergDataset
-from torch_dataloader_utils.token_packing import pack_tokens
+from torch_dataloader_utils.tokens.pack import pack_tokens
 
 GROUPS = [[list(range(1, 12)), [], [12, 13]], [list(range(14, 40))]]
 

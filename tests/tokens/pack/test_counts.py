@@ -9,16 +9,16 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.token_packing.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
-from tests.token_packing.test_packed_loader import load
+from tests.tokens.pack.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
+from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import make_reader
-from torch_dataloader_utils.token_packing import flat_cu_seqlens, pack_tokens
-from torch_dataloader_utils.token_packing.inventory import count_packed
-from torch_dataloader_utils.token_packing.reader import PackingReader
+from torch_dataloader_utils.tokens.pack import flat_cu_seqlens, pack_tokens
+from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
+from torch_dataloader_utils.tokens.pack.sample_counts import count_packed
 
 LENGTHS = [[[5, 0, 30, None, 12], [40, 3, 0, 0]], [[9] * 20]]
 TOKENS = number_tokens(LENGTHS)
@@ -137,7 +137,7 @@ def test_over_long_documents_are_cut_dropped_or_refused(corpus):
 
 def test_a_null_token_is_an_error(tmp_path):
     pq.write_table(pa.table({"tokens": [[1, None, 3]]}), tmp_path / "a.parquet")
-    with pytest.raises(NullValueError, match="1 tokens of 3 are null"):
+    with pytest.raises(NullValueError, match="1 null tokens of 3"):
         drain(load(tmp_path, PACKING))
 
 

@@ -12,10 +12,31 @@ from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.token_packing.documents import token_type
-from torch_dataloader_utils.token_packing.footers import count_from_footer, footer_counts
-from torch_dataloader_utils.token_packing.options import TokenPacking
-from torch_dataloader_utils.token_packing.reader import PackingReader
+from torch_dataloader_utils.tokens.documents import is_integer_list, plain_type
+from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader, count_from_footer, footer_counts
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
+
+
+def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
+    """The integer type of the tokens in the packed column.
+
+    Raises:
+        ConfigError: no such column, one that is no list of integers, or an eod or pad_id that the type cannot hold.
+    """
+    if schema.names.count(packing.column) != 1:
+        raise ConfigError(f"pack_tokens: column {packing.column!r} is not in the data set; it has {schema.names}.")
+    arrow = plain_type(schema.field(packing.column).type)
+    if not is_integer_list(arrow):
+        raise ConfigError(
+            f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text, tokenize "
+            "first (torch_dataloader_utils.tokens.build_corpus does)."
+        )
+    largest = (1 << (arrow.value_type.bit_width - pa.types.is_signed_integer(arrow.value_type))) - 1
+    for name, value in (("eod", packing.eod or 0), ("pad_id", packing.pad_id)):
+        if value > largest:
+            raise ConfigError(f"pack_tokens: {name}={value} does not fit the column's {arrow.value_type} tokens.")
+    return arrow.value_type
+
 
 _PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"

@@ -8,7 +8,7 @@ a pure function of its row group and the options. Not for: balancing samples of 
 `torch_dataloader_utils.packing`), or Megatron's corpora (see `torch_dataloader_utils.tokens`).
 """
 
-from torch_dataloader_utils.token_packing.documents import flat_cu_seqlens
-from torch_dataloader_utils.token_packing.options import TokenPacking, pack_tokens
+from torch_dataloader_utils.tokens.pack.sample_batch import flat_cu_seqlens
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking, pack_tokens
 
 __all__ = ["TokenPacking", "flat_cu_seqlens", "pack_tokens"]

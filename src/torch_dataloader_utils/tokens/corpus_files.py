@@ -1,14 +1,16 @@
-"""The two files of a corpus, opened in one process and read as far as they are needed."""
+"""The two files of a corpus: their names, opening and reading them, and writing them whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import check_path, redact
-from torch_dataloader_utils._store import FileStat, StoreAccess, open_store
-from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError
+from torch_dataloader_utils._store import FileStat, LocalStore, PendingFile, StoreAccess, is_local, open_store
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError
 from torch_dataloader_utils.tokens.index_format import (
     HEADER_BYTES,
     IndexHeader,
@@ -119,3 +121,44 @@ class OpenCorpus:
     def read(self, ranges: Sequence[ByteRange]) -> list[Tokens]:
         """The tokens in each byte range of .bin, fetched together."""
         return [np.frombuffer(buffer, dtype=self.header.dtype) for buffer in self._bin_file.read(ranges)]
+
+
+def local_path(name: str, path: str | Path) -> Path:
+    """The local path of a corpus or sequences file; `name` is the name of the argument, for messages.
+
+    Raises:
+        ConfigTypeError: no path. ConfigError: the URL of a store.
+    """
+    text = check_path(name, path)
+    if not is_local(text):
+        raise ConfigError(
+            f"{name}={redact(text)!r} is the URL of a store: give a path on a local disk, or on a file system that "
+            "nodes share."
+        )
+    return Path(LocalStore().local_path(text))
+
+
+def pending_file(name: str, path: str | Path) -> PendingFile:
+    """The file that will appear at `path` once it is whole.
+
+    Raises:
+        As `local_path`, and as `PendingFile`; StoreError: it cannot be written.
+    """
+    target = local_path(name, path)
+    with writing(target):
+        return PendingFile(target)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block, which writes at `path`, into a StoreError that names the path.
+
+    Raises:
+        StoreError: the operating system refused.
+    """
+    try:
+        yield
+    except LoaderError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error}). Choose a directory that can.") from error

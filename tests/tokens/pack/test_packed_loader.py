@@ -14,10 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.token_packing.corpora import EOD, corpora, number_tokens, pack_corpus, samples_of, write_corpus
+from tests.tokens.pack.corpora import EOD, corpora, number_tokens, pack_corpus, samples_of, write_corpus
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError
-from torch_dataloader_utils.token_packing import pack_tokens
+from torch_dataloader_utils.tokens.pack import pack_tokens
 
 packings = st.builds(
     pack_tokens,

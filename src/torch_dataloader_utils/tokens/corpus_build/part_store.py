@@ -30,12 +30,11 @@ from torch_dataloader_utils._store import (
     write_atomically,
 )
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
-from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS
+from torch_dataloader_utils.tokens.builder import merge_corpora
+from torch_dataloader_utils.tokens.corpus_build.parts import PART_KEY_LETTERS
+from torch_dataloader_utils.tokens.corpus_files import bin_path, index_path, local_path, writing
 from torch_dataloader_utils.tokens.index_format import encode_index
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.local_files import local_path, writing
-from torch_dataloader_utils.tokens.merge import merge_corpora
-from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
 from torch_dataloader_utils.tokens.ranges import ByteSource, PlainFile, open_source
 
 _PART_ENDINGS = (".bin", ".idx", ".json")

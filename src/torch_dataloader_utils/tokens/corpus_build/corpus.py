@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from torch_dataloader_utils._core.arguments import (
     check_executor,
@@ -20,15 +21,29 @@ from torch_dataloader_utils._core.arguments import (
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, redact
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, FileChangedError, NoDataError
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    ConfigTypeError,
+    DataError,
+    FileChangedError,
+    NoDataError,
+    NullValueError,
+    SchemaError,
+)
 from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
-from torch_dataloader_utils.tokens.corpus_plan import CorpusOptions, CorpusPart, digest_part, divide_parts
-from torch_dataloader_utils.tokens.corpus_sources import SourceFormat, Sources, plan_parts
-from torch_dataloader_utils.tokens.corpus_store import PartReceipt, PartStore, open_parts
-from torch_dataloader_utils.tokens.documents import DocumentBatch, Tokenizer, split_documents
-from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, select_dtype
-from torch_dataloader_utils.tokens.open_corpus import bin_path, index_path
-from torch_dataloader_utils.tokens.tokenizer_file import name_tokenizer
+from torch_dataloader_utils.tokens.corpus_build.part_sources import SourceFormat, Sources, plan_parts
+from torch_dataloader_utils.tokens.corpus_build.part_store import PartReceipt, PartStore, open_parts
+from torch_dataloader_utils.tokens.corpus_build.parts import CorpusOptions, CorpusPart, digest_part, divide_parts
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import Tokenizer, name_tokenizer, tokenize
+from torch_dataloader_utils.tokens.corpus_files import bin_path, index_path
+from torch_dataloader_utils.tokens.documents import (
+    Documents,
+    is_integer_list,
+    list_documents,
+    plain_type,
+    to_plain,
+)
+from torch_dataloader_utils.tokens.index_format import DTYPES, dtype_code, select_dtype
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +73,7 @@ def build_corpus(
     eod: int | None = None,
     vocabulary_size: int | None = None,
     dtype: object = None,
-    skips_nulls: bool = False,
+    skip_nulls: bool = False,
     output_count: int = 1,
     part_bytes: int | str = "256MiB",
     executor: Executor | None = None,
@@ -68,7 +83,7 @@ def build_corpus(
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
     output_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
-    overwrites: bool = False,
+    overwrite: bool = False,
 ) -> CorpusReport:
     """Turn a column of token lists, or of text, into one corpus or several.
 
@@ -89,7 +104,7 @@ def build_corpus(
         eod: id put at the end of each document.
         vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the vocabulary's.
-        skips_nulls: leave null rows out and count them, instead of raising.
+        skip_nulls: leave null rows out and count them, instead of raising.
         output_count: 1 writes `<output_prefix>`; n > 1 writes `<output_prefix>-00000-of-0000n` and so on.
         part_bytes: unpacked bytes of one task, an int or text such as "64MiB".
         executor: runs the tasks; None runs them here, one by one.
@@ -100,7 +115,7 @@ def build_corpus(
             travels to the executor's workers, what it returned does not.
         remote: how remote files are read and written: RemoteOptions(backend, retry, coalesce, connections).
         output_options: for a remote output, in place of `storage_options` and `credentials`.
-        overwrites: replace corpora that are there.
+        overwrite: replace corpora that are there.
 
     Raises:
         NoDataError: no file, or no row in any.
@@ -127,10 +142,10 @@ def build_corpus(
         tokenizer=tokenizer,
         eod=eod,
         vocabulary_size=vocabulary_size,
-        skips_nulls=skips_nulls,
+        skip_nulls=skip_nulls,
     )
     outputs = _name_outputs(output_prefix, output_count)
-    existing = () if check_flag("overwrites", overwrites) else _find_existing(outputs, store)
+    existing = () if check_flag("overwrite", overwrite) else _find_existing(outputs, store)
     parts = plan_parts(sources, column, part_bytes, file_format, access, output_prefix=output_prefix)
     _check_parts(parts, outputs)
     if len(parts) > 1 and tokenizer is not None and name_tokenizer(tokenizer) is None:
@@ -145,7 +160,7 @@ def build_corpus(
     try:
         return _build(job, outputs, executor, on_progress)
     except (FileChangedError, NoDataError):
-        if not overwrites:
+        if not overwrite:
             _remove_if_published(outputs, store)
         raise
 
@@ -235,7 +250,7 @@ def _find_existing(outputs: Sequence[str], store: PartStore) -> tuple[str, ...]:
 
 
 def _exists(output: str) -> ConfigError:
-    return ConfigError(f"The corpus {redact(output)} exists. Pass overwrites=True to replace it.")
+    return ConfigError(f"The corpus {redact(output)} exists. Pass overwrite=True to replace it.")
 
 
 def _build_parts(job: _Job, executor: Executor | None, on_progress: Progress | None) -> tuple[list[PartReceipt], int]:
@@ -263,13 +278,38 @@ def build_part(part: CorpusPart, options: CorpusOptions, store: PartStore) -> Pa
     return store.write(digest_part(part, options), lambda prefix: _write_part(prefix, part, options))
 
 
+def split_documents(
+    column: pa.Array, tokenizer: Tokenizer | None, *, skip_nulls: bool, where: str
+) -> tuple[Documents, int]:
+    """The documents of a list column of integers, or of a text column through `tokenizer`; and how many rows are null.
+
+    Null rows are not among the documents.
+
+    Raises:
+        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer did not give one flat list
+            of integers per text.
+        NullValueError: a null token, or a null document without `skip_nulls`.
+    """
+    column = to_plain(column)
+    null_count = column.null_count
+    if null_count and not skip_nulls:
+        raise NullValueError(f"{where} has {null_count} null documents. Pass skip_nulls=True to leave them out.")
+    present = column.drop_null()
+    if tokenizer is not None:
+        return tokenize(present, tokenizer, where), null_count
+    kind = plain_type(present.type)
+    if not is_integer_list(kind):
+        raise SchemaError(f"{where} has the type {kind}; lists of integers are needed, or text and a tokenizer.")
+    return list_documents(present, where), null_count
+
+
 def _write_part(prefix: str, part: CorpusPart, options: CorpusOptions) -> PartReceipt:
     null_documents = empty_documents = 0
     with IndexedDatasetBuilder(bin_path(prefix), dtype=options.dtype) as builder:
         for where, column in part.read():
-            batch = split_documents(column, options.tokenizer, skips_nulls=options.skips_nulls, where=where)
-            null_documents += batch.null_count
-            empty_documents += _add_batch(builder, batch, options, where)
+            documents, nulls = split_documents(column, options.tokenizer, skip_nulls=options.skip_nulls, where=where)
+            null_documents += nulls
+            empty_documents += _add_documents(builder, documents, options, where)
         document_count, token_count = builder.document_count, builder.token_count
         builder.finalize(index_path(prefix))
     return PartReceipt(
@@ -280,16 +320,16 @@ def _write_part(prefix: str, part: CorpusPart, options: CorpusOptions) -> PartRe
     )
 
 
-def _add_batch(builder: IndexedDatasetBuilder, batch: DocumentBatch, options: CorpusOptions, where: str) -> int:
+def _add_documents(builder: IndexedDatasetBuilder, documents: Documents, options: CorpusOptions, where: str) -> int:
     """Append the documents that have tokens; gives the number of those that have none."""
-    tokens, limit = batch.tokens, options.vocabulary_size
+    tokens, limit = documents.values, options.vocabulary_size
     if limit is not None and tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < limit:
         raise DataError(
             f"{where} has tokens from {tokens.min()} to {tokens.max()}; the vocabulary has {limit}. Pass the "
             "vocabulary_size of the tokenizer that they are of; its ids are 0 and up, below that size."
         )
-    has_tokens = np.diff(batch.offsets) > 0
-    offsets = np.concatenate([batch.offsets[:1], batch.offsets[1:][has_tokens]])
+    has_tokens = documents.lengths > 0
+    offsets = np.concatenate([documents.offsets[:1], documents.offsets[1:][has_tokens]])
     try:
         builder.add_documents(tokens, offsets, options.eod)
     except DataError as error:
