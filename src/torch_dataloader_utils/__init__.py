@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._observe.exporters import export_to_opentelemetry, export_to_prometheus
     from torch_dataloader_utils._observe.metrics import Metrics
     from torch_dataloader_utils._store import CoalesceLimits, RemoteOptions, RetryPolicy
-    from torch_dataloader_utils.blending import BlendedLoader, blend
+    from torch_dataloader_utils.datasets.blend import BlendedLoader, blend
     from torch_dataloader_utils.datasets.iceberg import IcebergDataset, scan_iceberg
     from torch_dataloader_utils.datasets.row_dataset import RowDataset
     from torch_dataloader_utils.datasets.structured import StructuredDataset
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.tokens.pack import TokenPacking, pack_tokens
 
 _HOMES = {
-    "BlendedLoader": "blending",
+    "BlendedLoader": "datasets.blend",
     "CacheInfo": "stream.block_cache",
     "CheckpointMismatchError": "errors",
     "CoalesceLimits": "_store",
@@ -124,7 +124,7 @@ _HOMES = {
     "TransformError": "errors",
     "UnsupportedFeatureError": "errors",
     "WorkerDiedError": "errors",
-    "blend": "blending",
+    "blend": "datasets.blend",
     "export_to_opentelemetry": "_observe.exporters",
     "export_to_prometheus": "_observe.exporters",
     "load_inventory": "discover",

@@ -7,6 +7,6 @@ Promises: who gives the next batch is arithmetic, the same on every rank, so ran
 memory and state do not grow with the number of steps. Not for: map-style token corpora (`tokens.BlendedDataset`).
 """
 
-from torch_dataloader_utils.blending.loader import BlendedLoader, blend
+from torch_dataloader_utils.datasets.blend.blended_loader import BlendedLoader, blend
 
 __all__ = ["BlendedLoader", "blend"]

@@ -1,4 +1,4 @@
-"""The blend as a loader."""
+"""The blend as a loader: checked sources, its position, its state and its passes."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,19 +12,15 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._core.state import check_seal, check_version, is_count, is_list, refuse_misfits, sealed
-from torch_dataloader_utils.blending.options import BlendOptions, Stop, Unit
-from torch_dataloader_utils.blending.passes import Mark
-from torch_dataloader_utils.blending.rows import endless_batches
-from torch_dataloader_utils.blending.schedule import (
-    BlendStart,
+from torch_dataloader_utils.datasets.blend.mixing import (
     RowStream,
-    blend_steps,
-    count_steps,
+    endless_batches,
     mixed_batches,
     steps_with_last,
     whole_batches,
 )
-from torch_dataloader_utils.blending.source import Source
+from torch_dataloader_utils.datasets.blend.picks import BlendOptions, BlendStart, Stop, Unit, blend_steps, count_steps
+from torch_dataloader_utils.datasets.blend.sources import Mark, Source
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.blending.rule import blend_picks
+from tests.blend.rule import blend_picks
 from tests.effort import EFFORT
-from torch_dataloader_utils.blending import schedule
-from torch_dataloader_utils.blending.options import BlendOptions
-from torch_dataloader_utils.blending.schedule import BlendStart, blend_steps, count_steps
+from torch_dataloader_utils.datasets.blend import picks
+from torch_dataloader_utils.datasets.blend.picks import BlendOptions, BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import blend_by_weight
 
@@ -25,7 +24,7 @@ def start_at(counts, lengths, steps=0):
 @pytest.fixture(params=[7, 1 << 16])
 def block_picks(request, monkeypatch):
     """Small blocks, so that a schedule has many."""
-    monkeypatch.setattr(schedule, "_BLOCK_PICKS", request.param)
+    monkeypatch.setattr(picks, "_BLOCK_PICKS", request.param)
 
 
 @pytest.mark.usefixtures("block_picks")

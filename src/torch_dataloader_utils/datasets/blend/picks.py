@@ -5,18 +5,65 @@
 Pure arithmetic on counts; the same on every rank.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.arguments import check_integer, hold_flags, hold_integers, is_integer
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.blending.options import BlendOptions
-from torch_dataloader_utils.blending.rows import Rows, mix_rows, num_bytes, num_rows
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import BlendRule, continue_blend, normalize_weights
+
+Unit = Literal["batch", "sample"]
+StopPolicy = Literal["first_exhausted", "all_exhausted"]
+Stop = StopPolicy | int
+
+# A longer batch is no batch; one that has to be filled would be picked row by row for minutes before memory runs out.
+_MOST_FILLED_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendOptions:
+    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the unit) with per="batch"."""
+
+    weights: tuple[float, ...]
+    per: Unit
+    stop: Stop
+    batch_rows: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        hold_flags(self, "drop_last")
+        for index, weight in enumerate(self.weights):
+            if not (math.isfinite(weight) and weight > 0):
+                raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")
+        if self.per not in get_args(Unit):
+            raise ConfigError(f'per={self.per!r}: pass "batch" or "sample".')
+        if is_integer(self.stop):
+            hold_integers(self, "stop", least=1)
+        elif self.stop not in get_args(StopPolicy):
+            raise ConfigError(f'stop={self.stop!r}: pass "first_exhausted", "all_exhausted" or a number of steps.')
+        object.__setattr__(self, "batch_rows", check_integer("batch_size", self.batch_rows, least=1))
+        if self.stop != "first_exhausted" and self.batch_rows > _MOST_FILLED_ROWS:
+            raise ConfigError(
+                f"batch_size={self.batch_rows} with stop={self.stop!r}: batches are filled with rows that come again. "
+                f'Pass at most {_MOST_FILLED_ROWS}, or stop="first_exhausted".'
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the order of a blend, for its state."""
+        return {
+            "weights": list(self.weights),
+            "per": self.per,
+            "stop": self.stop,
+            "batch_size": self.batch_rows,
+            "drop_last": self.drop_last,
+        }
+
 
 # Picks made at once: 5 to 10 ms of numpy, 128 KiB.
 _BLOCK_PICKS = 1 << 16
@@ -111,76 +158,3 @@ def _place(picks: Picks, source: int, number: int) -> int | None:
     """Where pick `number` (from 0) of a source stands in the block, None if it is not in it."""
     places = np.flatnonzero(picks == source)
     return int(places[number]) if number < len(places) else None
-
-
-# Steps whose rows are joined and cut together, so many or bytes of them: 51 columns of 1,024 rows, in the cache, take
-# 110 us a batch so, and 220 us one batch at a time.
-_MOST_STEPS = 8
-_MOST_BYTES = 4 << 20
-
-
-class Step(NamedTuple):
-    """amounts: units that each source gives, int64 [sources]. is_last: whether the epoch ends with it."""
-
-    amounts: Int64s
-    is_last: bool
-
-
-class RowStream:
-    """The batches of one source without end, whole or row by row."""
-
-    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
-        """`batches` are pairs: rows to skip, batch."""
-        self._batches = batches
-        self._batch: Any = None
-        self._start = self._stop = 0
-
-    def next_batch(self) -> Any:
-        """The next batch as the source gives it."""
-        return next(self._batches)[1]
-
-    def take(self, rows: int) -> Iterator[Rows]:
-        """The next `rows` rows, as parts of batches."""
-        while rows:
-            if self._start == self._stop:
-                self._start, self._batch = next(self._batches)
-                self._stop = num_rows(self._batch)
-            count = min(rows, self._stop - self._start)
-            yield Rows(self._batch, self._start, self._start + count)
-            self._start += count
-            rows -= count
-
-
-def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[Step]:
-    """The steps of a schedule (see `blend_steps`), each with whether it is the last."""
-    present = next(amounts, None)
-    while present is not None:
-        following = next(amounts, None)
-        yield Step(present, following is None)
-        present = following
-
-
-def whole_batches(streams: Sequence[RowStream], steps: Iterator[Step]) -> Iterator[tuple[Step, Any]]:
-    """Every step with the batch of the one source that gives something."""
-    for step in steps:
-        yield step, streams[int(step.amounts.argmax())].next_batch()
-
-
-def mixed_batches(streams: Sequence[RowStream], steps: Iterator[Step]) -> Iterator[tuple[Step, Any]]:
-    """Every step with a batch of rows of all sources that give some, those of the first source first.
-
-    The first step comes alone, so that nothing else is waited for; then several are made at once.
-    """
-    at_once = 1
-    while lot := list(islice(steps, at_once)):
-        counts = [int(step.amounts.sum()) for step in lot]
-        parts = [part for step in lot for part in _parts(streams, step.amounts)]
-        for number, (step, batch) in enumerate(zip(lot, mix_rows(parts, counts), strict=True)):
-            if number == 0:
-                at_once = min(2 * at_once, _MOST_STEPS, max(1, _MOST_BYTES // max(num_bytes(batch), 1)))
-            yield step, batch
-
-
-def _parts(streams: Sequence[RowStream], amounts: Int64s) -> Iterator[Rows]:
-    for source in np.flatnonzero(amounts).tolist():
-        yield from streams[source].take(int(amounts[source]))

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.blending.rows import Rows, mix_rows
-from torch_dataloader_utils.blending.schedule import RowStream, Step, mixed_batches
+from torch_dataloader_utils.datasets.blend.mixing import Rows, RowStream, Step, mix_rows, mixed_batches
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
