@@ -9,7 +9,7 @@ def pick(shares, counts):
 
 
 def blend_picks(weights, lengths, stop, rows=1):
-    """All picks of an epoch; `lengths` are units of every source's pass."""
+    """All picks of an epoch; `lengths` are items of every source's pass."""
     shares = [weight / sum(weights) for weight in weights]
     counts, picks = [0] * len(weights), []
     while True:

@@ -17,7 +17,7 @@ from torch_dataloader_utils import StructuredDataset, TargetSizeSplitStrategy, s
 from torch_dataloader_utils._core.state import sealed
 from torch_dataloader_utils.datasets.blend import blend
 from torch_dataloader_utils.datasets.blend.picks import count_steps
-from torch_dataloader_utils.datasets.blend.sources import Mark, Place
+from torch_dataloader_utils.datasets.blend.sources import Mark, RankPlace
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.stream.device import DevicePrefetcher
 
@@ -194,11 +194,11 @@ def test_samples_resume_elsewhere_only_between_batches_of_the_sources(tables):
 
 def place_by_walking(source, mark, rank):
     """Pass by pass, as the definition says."""
-    epoch, start, number, units = mark.start.epoch % 2**32, mark.start, mark.passes, mark.taken
-    while units >= (length := int(source.passes.lengths(start)[rank])):
-        number, units = number + 1, units - length
+    epoch, start, number, items = mark.start.epoch % 2**32, mark.start, mark.passes, mark.taken
+    while items >= (length := int(source.passes.lengths(start)[rank])):
+        number, items = number + 1, items - length
         start = replace(source.begin(epoch).start, epoch=epoch + number * 2**32)
-    return Place(start=start, number=number, units=units)
+    return RankPlace(start=start, number=number, items=items)
 
 
 # What a split strategy decides itself.
@@ -282,7 +282,7 @@ def test_a_place_a_billion_passes_on_is_found_without_walking_there(tables):
     source = make(tables[2:], weights=(1,), batch_sizes=(1,), num_ranks=3).sources[0]
     mark = Mark(start=source.begin(7).start, taken=10**9 * 2 + 1)
     wanted = replace(source.begin(7).start, epoch=7 + 10**9 * 2**32)
-    assert source.passes.places(mark, range(3)) == [Place(start=wanted, number=10**9, units=1)] * 3
+    assert source.passes.places(mark, range(3)) == [RankPlace(start=wanted, number=10**9, items=1)] * 3
 
 
 @pytest.mark.filterwarnings("ignore:Ranks take different numbers of steps")

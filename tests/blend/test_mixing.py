@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.datasets.blend.mixing import Rows, RowStream, Step, mix_rows, mixed_batches
+from torch_dataloader_utils.datasets.blend.mixing import BatchSlice, BlendStep, RowStream, mix_rows, mixed_batches
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -52,7 +52,7 @@ def test_mixed_rows_are_those_of_the_parts_in_their_order(kind, data):
     for number in picks:
         start = data.draw(st.integers(0, sizes[number] - 1))
         stop = data.draw(st.integers(start + 1, sizes[number]))
-        parts.append(Rows(columns[number], start, stop))
+        parts.append(BatchSlice(columns[number], start, stop))
         expected += batches[number][start:stop]
     border = data.draw(st.integers(0, len(expected)))
     counts = [count for count in (border, len(expected) - border) if count]
@@ -67,17 +67,17 @@ def test_mixed_rows_are_those_of_the_parts_in_their_order(kind, data):
     ("first", "second"), [("int64", "bfloat16"), ("int64", "matrix"), ("int64", "text"), ("array", "int64")]
 )
 def test_columns_of_two_kinds_are_refused(first, second):
-    parts = [Rows(TensorBatch({"x": KINDS[kind]([1, 2])}), 0, 1) for kind in (first, second)]
+    parts = [BatchSlice(TensorBatch({"x": KINDS[kind]([1, 2])}), 0, 1) for kind in (first, second)]
     with pytest.raises(ConfigError, match="differ in column 'x'"):
         mix_rows(parts, [2])
 
 
 def test_what_one_batch_gives_alone_is_not_copied():
     batch = TensorBatch({"x": torch.arange(4)})
-    (whole,) = mix_rows([Rows(batch, 0, 4)], [4])
+    (whole,) = mix_rows([BatchSlice(batch, 0, 4)], [4])
     assert whole is batch
     table = pa.record_batch({"x": [1, 2, 3, 4]})
-    assert [part.to_pydict() for part in mix_rows([Rows(table, 1, 4)], [1, 2])] == [{"x": [2]}, {"x": [3, 4]}]
+    assert [part.to_pydict() for part in mix_rows([BatchSlice(table, 1, 4)], [1, 2])] == [{"x": [2]}, {"x": [3, 4]}]
 
 
 def test_the_first_step_waits_for_nothing_else_and_large_batches_come_one_by_one():
@@ -89,7 +89,7 @@ def test_the_first_step_waits_for_nothing_else_and_large_batches_come_one_by_one
                 taken.append(number)
                 yield 0, TensorBatch({"x": torch.full((rows,), number)})
 
-        steps = (Step(np.array([rows]), is_last=False) for _ in range(16))
+        steps = (BlendStep(np.array([rows]), is_last=False) for _ in range(16))
         return [len(taken) for _ in mixed_batches([RowStream(batches())], steps)]
 
     assert taken_before_each_step(10) == [1, 3, 3, 7, 7, 7, 7, *[15] * 8, 16]

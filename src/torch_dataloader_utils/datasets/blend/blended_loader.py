@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
 
 import numpy as np
 
@@ -19,8 +19,15 @@ from torch_dataloader_utils.datasets.blend.mixing import (
     steps_with_last,
     whole_batches,
 )
-from torch_dataloader_utils.datasets.blend.picks import BlendOptions, BlendStart, Stop, Unit, blend_steps, count_steps
-from torch_dataloader_utils.datasets.blend.sources import Mark, Source
+from torch_dataloader_utils.datasets.blend.picks import (
+    BlendOptions,
+    BlendStart,
+    ItemKind,
+    Stop,
+    blend_steps,
+    count_steps,
+)
+from torch_dataloader_utils.datasets.blend.sources import BatchT, BlendSource, Mark
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -37,7 +44,7 @@ _KEYS = {"version", "kind", "options", "epoch", "steps", "counts", "sources", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendPosition:
-    """A place in a blend's epoch. steps: taken. counts: units that each source gave. marks: where each stands."""
+    """A place in a blend's epoch. steps: taken. counts: items that each source gave. marks: where each stands."""
 
     epoch: int
     steps: int
@@ -45,7 +52,7 @@ class BlendPosition:
     marks: tuple[Mark, ...]
 
     def after(self, amounts: Int64s) -> "BlendPosition":
-        """The place one step later, in which the sources gave these units."""
+        """The place one step later, in which the sources gave these items."""
         given = amounts.tolist()
         return replace(
             self,
@@ -56,15 +63,15 @@ class BlendPosition:
 
 
 class BlendProgress:
-    """The one mutable thing of a blend; the same rules as those of a single loader (see stream/progress.py)."""
+    """The position of a blend, its only mutable part; same rules as for a single loader (see stream/progress.py)."""
 
-    def __init__(self, options: BlendOptions, sources: Sequence[Source]) -> None:
+    def __init__(self, options: BlendOptions, sources: Sequence[BlendSource[Any]]) -> None:
         self._options = options
         self._sources = sources
         self._epoch = 0
         self._loaded: BlendPosition | None = None
         self._present: BlendPosition | None = None
-        # Where the present pass began; this very object tells it from a pass that was left and still gives batches.
+        # Where the present pass began. A pass that was left and still gives batches has another object here.
         self._begun: BlendPosition | None = None
 
     @property
@@ -96,7 +103,7 @@ class BlendProgress:
         return self._present
 
     def reach(self, begun: BlendPosition, position: BlendPosition, *, is_last: bool) -> None:
-        """The pass that `begin` started at `begun` stands at `position`, or is over; says nothing if it was left."""
+        """Note where the pass that began at `begun` stands, or that it is over; of a pass that was left, nothing."""
         if self._begun is begun:
             self._present = self._start(position.epoch + 1) if is_last else position
 
@@ -179,11 +186,11 @@ def blend(
     sources: Sequence[TableDataLoader | TableDataset],
     weights: Sequence[float],
     *,
-    per: Unit = "batch",
+    per: ItemKind = "batch",
     stop: Stop = "first_exhausted",
     batch_size: int | None = None,
     drop_last: bool = False,
-) -> "BlendedLoader":
+) -> "BlendedLoader[Any]":
     """Several loaders as one, each in its share; what comes next is from the source that is furthest behind its share.
 
         weights 2 1 1      sources 0 1 2 0 0 1 2 0 ...
@@ -227,7 +234,7 @@ def blend(
     return BlendedLoader(loaders, options)
 
 
-class BlendedLoader:
+class BlendedLoader(Generic[BatchT]):
     """Batches of several loaders, with an exact `len`, `set_epoch`, `state_dict` and `load_state_dict`; see `blend`.
 
     Every rank makes the same choices, so ranks take equal steps. A source starts when it first gives something; from
@@ -237,7 +244,9 @@ class BlendedLoader:
 
     def __init__(self, loaders: Sequence[TableDataLoader], options: BlendOptions) -> None:
         self.options = options
-        self.sources = tuple(Source(loader, options.per, index) for index, loader in enumerate(loaders))
+        self.sources: tuple[BlendSource[BatchT], ...] = tuple(
+            BlendSource(loader, options.per, index) for index, loader in enumerate(loaders)
+        )
         places = {(source.topology.num_ranks, source.rank) for source in self.sources}
         if len(places) > 1:
             raise ConfigError(
@@ -302,10 +311,10 @@ class BlendedLoader:
         """Refuses; see `refuse_number`."""
         refuse_number(self, index)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[BatchT]:
         return closed_at_exit(self._checked_batches())
 
-    def _checked_batches(self) -> Generator[Any]:
+    def _checked_batches(self) -> Generator[BatchT]:
         position = self.next_position
         batches = self._batches()
         if self._compared is None or running_ranks() < 2:
@@ -316,7 +325,7 @@ class BlendedLoader:
         place = position.epoch, position.steps, position.counts
         yield from self._compared.watch(batches, record, place, len(self) - position.steps)
 
-    def _batches(self) -> Generator[Any]:
+    def _batches(self) -> Generator[BatchT]:
         position = begin = self.progress.begin()
         schedule = blend_steps(self.options, self._start(position))
         give = whole_batches if self.options.per == "batch" else mixed_batches

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate, chain, islice, pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.state import encode_state
-from torch_dataloader_utils.datasets.blend.sources import Mark, Passes, Source, blend_epoch, pass_start
+from torch_dataloader_utils.datasets.blend.sources import BatchT, BlendSource, Mark, Passes, blend_epoch, pass_start
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -38,7 +38,7 @@ def num_rows(batch: Any) -> int:
     )
 
 
-class Rows(NamedTuple):
+class BatchSlice(NamedTuple):
     """Rows [start, stop) of a batch."""
 
     batch: Any
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
     stop: int
 
 
-def mix_rows(parts: Sequence[Rows], counts: Sequence[int]) -> Iterator[Any]:
+def mix_rows(parts: Sequence[BatchSlice], counts: Sequence[int]) -> Iterator[Any]:
     """The rows of all parts, one after the other, as batches of `counts[0]`, `counts[1]`, ... rows; they add up.
 
     Several batches at once, because every column is joined once for all of them. A part that is all there is to give
@@ -179,22 +179,22 @@ def _like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
     return TensorBatch(columns, num_rows=rows) if isinstance(batch, TensorBatch) else columns
 
 
-def endless_batches(source: Source, mark: Mark) -> Generator[tuple[int, Any]]:
+def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[int, BatchT]]:
     """(rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip.
 
     Raises:
-        ConfigError: units are rows, and a batch has more or fewer than were planned.
+        ConfigError: items are rows, and a batch has more or fewer than were planned.
     """
     loader, passes, rank = source.loader, source.passes, source.rank
     place = passes.places(mark, [rank])[0]
-    rows = passes.step_units(passes.topology)
-    steps, skip = divmod(place.units, rows)
+    rows = passes.step_items(passes.topology)
+    steps, skip = divmod(place.items, rows)
     segment = replace(place.start.segment, steps=steps)
     loader.load_state_dict(encode_state(source.identity, replace(place.start, segment=segment)))
     start, number = place.start, place.number
     left = int(passes.lengths(start)[rank]) - steps * rows
     while True:
-        with closing(cast("Generator[Any]", iter(loader))) as batches:
+        with closing(cast("Generator[BatchT]", iter(loader))) as batches:
             for batch in _as_planned(passes, batches, left):
                 # A rank with a row less than others ends with a batch of B - 1 rows and one of 1.
                 if skip and skip >= (present := num_rows(batch)):
@@ -208,16 +208,16 @@ def endless_batches(source: Source, mark: Mark) -> Generator[tuple[int, Any]]:
         left = int(passes.lengths(start)[rank])
 
 
-def _as_planned(passes: Passes, batches: Iterable[Any], left: int) -> Iterator[Any]:
-    """The batches of a pass, or of the rest of one, that has `left` units.
+def _as_planned(passes: Passes, batches: Iterable[BatchT], left: int) -> Iterator[BatchT]:
+    """The batches of a pass, or of the rest of one, that has `left` items.
 
     Planned rows decide when the source is exhausted and where a state leads; with others, rows would come again or
     never.
     """
-    if passes.unit == "batch":
+    if passes.per == "batch":
         yield from batches
         return
-    full = passes.step_units(passes.topology)
+    full = passes.step_items(passes.topology)
     for batch in batches:
         present = num_rows(batch)
         # The last B rows may come as B - 1 and 1.
@@ -243,68 +243,72 @@ _MOST_STEPS = 8
 _MOST_BYTES = 4 << 20
 
 
-class Step(NamedTuple):
-    """amounts: units that each source gives, int64 [sources]. is_last: whether the epoch ends with it."""
+class BlendStep(NamedTuple):
+    """amounts: items that each source gives, int64 [sources]. is_last: whether the epoch ends with it."""
 
     amounts: Int64s
     is_last: bool
 
 
-class RowStream:
+class RowStream(Generic[BatchT]):
     """The batches of one source without end, whole or row by row."""
 
-    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
+    def __init__(self, batches: Iterator[tuple[int, BatchT]]) -> None:
         """`batches` are pairs: rows to skip, batch."""
         self._batches = batches
-        self._batch: Any = None
+        self._batch: BatchT | None = None
         self._start = self._stop = 0
 
-    def next_batch(self) -> Any:
+    def next_batch(self) -> BatchT:
         """The next batch as the source gives it."""
         return next(self._batches)[1]
 
-    def take(self, rows: int) -> Iterator[Rows]:
+    def take(self, rows: int) -> Iterator[BatchSlice]:
         """The next `rows` rows, as parts of batches."""
         while rows:
             if self._start == self._stop:
                 self._start, self._batch = next(self._batches)
                 self._stop = num_rows(self._batch)
             count = min(rows, self._stop - self._start)
-            yield Rows(self._batch, self._start, self._start + count)
+            yield BatchSlice(self._batch, self._start, self._start + count)
             self._start += count
             rows -= count
 
 
-def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[Step]:
-    """The steps of a schedule (see `blend_steps`), each with whether it is the last."""
+def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[BlendStep]:
+    """The steps of `blend_steps`, each with whether it is the last."""
     present = next(amounts, None)
     while present is not None:
         following = next(amounts, None)
-        yield Step(present, following is None)
+        yield BlendStep(present, following is None)
         present = following
 
 
-def whole_batches(streams: Sequence[RowStream], steps: Iterator[Step]) -> Iterator[tuple[Step, Any]]:
+def whole_batches(
+    streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
+) -> Iterator[tuple[BlendStep, BatchT]]:
     """Every step with the batch of the one source that gives something."""
     for step in steps:
         yield step, streams[int(step.amounts.argmax())].next_batch()
 
 
-def mixed_batches(streams: Sequence[RowStream], steps: Iterator[Step]) -> Iterator[tuple[Step, Any]]:
+def mixed_batches(
+    streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
+) -> Iterator[tuple[BlendStep, BatchT]]:
     """Every step with a batch of rows of all sources that give some, those of the first source first.
 
     The first step comes alone, so that nothing else is waited for; then several are made at once.
     """
     at_once = 1
-    while lot := list(islice(steps, at_once)):
-        counts = [int(step.amounts.sum()) for step in lot]
-        parts = [part for step in lot for part in _parts(streams, step.amounts)]
-        for number, (step, batch) in enumerate(zip(lot, mix_rows(parts, counts), strict=True)):
+    while together := list(islice(steps, at_once)):
+        counts = [int(step.amounts.sum()) for step in together]
+        parts = [part for step in together for part in _parts(streams, step.amounts)]
+        for number, (step, batch) in enumerate(zip(together, mix_rows(parts, counts), strict=True)):
             if number == 0:
                 at_once = min(2 * at_once, _MOST_STEPS, max(1, _MOST_BYTES // max(num_bytes(batch), 1)))
             yield step, batch
 
 
-def _parts(streams: Sequence[RowStream], amounts: Int64s) -> Iterator[Rows]:
+def _parts(streams: Sequence[RowStream[BatchT]], amounts: Int64s) -> Iterator[BatchSlice]:
     for source in np.flatnonzero(amounts).tolist():
         yield from streams[source].take(int(amounts[source]))

@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import BlendRule, continue_blend, normalize_weights
 
-Unit = Literal["batch", "sample"]
+ItemKind = Literal["batch", "sample"]
 StopPolicy = Literal["first_exhausted", "all_exhausted"]
 Stop = StopPolicy | int
 
@@ -28,10 +28,10 @@ _MOST_FILLED_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendOptions:
-    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the unit) with per="batch"."""
+    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the item) with per="batch"."""
 
     weights: tuple[float, ...]
-    per: Unit
+    per: ItemKind
     stop: Stop
     batch_rows: int
     drop_last: bool = False
@@ -41,7 +41,7 @@ class BlendOptions:
         for index, weight in enumerate(self.weights):
             if not (math.isfinite(weight) and weight > 0):
                 raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")
-        if self.per not in get_args(Unit):
+        if self.per not in get_args(ItemKind):
             raise ConfigError(f'per={self.per!r}: pass "batch" or "sample".')
         if is_integer(self.stop):
             hold_integers(self, "stop", least=1)
@@ -55,7 +55,7 @@ class BlendOptions:
             )
 
     def describe(self) -> dict[str, Any]:
-        """What decides the order of a blend, for its state."""
+        """The options that decide the order of a blend, for its state."""
         return {
             "weights": list(self.weights),
             "per": self.per,
@@ -74,7 +74,7 @@ Picks = npt.NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlendStart:
-    """Where a schedule goes on. All int64 of shape [sources], in units: batches, or rows with per="sample".
+    """Where the picks go on. All int64 of shape [sources], in items: batches, or rows with per="sample".
 
     counts: taken since the epoch began; what the rule looks at.
     least_left, most_left: what is left of the pass that the source stands in at the start, on the rank with least and
@@ -89,7 +89,7 @@ class BlendStart:
 
 
 def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
-    """For every step the units that each source gives, int64 [sources]."""
+    """For every step the items that each source gives, int64 [sources]."""
     num_sources, rows = len(start.counts), options.batch_rows
     amounts, missing = np.zeros(num_sources, dtype=np.int64), rows
     for picks in _blocks(options, start):
@@ -135,14 +135,14 @@ def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
 
 
 def _until_first_exhausted(_: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
-    """How many picks remain until a source would give what it has not; None where it is more than these."""
+    """How many picks remain until a source would have to give more than it has; None where it is more than these."""
     left = start.least_left - taken
     reached = [_place(picks, source, int(left[source])) for source in range(len(left))]
     return min((place for place in reached if place is not None), default=None)
 
 
 def _until_all_exhausted(options: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
-    """How many picks remain until every source has given all; None where these do not tell.
+    """How many picks remain until every source has given all; None if that is not known from these.
 
     They may be more than these: the last step is filled up by going on.
     """

@@ -6,7 +6,7 @@ not depend on how often the others were repeated.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,18 +14,20 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import decode_state, encode_state
-from torch_dataloader_utils.datasets.blend.picks import Unit
+from torch_dataloader_utils.datasets.blend.picks import ItemKind
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
+
+BatchT = TypeVar("BatchT")
 
 _PASS_STRIDE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A place in a source: `taken` units after `start`, where a pass or the rest of one began under one topology.
+    """A place in a source: `taken` items after `start`, where a pass or the rest of one began under one topology.
 
     The same on every rank: what a rank has left of a pass follows from it. passes: passes finished before `start`.
     """
@@ -36,17 +38,17 @@ class Mark:
 
     @property
     def topology(self) -> Topology:
-        """The topology under which units are counted."""
+        """The topology under which items are counted."""
         return self.start.topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one rank stands: in pass number `number` that begins at `start`, `units` after its beginning."""
+class RankPlace:
+    """Where one rank stands: in pass number `number` that begins at `start`, `items` after its beginning."""
 
     start: Position
     number: int
-    units: int
+    items: int
 
 
 def pass_start(epoch: int, number: int, topology: Topology) -> Position:
@@ -60,27 +62,27 @@ def blend_epoch(start: Position) -> int:
 
 
 class Passes:
-    """What the plans of a source's passes say. A unit is a batch, or a row for blends per sample.
+    """How long the passes of a source are, by their plans, in items: batches, or rows for blends per sample.
 
     Nothing is read, and every rank gets the same answers.
     """
 
-    def __init__(self, dataset: TableDataset, unit: Unit, index: int) -> None:
+    def __init__(self, dataset: TableDataset, per: ItemKind, index: int) -> None:
         """index: the number of the source, for messages."""
-        self.unit = unit
+        self.per = per
         self.index = index
         self._dataset = dataset
         options = dataset.planner.options
-        self._deals_evenly = options.rank_sharding == "rows" and not options.strategy
+        self._is_even = options.rank_sharding == "rows" and not options.strategy
 
     @property
     def topology(self) -> Topology:
         """The source's present topology."""
         return self._dataset.topology
 
-    def step_units(self, topology: Topology) -> int:
+    def step_items(self, topology: Topology) -> int:
         """Units of a full batch of the source under a topology."""
-        return topology.batch_size if self.unit == "sample" else 1
+        return topology.batch_size if self.per == "sample" else 1
 
     def lengths(self, start: Position) -> Int64s:
         """Units of every rank from `start` to the end of that pass, int64 [num_ranks].
@@ -94,39 +96,39 @@ class Passes:
                 f"Source {self.index} of the blend has row groups whose rows are not counted, so no rank can say where "
                 'it ends. Plan it with count_rows="auto".'
             )
-        if self.unit == "batch":
+        if self.per == "batch":
             return np.array(plan.rank_steps, dtype=np.int64)
         repeats = [plan.padding_rows(rank) for rank in range(plan.topology.num_ranks)]
         return np.array(plan.rank_rows, dtype=np.int64) + repeats
 
-    def places(self, mark: Mark, ranks: Sequence[int]) -> list[Place]:
+    def places(self, mark: Mark, ranks: Sequence[int]) -> list[RankPlace]:
         """Where each of these ranks stands at a mark; at the end of a pass that is the beginning of the next.
 
         Passes are walked, each planned once for all ranks. Those that are known to be alike are counted instead.
         """
         start, number = mark.start, mark.passes
-        units = np.full(len(ranks), mark.taken, dtype=np.int64)
-        places: dict[int, Place] = {}
+        items = np.full(len(ranks), mark.taken, dtype=np.int64)
+        places: dict[int, RankPlace] = {}
         while True:
             lengths = self.lengths(start)
             mine = lengths[ranks]
-            # Of a rank that has its place, `units` is negative from then on.
-            for index in np.flatnonzero((units >= 0) & (units < mine)).tolist():
-                places[index] = Place(start=start, number=number, units=int(units[index]))
+            # Of a rank that has its place, `items` is negative from then on.
+            for index in np.flatnonzero((items >= 0) & (items < mine)).tolist():
+                places[index] = RankPlace(start=start, number=number, items=int(items[index]))
             if len(places) == len(ranks):
                 return [places[index] for index in range(len(ranks))]
-            passes = max(1, int(units.min() // mine[0])) if self._is_like_all(start, lengths) else 1
-            number, units = number + passes, units - passes * mine
+            passes = max(1, int(items.min() // mine[0])) if self._is_like_all(start, lengths) else 1
+            number, items = number + passes, items - passes * mine
             start = pass_start(blend_epoch(start), number, mark.topology)
 
     def _is_like_all(self, start: Position, lengths: Int64s) -> bool:
         """Whether each later pass has these lengths too, those from `start` on.
 
-        The built-in deal gives the same numbers of rows in each pass, though to other ranks where the order is another
-        one. So it does not matter which rank has which if all are equal.
+        The built-in assignment gives the same numbers of rows in each pass, though to other ranks where the order is
+        another one. So it does not matter which rank has which if all are equal.
         """
         is_whole = not start.segments
-        return is_whole and self._deals_evenly and bool((lengths == lengths[0]).all())
+        return is_whole and self._is_even and bool((lengths == lengths[0]).all())
 
     def left(self, mark: Mark) -> tuple[int, int]:
         """Units left of the source's first pass, on the rank with least and on that with most; (0, 0) after it."""
@@ -151,15 +153,15 @@ class Passes:
                 f"{mark.topology}, here it is {self.topology}. Resume on {_said(mark.topology)}, which alone fits this "
                 "state, or start the epoch afresh."
             )
-        rows = self.step_units(mark.topology)
-        if any(place.units % rows for place in places):
+        rows = self.step_items(mark.topology)
+        if any(place.items % rows for place in places):
             raise CheckpointMismatchError(
                 f"Source {self.index} of the blend stands inside a batch of {rows} rows, and its topology was "
                 f"{mark.topology}, here it is {self.topology}. Resume on {_said(mark.topology)}, which alone fits this "
                 "state. States fit other topologies where every source stands between two of its batches (give each a "
                 "batch size that is its share of the blend's), and with per='batch'."
             )
-        steps = tuple(place.units // rows for place in places)
+        steps = tuple(place.items // rows for place in places)
         segment = replace(places[0].start.segment, steps=steps[0] if len(set(steps)) == 1 else steps)
         stopped = replace(places[0].start, segment=segment)
         return Mark(start=stopped.under(self.topology), passes=places[0].number)
@@ -170,7 +172,7 @@ def _said(topology: Topology) -> str:
     return ", ".join(f"{each.name}={getattr(topology, each.name)}" for each in fields(topology))
 
 
-class Source:
+class BlendSource(Generic[BatchT]):
     """A loader as a blend sees it.
 
     Raises:
@@ -178,15 +180,15 @@ class Source:
             are not counted.
     """
 
-    def __init__(self, loader: TableDataLoader, unit: Unit, index: int) -> None:
-        _check_loader(loader, unit, index)
+    def __init__(self, loader: TableDataLoader, per: ItemKind, index: int) -> None:
+        _check_loader(loader, per, index)
         self.loader = loader
         if loader.dataset.compared is not None:
             # Ranks of a blend may be in different passes of a source; the blend compares where it stands itself.
             loader.dataset.compared.compares_places = False
         self.index = index
         self.identity = loader.dataset.planner.identity
-        self.passes = Passes(loader.dataset, unit, index)
+        self.passes = Passes(loader.dataset, per, index)
         if (self.passes.lengths(self.begin(0).start) < 1).any():
             raise ConfigError(
                 f"Source {index} of the blend has nothing for some rank; leave it out, or use fewer ranks."
@@ -239,7 +241,7 @@ class Source:
         return Mark(start=start, passes=entry["passes"], taken=entry["taken"])
 
 
-def _check_loader(loader: TableDataLoader, unit: Unit, index: int) -> None:
+def _check_loader(loader: TableDataLoader, per: ItemKind, index: int) -> None:
     if loader.num_workers > 1 and not loader.in_order:
         raise ConfigError(
             f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "
@@ -250,7 +252,7 @@ def _check_loader(loader: TableDataLoader, unit: Unit, index: int) -> None:
             f"Source {index} of the blend stands inside an epoch: a state was loaded into it. A blend begins its "
             "sources at their beginning. Make the loader anew, and load the blend's own state into the blend."
         )
-    if unit == "sample" and loader.dataset.planner.options.max_tokens_per_batch is not None:
+    if per == "sample" and loader.dataset.planner.options.max_tokens_per_batch is not None:
         raise ConfigError(
             f"Source {index} of the blend limits the tokens of its batches (max_tokens_per_batch), and "
             "per='sample' makes batches of other rows. Blend per='batch'."
