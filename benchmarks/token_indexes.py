@@ -151,7 +151,7 @@ def print_corpus(directory: Path, rounds: int) -> dict[str, float]:
     bare = measure(lambda: [file.read_row_group(group, use_threads=False) for group in groups], max(1, rounds // 2))
     build = measure(
         lambda: build_corpus(
-            directory / "x.parquet", directory / "c", column="tokens", vocabulary_size=50_000, overwrites=True
+            directory / "x.parquet", directory / "c", column="tokens", vocabulary_size=50_000, overwrite=True
         ),
         max(1, rounds // 2),
     )

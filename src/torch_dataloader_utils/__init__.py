@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         RemoteOptions as RemoteOptions,
         RetryPolicy as RetryPolicy,
     )
-    from torch_dataloader_utils.blending import BlendedLoader as BlendedLoader, blend as blend
+    from torch_dataloader_utils.datasets.blend import BlendedLoader as BlendedLoader, blend as blend
     from torch_dataloader_utils.datasets.iceberg import IcebergDataset as IcebergDataset, scan_iceberg as scan_iceberg
     from torch_dataloader_utils.datasets.row_dataset import RowDataset as RowDataset
     from torch_dataloader_utils.datasets.structured import StructuredDataset as StructuredDataset
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.stream.dataset import TableDataset as TableDataset
     from torch_dataloader_utils.stream.device import DevicePrefetcher as DevicePrefetcher
     from torch_dataloader_utils.stream.loader import TableDataLoader as TableDataLoader
-    from torch_dataloader_utils.token_packing import pack_tokens as pack_tokens
+    from torch_dataloader_utils.tokens.pack import pack_tokens as pack_tokens
 # isort: on
 
 _HOMES = {
@@ -85,7 +85,7 @@ _HOMES = {
     "_observe.callbacks": "LoaderCallback",
     "_observe.metrics": "Metrics",
     "_store": "CoalesceLimits RemoteOptions RetryPolicy",
-    "blending": "BlendedLoader blend",
+    "datasets.blend": "BlendedLoader blend",
     "datasets.iceberg": "IcebergDataset scan_iceberg",
     "datasets.row_dataset": "RowDataset",
     "datasets.structured": "StructuredDataset",
@@ -101,7 +101,7 @@ _HOMES = {
     "stream.dataset": "TableDataset",
     "stream.device": "DevicePrefetcher",
     "stream.loader": "TableDataLoader",
-    "token_packing": "pack_tokens",
+    "tokens.pack": "pack_tokens",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -26,7 +26,7 @@ from torch_dataloader_utils.packing import (
 )
 from torch_dataloader_utils.packing.global_batch import stage_has_data
 from torch_dataloader_utils.packing.groups import group_rank, group_size
-from torch_dataloader_utils.packing.loader import create_scheduler
+from torch_dataloader_utils.packing.packed_loader import create_scheduler
 
 LENGTHS = [9, 30, 4, 17, 5, 32, 8, 8, 3, 12, 21, 6, 6, 16, 2, 7, 28, 5, 11, 13, 4, 4, 9, 10, 26, 3, 8, 19, 5, 14, 6, 7]
 CAPACITY = 48

@@ -18,10 +18,10 @@ from torch_dataloader_utils.packing import (
     Schedule,
     measure_schedule,
 )
-from torch_dataloader_utils.packing.plan.arrange import arrange_packs
 from torch_dataloader_utils.packing.plan.fit import first_fit
-from torch_dataloader_utils.packing.plan.hybrid import span_sizes
+from torch_dataloader_utils.packing.plan.inputs import span_sizes
 from torch_dataloader_utils.packing.plan.measure import occupied_tokens, slowest_per_microbatch
+from torch_dataloader_utils.packing.plan.schedule import arrange_packs
 
 TOKENS = 16
 COST = CostModel(quadratic=1, linear=8)

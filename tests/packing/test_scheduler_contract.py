@@ -5,7 +5,7 @@ import pytest
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.packing import BasePackingScheduler, PackingConfig, PackingGroups, scheduler_map
-from torch_dataloader_utils.packing.loader import create_scheduler
+from torch_dataloader_utils.packing.packed_loader import create_scheduler
 
 
 class Fixed(BasePackingScheduler):

@@ -55,8 +55,8 @@ def _config(**options: Any) -> GPTDatasetConfig:
         ("output_prefix", None),
         ("output_prefix", 5),
         ("column", None),
-        ("skips_nulls", "x"),
-        ("overwrites", "x"),
+        ("skip_nulls", "x"),
+        ("overwrite", "x"),
     ],
 )
 def test_a_corpus_is_not_built_of_what_is_none(source: Path, tmp_path: Path, name: str, value: Any) -> None:

@@ -9,8 +9,7 @@ from tests.effort import EFFORT
 from tests.tokens.corpora import pick_greatest_error
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import blend_by_weight, blend_exhaustively
-from torch_dataloader_utils.tokens.blend_index import _blend
-from torch_dataloader_utils.tokens.split import BlendRule, continue_blend, normalize_weights
+from torch_dataloader_utils.tokens.blend_index import BlendRule, _blend, continue_blend, normalize_weights
 
 
 @pytest.mark.parametrize(

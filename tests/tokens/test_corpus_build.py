@@ -31,8 +31,8 @@ from torch_dataloader_utils.errors import (
     SchemaError,
 )
 from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, TokenizerFile, build_corpus
-from torch_dataloader_utils.tokens.corpus_plan import CorpusPart, divide_parts
-from torch_dataloader_utils.tokens.corpus_store import LocalParts
+from torch_dataloader_utils.tokens.corpus_build.part_store import LocalParts
+from torch_dataloader_utils.tokens.corpus_build.parts import CorpusPart, divide_parts
 
 Lists = list[list[int] | None]
 
@@ -125,7 +125,7 @@ def test_list_columns_of_all_kinds(tmp_path: Path, kind: pa.DataType, suffix: st
 
 def test_fixed_size_lists(tmp_path: Path) -> None:
     _write(tmp_path / "x.parquet", [[1, 2], [3, 4], None], kind=pa.list_(pa.int32(), 2))
-    report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skips_nulls=True)
+    report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skip_nulls=True)
     assert read_corpus(str(tmp_path / "out")) == [[1, 2], [3, 4]]
     assert report.null_documents == 1
 
@@ -137,7 +137,7 @@ def _spell(texts: list[str]) -> list[list[int]]:
 def test_text_goes_through_the_tokenizer(tmp_path: Path) -> None:
     _write(tmp_path / "x.parquet", ["ab", "", None, "c"], kind=pa.string(), rows=2)
     report = build_corpus(
-        tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, eod=0, skips_nulls=True
+        tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, eod=0, skip_nulls=True
     )
     assert read_corpus(str(tmp_path / "out")) == [[97, 98, 0], [99, 0]]
     assert (report.null_documents, report.empty_documents) == (1, 1)
@@ -209,14 +209,14 @@ def test_a_tokenizer_may_give_arrays_and_tensors(tmp_path: Path, give: Any) -> N
 @pytest.mark.parametrize("kind", [pa.list_view(pa.int32()), pa.large_list_view(pa.uint16())])
 def test_views_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
     _write(tmp_path / "x.parquet", [[1, 2], None, [], [3]], kind=kind)
-    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skips_nulls=True)
+    build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", skip_nulls=True)
     assert read_corpus(str(tmp_path / "out")) == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_text_of_all_kinds(tmp_path: Path, kind: pa.DataType) -> None:
     _write(tmp_path / "x.parquet", ["a text of more than 12 letters", None, "", "b"], kind=kind, rows=2)
-    report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, skips_nulls=True)
+    report = build_corpus(tmp_path / "x.parquet", tmp_path / "out", column="tokens", tokenizer=_spell, skip_nulls=True)
     assert read_corpus(str(tmp_path / "out")) == _spell(["a text of more than 12 letters", "b"])
     assert report.null_documents == 1
 
@@ -324,10 +324,10 @@ def test_parts_that_are_newer_than_the_corpus_stay(directory: Path, tmp_path: Pa
     build_corpus(directory, tmp_path / "out", **options)
     os.utime(tmp_path / "out.idx", ns=(0, 0))
     with pytest.raises(KeyboardInterrupt):
-        build_corpus(directory, tmp_path / "out", executor=_FailingExecutor(4), overwrites=True, **options)
+        build_corpus(directory, tmp_path / "out", executor=_FailingExecutor(4), overwrite=True, **options)
     with pytest.raises(ConfigError, match="exists"):
         build_corpus(directory, tmp_path / "out", **options)
-    assert build_corpus(directory, tmp_path / "out", overwrites=True, **options).reused_parts == 4
+    assert build_corpus(directory, tmp_path / "out", overwrite=True, **options).reused_parts == 4
 
 
 def test_files_of_others_beside_the_parts_stay(directory: Path, tmp_path: Path) -> None:
@@ -339,9 +339,9 @@ def test_files_of_others_beside_the_parts_stay(directory: Path, tmp_path: Path) 
 
 def test_an_existing_corpus_is_replaced_on_request_only(directory: Path, tmp_path: Path) -> None:
     build_corpus(directory, tmp_path / "out", column="tokens")
-    with pytest.raises(ConfigError, match="overwrites=True"):
+    with pytest.raises(ConfigError, match="overwrite=True"):
         build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens")
-    build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens", overwrites=True)
+    build_corpus(directory / "0.parquet", tmp_path / "out", column="tokens", overwrite=True)
     assert read_corpus(str(tmp_path / "out")) == ALL[:7]
 
 

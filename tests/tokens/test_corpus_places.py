@@ -18,8 +18,8 @@ from torch_dataloader_utils import IcebergDataset, StructuredDataset, pack_token
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, StoreError
 from torch_dataloader_utils.tokens import build_corpus
-from torch_dataloader_utils.tokens.corpus_sources import plan_parts
-from torch_dataloader_utils.tokens.corpus_store import JoinedFile, RemoteParts
+from torch_dataloader_utils.tokens.corpus_build.part_sources import plan_parts
+from torch_dataloader_utils.tokens.corpus_build.part_store import JoinedFile, RemoteParts
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 
@@ -54,9 +54,9 @@ def test_a_remote_corpus_among_its_sources_is_refused(folder: Path, remote: Any)
     ("sources", "output"), [("data", "data/_built"), ("data", "data2"), ("data", "data"), ("data/*.parquet", "data/c")]
 )
 def test_a_corpus_lies_where_no_call_takes_it_for_a_source(folder: Path, sources: str, output: str) -> None:
-    for overwrites in (False, True):
+    for overwrite in (False, True):
         build_corpus(
-            str(folder.parent / sources), folder.parent / output, column="tokens", part_bytes=1, overwrites=overwrites
+            str(folder.parent / sources), folder.parent / output, column="tokens", part_bytes=1, overwrite=overwrite
         )
     assert read_corpus(str(folder.parent / output)) == DOCUMENTS
 
@@ -137,7 +137,7 @@ def test_a_remote_build_goes_on_with_the_parts_that_are_done(
     with monkeypatch.context() as patched:
         patched.setattr(JoinedFile, "read", fail)
         with pytest.raises(StoreError, match="gone"):
-            build_corpus(folder, "memory://corpora/out", overwrites=True, **options)
+            build_corpus(folder, "memory://corpora/out", overwrite=True, **options)
     # Neither the old corpus nor half of the new one.
     assert not remote.exists("/corpora/out.idx")
     remote.pipe_file("/corpora/out.parts/notes.txt", b"mine")

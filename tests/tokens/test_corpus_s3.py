@@ -16,9 +16,9 @@ from tests.store.moto_server import Failure, MotoS3, Silence
 from torch_dataloader_utils._store import StoreAccess, write
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.tokens import CorpusReport, IndexedDataset, build_corpus
-from torch_dataloader_utils.tokens.corpus_plan import PART_KEY_LETTERS, CorpusOptions
-from torch_dataloader_utils.tokens.corpus_sources import plan_parts
-from torch_dataloader_utils.tokens.corpus_store import open_parts
+from torch_dataloader_utils.tokens.corpus_build.part_sources import plan_parts
+from torch_dataloader_utils.tokens.corpus_build.part_store import open_parts
+from torch_dataloader_utils.tokens.corpus_build.parts import PART_KEY_LETTERS, CorpusOptions
 
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 OUT = "s3://bucket/corpora/out"
@@ -97,11 +97,11 @@ def test_an_upload_that_fails_for_good_is_gone_on_with(
     first = 4 if "parts" in broken else 0
     s3.failures.append(Failure("PUT", broken, first=first, status="403 Forbidden", code="AccessDenied"))
     with pytest.raises(StoreError, match=r"AccessDenied.*The parts that are done stay; run the same call again"):
-        _build(data, s3_access, overwrites=True)
+        _build(data, s3_access, overwrite=True)
     # Neither an older corpus with new tokens, nor half of a new one.
     assert ("corpora/out.idx" in s3.names()) is ("parts" in broken)
     s3.failures.clear()
-    report = _build(data, s3_access, overwrites=True)
+    report = _build(data, s3_access, overwrite=True)
     assert report.reused_parts == (4 if "parts" in broken else 9)
     assert _documents(s3_access) == DOCUMENTS
     assert [key for key in s3.names() if "parts" in key] == []
@@ -200,7 +200,7 @@ def test_a_source_that_is_replaced_after_the_plan_is_an_error(s3: MotoS3, s3_acc
 def test_a_part_carries_little_and_no_secret_that_shows(s3: MotoS3, s3_access: StoreAccess, data: str) -> None:
     parts = plan_parts(data, "tokens", 1, None, s3_access, output_prefix="out")
     options = CorpusOptions(
-        column="tokens", dtype="int32", tokenizer=None, eod=None, vocabulary_size=None, skips_nulls=False
+        column="tokens", dtype="int32", tokenizer=None, eod=None, vocabulary_size=None, skip_nulls=False
     )
     assert max(len(pickle.dumps((part, options))) for part in parts) < 4096
     assert "test-secret" not in repr(parts)

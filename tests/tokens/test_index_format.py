@@ -13,8 +13,7 @@ from tests.effort import EFFORT
 from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, SchemaError
 from torch_dataloader_utils.tokens import IndexedDataset, select_dtype
-from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code
-from torch_dataloader_utils.tokens.index_format import HEADER_BYTES, decode_header
+from torch_dataloader_utils.tokens.index_format import DTYPES, HEADER_BYTES, decode_header, dtype_code
 
 
 def test_example_is_written_byte_for_byte(example: str) -> None:

@@ -30,7 +30,7 @@ from torch_dataloader_utils.errors import (
     UnsupportedFeatureError,
 )
 from torch_dataloader_utils.tokens import IndexedDataset, IndexedDatasetBuilder, describe_corpus
-from torch_dataloader_utils.tokens.dtypes import DTYPES
+from torch_dataloader_utils.tokens.index_format import DTYPES
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from torch_dataloader_utils.tokens import (
     blend_exhaustively,
     merge_corpora,
 )
-from torch_dataloader_utils.tokens.dtypes import DTYPES
-from torch_dataloader_utils.tokens.split import normalize_weights
+from torch_dataloader_utils.tokens.blend_index import normalize_weights
+from torch_dataloader_utils.tokens.index_format import DTYPES
 
 with warnings.catch_warnings():
     # Importing warns about kernels that are not installed; nothing here needs them.
@@ -257,7 +257,7 @@ def test_blends_are_equal_to_the_compiled_rule(seed: int) -> None:
     size = 30_000
     dataset_index, sample_index = np.zeros(size, np.int16), np.zeros(size, np.int64)
     helpers.build_blending_indices(dataset_index, sample_index, weights, count, size, False)
-    blend = blend_by_weight(weights, size, normalizes=False)
+    blend = blend_by_weight(weights, size, normalize=False)
     np.testing.assert_array_equal(blend.dataset_index, dataset_index)
     np.testing.assert_array_equal(blend.dataset_sample_index, sample_index)
     sizes = random.integers(1, 500, count)

@@ -9,8 +9,9 @@ from tests.effort import EFFORT
 from tests.tokens.corpora import walk_samples
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens import parse_split, sample_index
+from torch_dataloader_utils.tokens.blend_index import normalize_weights
 from torch_dataloader_utils.tokens.sample_index import build_indices, build_sample_index, plan_epochs
-from torch_dataloader_utils.tokens.split import normalize_weights, split_range
+from torch_dataloader_utils.tokens.split import split_range
 
 
 @pytest.mark.parametrize(

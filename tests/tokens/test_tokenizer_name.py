@@ -13,7 +13,7 @@ import pytest
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import IndexedDataset, TokenizerFile, build_corpus
-from torch_dataloader_utils.tokens.tokenizer_file import name_tokenizer
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import name_tokenizer
 
 
 class Repeat:

@@ -108,9 +108,9 @@ _GOES_ON = "The parts that are done stay; the same command goes on with them."
 
 # Arguments of the library and the options that stand for them in the shell, for messages.
 _SHELL_NAMES = {
-    "overwrites=True": "--overwrite",
+    "overwrite=True": "--overwrite",
     "dtype=np.": "--dtype ",
-    "Pass skips_nulls=True": "Pass --skip-nulls",
+    "Pass skip_nulls=True": "Pass --skip-nulls",
     "pass file_format=": "pass --format ",
     "file_format='parquet' or 'orc'": "--format parquet or orc",
 }
@@ -139,7 +139,7 @@ def command() -> None:
 @click.option("--eod", type=int, help="Id put at the end of each document.")
 @click.option("--vocabulary", "vocabulary_size", type=int, help="Ids must be below it; also chooses the dtype.")
 @click.option("--dtype", help="Of the tokens on disk, such as uint16; overrides --vocabulary's.")
-@click.option("--skip-nulls", "skips_nulls", is_flag=True, help="Leave null rows out, and count them.")
+@click.option("--skip-nulls", "skip_nulls", is_flag=True, help="Leave null rows out, and count them.")
 @click.option(
     "--outputs", "output_count", type=click.IntRange(min=1), default=1, show_default=True, help="Corpora to write."
 )
@@ -155,7 +155,7 @@ def command() -> None:
 @click.option(
     "--output-option", "output_storage", multiple=True, metavar="KEY=VALUE", help="For the output's, if others."
 )
-@click.option("--overwrite", "overwrites", is_flag=True, help="Replace corpora that are there.")
+@click.option("--overwrite", "overwrite", is_flag=True, help="Replace corpora that are there.")
 @json_option
 def build(
     sources: tuple[str, ...],
@@ -225,16 +225,16 @@ def _print(report: "CorpusReport") -> None:
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output_prefix")
 @click.option("--multimodal", is_flag=True, help="Keep the mode of each sequence.")
-@click.option("--overwrite", "overwrites", is_flag=True, help="Replace a corpus that is there.")
+@click.option("--overwrite", "overwrite", is_flag=True, help="Replace a corpus that is there.")
 @json_option
-def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrites: bool, as_json: bool) -> None:
+def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrite: bool, as_json: bool) -> None:
     """Corpora one after the other, as OUTPUT_PREFIX.
 
     A directory stands for all in it, sorted by name, but for OUTPUT_PREFIX itself.
     """
     from torch_dataloader_utils.tokens import IndexedDataset, merge_corpora
 
-    if not overwrites and IndexedDataset.exists(output_prefix):
+    if not overwrite and IndexedDataset.exists(output_prefix):
         raise ConfigError(f"The corpus {output_prefix} exists. Pass --overwrite to replace it.")
     named = [each for prefix in prefixes for each in _corpora(prefix, output_prefix)]
     merge_corpora(named, output_prefix, multimodal=multimodal)

@@ -42,10 +42,9 @@ from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import mesh_members
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.token_packing.documents import token_type
-from torch_dataloader_utils.token_packing.inventory import count_packed, stored_inventory
-from torch_dataloader_utils.token_packing.options import PackingOptions, TokenPacking, pack_tokens
-from torch_dataloader_utils.token_packing.reader import PackingReader
+from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
+from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory, token_type
+from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, TokenPacking, pack_tokens
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
@@ -172,7 +171,7 @@ class BuiltDataset(TableDataset):
         dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
         return loader, dataset
 
-    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackingOptions]) -> TableDataset:
+    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
         """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
 
         All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of

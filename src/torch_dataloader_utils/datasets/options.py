@@ -44,7 +44,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
-from torch_dataloader_utils.token_packing.options import TokenPacking
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 if TYPE_CHECKING:
     import torch

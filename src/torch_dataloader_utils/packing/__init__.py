@@ -8,7 +8,7 @@ In: samples of one sequence each (`wrap_data_iterator`, `PackedLoader`), or a so
 Promises: every sequence once, no rank above its capacity, the same number of microbatches on every rank, the same
 schedule on every rank and in every run. All communication is torch.distributed, gloo or NCCL.
 
-Not for: packing documents into samples of one length (`tokens` before training, `token_packing` while reading), and the
+Not for: packing documents into samples of one length (`tokens` before training, `tokens.pack` while reading), and the
 attention that respects `cu_seqlens`.
 """
 
@@ -18,21 +18,24 @@ from torch_dataloader_utils.packing.batch import (
     get_batch_on_this_rank_for_sequence_packing,
     get_thd_partitioned_indices,
 )
-from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor
 from torch_dataloader_utils.packing.global_batch import (
     ScheduledBatch,
     broadcast_to_pp_group,
     reroute_samples_to_dcp_ranks,
 )
-from torch_dataloader_utils.packing.groups import PackingGroups, create_packing_groups
-from torch_dataloader_utils.packing.iterators import create_data_iterator
+from torch_dataloader_utils.packing.groups import (
+    PackingGroups,
+    broadcast_scalars,
+    broadcast_tensor,
+    create_packing_groups,
+)
 from torch_dataloader_utils.packing.lengths import get_batch_and_global_seqlens
-from torch_dataloader_utils.packing.loader import PackedLoader, PackingConfig, wrap_data_iterator
-from torch_dataloader_utils.packing.microbatches import build_packed_microbatches
-from torch_dataloader_utils.packing.plan.cost import CostModel
+from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, create_data_iterator
+from torch_dataloader_utils.packing.packed_loader import PackedLoader, PackingConfig, wrap_data_iterator
+from torch_dataloader_utils.packing.plan.inputs import CostModel
 from torch_dataloader_utils.packing.plan.measure import ScheduleQuality, lower_bound, measure_schedule
 from torch_dataloader_utils.packing.plan.schedule import Schedule
-from torch_dataloader_utils.packing.planned import PlannedPackedLoader, SequenceSource
+from torch_dataloader_utils.packing.planned_loader import PlannedPackedLoader, SequenceSource
 from torch_dataloader_utils.packing.samples import pad_sample
 from torch_dataloader_utils.packing.schedulers import (
     BasePackingScheduler,

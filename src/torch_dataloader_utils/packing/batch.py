@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, DataError
-from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor, first_rank
 from torch_dataloader_utils.packing.groups import (
     Group,
     PackingGroups,
+    broadcast_scalars,
+    broadcast_tensor,
     communication_device,
     context_group,
+    first_rank,
     group_rank,
     group_size,
     known_groups,

@@ -8,20 +8,29 @@ import numpy as np
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, DataError
-from torch_dataloader_utils.packing.collectives import broadcast_scalars, broadcast_tensor, exchange, first_rank, maxima
 from torch_dataloader_utils.packing.groups import (
     Group,
     PackingGroups,
+    broadcast_scalars,
+    broadcast_tensor,
     check_groups,
     communication_device,
+    exchange,
+    first_rank,
     group_rank,
     group_size,
+    maxima,
 )
-from torch_dataloader_utils.packing.iterators import DataIterator, create_data_iterator
 from torch_dataloader_utils.packing.lengths import GlobalBatch, announce_failure, get_batch_and_global_seqlens
-from torch_dataloader_utils.packing.microbatches import Microbatch, build_packed_microbatches, packed_metadata
+from torch_dataloader_utils.packing.microbatches import (
+    DataIterator,
+    Microbatch,
+    build_packed_microbatches,
+    create_data_iterator,
+    packed_metadata,
+)
+from torch_dataloader_utils.packing.plan.inputs import PackingShape
 from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
-from torch_dataloader_utils.packing.plan.shape import PackingShape
 from torch_dataloader_utils.packing.samples import TOKEN_FIELDS, Item
 
 

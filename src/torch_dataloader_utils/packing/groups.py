@@ -1,14 +1,13 @@
-"""The process groups of a job, as one value."""
+"""The process groups of a job, as one value, and the few collective operations in them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.packing.plan.hybrid import span_sizes
-from torch_dataloader_utils.packing.plan.shape import PackingShape
+from torch_dataloader_utils.packing.plan.inputs import PackingShape, span_sizes
 
 Group = dist.ProcessGroup | None
 """A process group; None stands for a group of this process alone, which needs no torch.distributed."""
@@ -148,3 +147,61 @@ def communication_device(groups: PackingGroups) -> torch.device:
     backends = [dist.get_backend_config(group) for group in (groups.dp_cp, groups.tp, groups.pp)]
     has_nccl = any("nccl" in each for each in backends)
     return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
+
+
+def broadcast_tensor(item: torch.Tensor | None, src_rank: int, group: Group) -> None:
+    """Overwrites `item` with that of the process with global rank `src_rank`; nothing for None.
+
+    Shape and dtype must be the same on all ranks of the group.
+    """
+    if item is not None and group_size(group) > 1:
+        dist.broadcast(item, src_rank, group=group)
+
+
+def broadcast_scalars(
+    values: Sequence[int | float | None],
+    group: Group,
+    dev: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> list[int | float]:
+    """The values of the first rank of the group, on every rank; those of other ranks are ignored.
+
+    int64 by default: Σ length² of a global batch passes 2^24, where float32 stops counting.
+    """
+    sent = torch.tensor([value or 0 for value in values], dtype=dtype, device=dev)
+    broadcast_tensor(sent, first_rank(group), group)
+    received: list[int | float] = sent.tolist()
+    return received
+
+
+def first_rank(group: Group) -> int:
+    """The global rank of the first process of a group."""
+    return 0 if group is None else dist.get_process_group_ranks(group)[0]
+
+
+def maxima(values: Sequence[int], group: Group, device: torch.device) -> list[int]:
+    """Value by value, the greatest in the group."""
+    if group_size(group) == 1:
+        return list(values)
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    greatest: list[int] = shared.tolist()
+    return greatest
+
+
+def gather_rows(rows: torch.Tensor, group: Group) -> list[torch.Tensor]:
+    """The tensor of every rank of the group, in rank order; all have the same shape and dtype."""
+    if group_size(group) == 1:
+        return [rows]
+    gathered = [torch.empty_like(rows) for _ in range(group_size(group))]
+    dist.all_gather(gathered, rows, group=group)
+    return gathered
+
+
+def exchange(sent: torch.Tensor, *, send_counts: list[int], receive_counts: list[int], group: Group) -> torch.Tensor:
+    """All-to-all of 1-D runs: run r of `sent` goes to rank r, the result holds the run of each rank in rank order."""
+    if group_size(group) == 1:
+        return sent
+    received = sent.new_empty(sum(receive_counts))
+    dist.all_to_all_single(received, sent, receive_counts, send_counts, group=group)
+    return received

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from torch_dataloader_utils.errors import DataError
-from torch_dataloader_utils.packing.collectives import gather_rows
-from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, group_size
+from torch_dataloader_utils.packing.groups import PackingGroups, communication_device, gather_rows, group_size
 from torch_dataloader_utils.packing.plan.schedule import Int64s
 from torch_dataloader_utils.packing.samples import Item, Samples, read_samples
 

@@ -9,13 +9,11 @@ from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.packing.global_batch import ItemIterator, ScheduledBatch, run_global_batch
 from torch_dataloader_utils.packing.groups import PackingGroups
-from torch_dataloader_utils.packing.plan.compute_balanced import compute_balanced_schedule
-from torch_dataloader_utils.packing.plan.cost import CostModel
-from torch_dataloader_utils.packing.plan.fit import checked_lengths, next_fit_schedule
-from torch_dataloader_utils.packing.plan.hybrid import hybrid_schedule
+from torch_dataloader_utils.packing.plan.algorithms import compute_balanced_schedule, hybrid_schedule, next_fit_schedule
+from torch_dataloader_utils.packing.plan.fit import checked_lengths
+from torch_dataloader_utils.packing.plan.inputs import CostModel, PackingShape, SchedulePolicy, alignment_of
 from torch_dataloader_utils.packing.plan.measure import check_schedule
 from torch_dataloader_utils.packing.plan.schedule import Groups, Int64s, Schedule
-from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
 from torch_dataloader_utils.packing.samples import REQUIRED_KEYS
 
 SampleLengths = Sequence[tuple[int, int]]

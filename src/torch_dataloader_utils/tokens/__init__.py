@@ -13,17 +13,16 @@ over ranks (see `torch_dataloader_utils.packing`).
 
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
-from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
+from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder, find_corpora, merge_corpora
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, SpecialTokens
-from torch_dataloader_utils.tokens.corpus_build import CorpusReport, build_corpus
+from torch_dataloader_utils.tokens.corpus_build.corpus import CorpusReport, build_corpus
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import TokenizerFile
 from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
-from torch_dataloader_utils.tokens.dtypes import select_dtype
-from torch_dataloader_utils.tokens.fill import Pieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
-from torch_dataloader_utils.tokens.index_format import CorpusFacts
+from torch_dataloader_utils.tokens.index_format import CorpusFacts, select_dtype
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
-from torch_dataloader_utils.tokens.merge import find_corpora, merge_corpora
+from torch_dataloader_utils.tokens.pack.layout import Pieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.samplers import (
     FullValidationSampler,
     GlobalBatchSampler,
@@ -32,7 +31,6 @@ from torch_dataloader_utils.tokens.samplers import (
 )
 from torch_dataloader_utils.tokens.sequences import describe_corpus, read_sequences, write_sequences
 from torch_dataloader_utils.tokens.split import Split, parse_split
-from torch_dataloader_utils.tokens.tokenizer_file import TokenizerFile
 
 __all__ = [
     "BlendIndex",

@@ -1,24 +1,122 @@
-"""Which data set gives sample i of a blend: always the one that is furthest behind its share.
-
-The rule itself is in `blend_rule`; here it runs from the first sample on, and picks get their samples.
-"""
+"""Which data set gives sample i of a blend: always the one that is furthest behind its share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.tokens.split import (
-    DEFAULT_SEGMENTS,
-    BlendRule,
-    Counts,
-    as_weights,
-    continue_blend,
-    normalize_weights,
-)
+
+
+def as_weights(weights: Any) -> npt.NDArray[np.float64]:
+    """The weights as an array, shape [n].
+
+    Raises:
+        ConfigTypeError: no list of numbers.
+    """
+    try:
+        array = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise ConfigTypeError(f"weights={weights!r}: pass a list of numbers, one for each data set.")
+    return array
+
+
+def normalize_weights(weights: Sequence[float]) -> list[float]:
+    """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
+
+    Raises:
+        ConfigTypeError: no list of numbers. ConfigError: no weights, a negative or not finite one, or such a sum, or
+            one of 0.
+    """
+    array = as_weights(weights)
+    with np.errstate(over="ignore"):
+        total = np.sum(array)
+    if not np.isfinite(total) or (array < 0).any() or not total > 0:
+        raise ConfigError(f"Weights must be finite, not negative and not all 0, and so their sum: {list(weights)}.")
+    normalized: list[float] = (array / total).tolist()
+    return normalized
+
+
+Counts = npt.NDArray[np.float64]
+
+DEFAULT_SEGMENTS = 1024
+# Cells of one step: segments × data sets. Keeps 30,000 data sets from costing gigabytes.
+_STEP_CELLS = 1 << 21
+# Steps to run up before a segment: enough to heal a guess in most blends (measured up to 300 data sets).
+_RUN_UP_STEPS = 64
+_RUN_UP_STEPS_PER_DATASET = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlendRule:
+    """Shares per data set, and how many samples each has to give (None: as many as are asked for)."""
+
+    shares: npt.NDArray[np.float64]
+    limits: npt.NDArray[np.float64] | None
+
+    def advance(self, steps: npt.NDArray[np.float64], counts: Counts, step_count: int) -> npt.NDArray[np.int16]:
+        """Run every row of `counts` [M, K] for `step_count` steps from `steps` [M]; picks int16 [step_count, M].
+
+        `counts` is changed in place.
+        """
+        picks = np.empty((step_count, len(counts)), dtype=np.int16)
+        errors = np.empty_like(counts)
+        flat_counts, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
+        step = steps[:, None].copy()
+        for number in range(step_count):
+            np.multiply(self.shares, np.maximum(step, 1.0), out=errors)
+            errors -= counts
+            if self.limits is not None:
+                errors[counts >= self.limits] = -np.inf
+            chosen = errors.argmax(axis=1)
+            picks[number] = chosen
+            flat_counts[rows + chosen] += 1
+            step += 1
+        return picks
+
+    def guess_counts(self, steps: npt.NDArray[np.float64]) -> Counts:
+        """Counts [M, K] that are likely at these steps: shares rounded so that they add up, largest remainder first."""
+        exact = np.outer(steps, self.shares)
+        counts = np.floor(exact)
+        missing = steps - counts.sum(axis=1)
+        ranks = np.argsort(np.argsort(counts - exact, axis=1, kind="stable"), axis=1, kind="stable")
+        counts += ranks < missing[:, None]
+        return counts if self.limits is None else np.minimum(counts, self.limits)
+
+
+def continue_blend(
+    rule: BlendRule, counts: Counts, count: int, *, segment_limit: int = DEFAULT_SEGMENTS
+) -> npt.NDArray[np.int16]:
+    """The next `count` picks of a blend in which data set k has given `counts[k]` samples (float64 [K]) before.
+
+        shares .5 .25 .25    counts 0 0 0, count 4: picks 0 1 2 0    counts 2 1 1, count 2: picks 0 1
+
+    A rule with limits must have `count` samples left. segment_limit: how many segments run side by side.
+    """
+    first, dataset_count = int(counts.sum()), len(counts)
+    segments = max(1, min(segment_limit, _STEP_CELLS // dataset_count, count))
+    length = -(-count // segments)
+    starts = np.arange(first, first + count, length, dtype=np.float64)
+    run_up = min(_RUN_UP_STEPS + _RUN_UP_STEPS_PER_DATASET * dataset_count, length)
+    entries = rule.guess_counts(starts - run_up)
+    rule.advance(starts[1:] - run_up, entries[1:], run_up)
+    entries[0] = counts
+    exits = np.empty_like(entries)
+    picks = np.empty((length, len(starts)), dtype=np.int16)
+    pending = np.arange(len(starts))
+    while pending.size:
+        advanced = entries[pending]
+        picks[:, pending] = rule.advance(starts[pending], advanced, length)
+        exits[pending] = advanced
+        pending = np.flatnonzero((exits[:-1] != entries[1:]).any(axis=1)) + 1
+        entries[pending] = exits[pending - 1]
+    return picks.T.reshape(-1)[:count]
+
 
 # The data set index is int16 in the format.
 MAX_DATASETS = 2**15 - 1
@@ -34,8 +132,8 @@ class BlendIndex:
     dataset_sample_index: npt.NDArray[np.int64]
 
 
-def blend_by_weight(weights: Sequence[float], size: int, *, normalizes: bool = True) -> BlendIndex:
-    """The first `size` samples of a blend; weights are divided by their float64 sum unless `normalizes` is False.
+def blend_by_weight(weights: Sequence[float], size: int, *, normalize: bool = True) -> BlendIndex:
+    """The first `size` samples of a blend; weights are divided by their float64 sum unless `normalize` is False.
 
         weights .5 .25 .25, size 8    data sets 0 1 2 0 0 1 2 0    samples 0 0 0 1 2 1 1 3
 
@@ -45,7 +143,7 @@ def blend_by_weight(weights: Sequence[float], size: int, *, normalizes: bool = T
     """
     given, size = as_weights(weights), check_integer("size", size)
     _check(given, size)
-    shares = np.array(normalize_weights(weights)) if normalizes else given
+    shares = np.array(normalize_weights(weights)) if normalize else given
     return _blend(BlendRule(shares=shares, limits=None), size)
 
 

@@ -9,11 +9,16 @@ from torch.utils.data import Dataset
 
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
+from torch_dataloader_utils.tokens.blend_index import (
+    BlendIndex,
+    as_weights,
+    blend_by_weight,
+    blend_exhaustively,
+    normalize_weights,
+)
 from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.index_cache import KeptIndex, select_cache
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample
-from torch_dataloader_utils.tokens.split import as_weights, normalize_weights
 
 _INDEX_VERSION = 1
 
@@ -87,7 +92,7 @@ class BlendedDataset(Dataset[Sample]):
     def _build_index(self) -> BlendIndex:
         if self.size is None:
             return blend_exhaustively([int(weight) for weight in self.weights])
-        return blend_by_weight(self.weights, self.size, normalizes=False)
+        return blend_by_weight(self.weights, self.size, normalize=False)
 
     def _check_counts(self, index: BlendIndex) -> None:
         taken = np.bincount(index.dataset_index, minlength=len(self.datasets))

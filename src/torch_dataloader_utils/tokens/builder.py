@@ -1,4 +1,4 @@
-"""Writing a token corpus: sequences go in, `<prefix>.bin` and `<prefix>.idx` come out together."""
+"""Writing a token corpus: of sequences, or by merging corpora; `<prefix>.bin` and `<prefix>.idx` appear together."""
 
 import os
 import shutil
@@ -14,20 +14,19 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import check_flag, check_integer
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import file_stat, sync_directory
+from torch_dataloader_utils._store import censored_text, file_stat, sync_directory
 from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
     CorruptFileError,
     DataError,
     FileChangedError,
+    NoDataError,
     SchemaError,
 )
-from torch_dataloader_utils.tokens.dtypes import DTYPES, dtype_code, integer_limits, wider_dtype
-from torch_dataloader_utils.tokens.index_format import encode_index
+from torch_dataloader_utils.tokens.corpus_files import bin_path, index_path, local_path, pending_file
+from torch_dataloader_utils.tokens.index_format import DTYPES, dtype_code, encode_index, integer_limits, wider_dtype
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.local_files import local_path, pending_file
-from torch_dataloader_utils.tokens.open_corpus import bin_path
 
 _MAX_SEQUENCE_TOKENS = 2**31 - 1
 
@@ -277,3 +276,50 @@ def _check_modes(modes: Sequence[int]) -> bytes:
         if not -128 <= check_integer("mode", mode) <= 127:
             raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")
     return np.asarray(modes, dtype=np.int8).tobytes()
+
+
+def find_corpora(directory: str | Path) -> list[str]:
+    """Prefixes of all corpora directly in `directory`, sorted by name; the order a merge of the directory takes.
+
+    At least one: a merge of several directories would leave out an empty one without a word.
+
+    Raises:
+        ConfigTypeError: no path. NoDataError: no such directory on a local disk, or no corpus in it.
+        ConfigError: an .idx without its .bin, or the other way round; the URL of a store.
+    """
+    folder = local_path("directory", directory)
+    if not folder.is_dir():
+        raise NoDataError(f"There is no directory {folder}. Check the spelling, or list its parent directory.")
+    indexes = {path.with_suffix("") for path in folder.glob("*.idx")}
+    bins = {path.with_suffix("") for path in folder.glob("*.bin")}
+    if lonely := indexes ^ bins:
+        raise ConfigError(f"{sorted(map(str, lonely))[0]} has only one of its two files. Remove it or build it again.")
+    if not indexes:
+        raise NoDataError(f"There is no corpus in {folder}, no .idx beside a .bin. Name the directory that has them.")
+    return sorted(str(prefix) for prefix in indexes)
+
+
+def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimodal: bool = False) -> None:
+    """Append the corpora in the given order into one; it takes the dtype of the first.
+
+    Raises:
+        ConfigTypeError: no list of paths.
+        ConfigError: nothing to merge, a corpus that is not on a local disk, or the output among what is merged.
+        SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
+    """
+    if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
+        raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
+    if not path_prefixes:
+        raise ConfigError("There is no corpus to merge: path_prefixes is empty. Pass one prefix or more.")
+    # Checked before any corpus is opened.
+    merged = [local_path("path_prefix", path_prefix).resolve() for path_prefix in path_prefixes]
+    if local_path("output_prefix", output_prefix).resolve() in merged:
+        raise ConfigError(
+            f"{output_prefix} is both merged and written, as when a merge of its directory is repeated: its documents "
+            "would come again each time. Leave it out of path_prefixes, or write another one."
+        )
+    dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
+    with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:
+        for path_prefix in path_prefixes:
+            builder.add_index(path_prefix)
+        builder.finalize(index_path(output_prefix))

@@ -18,9 +18,10 @@ from torch_dataloader_utils._store import (
     redact,
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.tokens.blend_index import normalize_weights
+from torch_dataloader_utils.tokens.corpus_files import check_prefix
 from torch_dataloader_utils.tokens.index_format import CorpusFacts
-from torch_dataloader_utils.tokens.open_corpus import check_prefix
-from torch_dataloader_utils.tokens.split import Split, SplitMatrix, normalize_weights, parse_split
+from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
 
 # Prefixes, and their weights (None: their lengths).
 Blend = tuple[Sequence[str], Sequence[float] | None]

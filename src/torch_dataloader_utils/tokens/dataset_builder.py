@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, InternalError, of_type
+from torch_dataloader_utils.tokens.blend_index import normalize_weights
 from torch_dataloader_utils.tokens.blended_dataset import BlendedDataset
 from torch_dataloader_utils.tokens.config import Blend, BlendedMegatronDatasetConfig, IndexBuilder
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
-from torch_dataloader_utils.tokens.split import Bookends, Split, normalize_weights, split_range
+from torch_dataloader_utils.tokens.split import Bookends, Split, split_range
 
 
 @contextlib.contextmanager

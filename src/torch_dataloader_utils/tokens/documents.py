@@ -1,95 +1,98 @@
-"""Documents of one row group of a column, as flat tokens and offsets."""
+"""Documents of a list column: all tokens as one array, and where documents begin and end."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from torch_dataloader_utils.errors import NullValueError, SchemaError, of_type
-from torch_dataloader_utils.tokens.plain_layout import is_integer_list, list_offsets, plain_type, to_plain
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._formats.arrow_schema import is_list
+from torch_dataloader_utils.errors import NullValueError
 
-# Takes the texts of one batch; gives per text one flat list, or array, of whole numbers.
-Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
+
+def plain_type(data_type: pa.DataType) -> pa.DataType:
+    """The list or string type for views of lists, views of strings and text in a dictionary; others as they are.
+
+    list_view<int32>   list<int32>          string_view                  large_string
+    list<int32>        list<int32>          dictionary<string, int32>    string
+    """
+    if pa.types.is_list_view(data_type):
+        return pa.list_(data_type.value_field)
+    if pa.types.is_large_list_view(data_type):
+        return pa.large_list(data_type.value_field)
+    if pa.types.is_string_view(data_type):
+        return pa.large_string()
+    if pa.types.is_dictionary(data_type):
+        return plain_type(data_type.value_type)
+    return data_type
+
+
+def is_integer_list(plain: pa.DataType) -> bool:
+    """Whether values of a plain type are lists of integers, of any length or of one."""
+    return is_list(plain) and bool(pa.types.is_integer(plain.value_type))
+
+
+def to_plain(column: pa.Array) -> pa.Array:
+    """The same values and nulls in their `plain_type`; nothing is copied where it already is.
+
+    Views of lists stay as they are, because `flatten` and `list_offsets` take them. A cast in pyarrow 26.0.1 would give
+    one offset too few: the end of the last list would be whatever lies in memory there.
+    """
+    plain = plain_type(column.type)
+    return column if plain == column.type or _is_list_view(column.type) else column.cast(plain)
+
+
+def _is_list_view(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(data_type) or pa.types.is_large_list_view(data_type))
+
+
+def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Where the lists of a column, or views of lists, begin in what `flatten` gives, and where the last ends; from 0.
+
+    [[7, 8], null, [9]]      0 2 2 3
+    """
+    lengths = pc.list_value_length(column)
+    offsets = np.zeros(len(column) + 1, dtype=np.int64)
+    np.cumsum(lengths.fill_null(0) if lengths.null_count else lengths, out=offsets[1:])
+    return offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DocumentBatch:
-    """Document i is tokens[offsets[i]:offsets[i + 1]]; `null_count` null rows are not among them."""
+class Documents:
+    """values: all tokens. offsets: document d is values[offsets[d]:offsets[d + 1]], int64 [documents + 1], from 0."""
 
-    tokens: npt.NDArray[Any]
-    offsets: npt.NDArray[np.int64]
-    null_count: int
+    values: npt.NDArray[Any]
+    offsets: Int64s
+
+    @property
+    def lengths(self) -> Int64s:
+        """Tokens of each document, int64 [documents]."""
+        return np.diff(self.offsets)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The column's integer type."""
+        return self.values.dtype
 
 
-def split_documents(column: pa.Array, tokenizer: Tokenizer | None, *, skips_nulls: bool, where: str) -> DocumentBatch:
-    """The documents of a list column of integers, or of a text column through `tokenizer`.
+def list_documents(column: pa.Array, where: str) -> Documents:
+    """The documents of a list column; null lists are empty ones.
+
+    Args:
+        column: lists of integers, or views of such.
+        where: the row group, for the message.
 
     Raises:
-        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer did not give one flat list
-            of integers per text.
-        NullValueError: a null token, or a null document without `skips_nulls`.
+        NullValueError: a null among the tokens.
     """
     column = to_plain(column)
-    null_count = column.null_count
-    if null_count and not skips_nulls:
-        raise NullValueError(f"{where} has {null_count} null documents. Pass skips_nulls=True to leave them out.")
-    present = column.drop_null()
-    if tokenizer is not None:
-        tokens, offsets = _tokenize(present, tokenizer, where)
-    else:
-        tokens, offsets = _flatten(present, where)
-    return DocumentBatch(tokens=tokens, offsets=offsets, null_count=null_count)
-
-
-def _flatten(column: pa.Array, where: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    kind = plain_type(column.type)
-    if not is_integer_list(kind):
-        raise SchemaError(f"{where} has the type {kind}; lists of integers are needed, or text and a tokenizer.")
     tokens = column.flatten()
     if tokens.null_count:
-        raise NullValueError(f"{where} has {tokens.null_count} null tokens. A corpus has no null: clean the column.")
-    return tokens.to_numpy(zero_copy_only=False), list_offsets(column)
-
-
-def _tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise SchemaError(f"{where} has the type {column.type}; a tokenizer needs text.")
-    texts = column.to_pylist()
-    lists = tokenizer(texts) if texts else []
-    if isinstance(lists, Mapping):
-        raise SchemaError(
-            f"The tokenizer gave a mapping with {sorted(map(str, lists))} for the texts of {where}, not their token "
-            'lists. For one of Hugging Face pass a function that returns tokenizer(texts)["input_ids"].'
+        raise NullValueError(
+            f"{where} has {tokens.null_count} null tokens of {len(tokens)}. No token can stand for them: clean the "
+            "column, or filter their rows out."
         )
-    if not hasattr(lists, "__len__") or len(lists) != len(texts):
-        given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else of_type(lists)
-        raise SchemaError(f"The tokenizer gave {given} for the {len(texts)} texts of {where}; give one list a text.")
-    pieces = [_check_tokens(tokens, text, where) for text, tokens in enumerate(lists)]
-    offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
-    np.cumsum([piece.size for piece in pieces], out=offsets[1:])
-    return (np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)), offsets
-
-
-def _check_tokens(tokens: Any, text: int, where: str) -> npt.NDArray[np.int64]:
-    """The tokens of text number `text` as an array; nothing is rounded, parsed or flattened."""
-    try:
-        array = np.asarray(tokens)
-    except (ValueError, TypeError) as error:  # lists of several lengths, a tensor on a GPU
-        raise SchemaError(_describe_tokens(type(tokens).__name__, text, where)) from error
-    # numpy makes an empty list one of floats.
-    is_integer = array.size == 0 or array.dtype.kind in "iu"
-    if array.ndim != 1 or not is_integer:
-        raise SchemaError(_describe_tokens(f"{array.dtype} array of shape {array.shape}", text, where))
-    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
-        raise SchemaError(_describe_tokens(f"token {array.max()}, which is beyond int64,", text, where))
-    return array.astype(np.int64, copy=False)
-
-
-def _describe_tokens(given: str, text: int, where: str) -> str:
-    return (
-        f"The tokenizer gave a {given} for text {text} (of those that are not null) of {where}. Let it give one flat "
-        "list of whole numbers a text."
-    )
+    return Documents(values=tokens.to_numpy(zero_copy_only=False), offsets=list_offsets(column))

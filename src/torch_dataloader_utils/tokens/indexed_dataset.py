@@ -20,9 +20,15 @@ from torch_dataloader_utils._store import (
     redact,
 )
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, UnsupportedFeatureError
-from torch_dataloader_utils.tokens.dtypes import TokenDtype
-from torch_dataloader_utils.tokens.index_format import CorpusFacts, IndexHeader, TokenIndex
-from torch_dataloader_utils.tokens.open_corpus import Identities, OpenCorpus, Tokens, bin_path, check_prefix, index_path
+from torch_dataloader_utils.tokens.corpus_files import (
+    Identities,
+    OpenCorpus,
+    Tokens,
+    bin_path,
+    check_prefix,
+    index_path,
+)
+from torch_dataloader_utils.tokens.index_format import CorpusFacts, IndexHeader, TokenDtype, TokenIndex
 
 Part = tuple[int, int, int | None]
 _Item = TypeVar("_Item")

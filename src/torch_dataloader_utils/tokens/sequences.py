@@ -22,10 +22,9 @@ from torch_dataloader_utils._store import (
     write_atomically,
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, of_type
+from torch_dataloader_utils.tokens.corpus_files import check_prefix, local_path
 from torch_dataloader_utils.tokens.index_format import CorpusFacts
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
-from torch_dataloader_utils.tokens.local_files import local_path
-from torch_dataloader_utils.tokens.open_corpus import check_prefix
 
 _EXTRAS = "torch_dataloader_utils"
 _VERSION = 2

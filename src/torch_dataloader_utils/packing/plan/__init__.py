@@ -7,5 +7,5 @@ Promises: every sequence once, no pack above its capacity, the same answer on ev
 every machine (integers only, no random numbers, ties by position). The standard library and numpy only.
 
 Not for: moving data (`torch_dataloader_utils.packing` does that), and packing documents into samples of one length
-(`torch_dataloader_utils.tokens` before training, `torch_dataloader_utils.token_packing` while reading).
+(`torch_dataloader_utils.tokens` before training, `torch_dataloader_utils.tokens.pack` while reading).
 """

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
-from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy
+from torch_dataloader_utils.packing.plan.inputs import PackingShape, SchedulePolicy
+from torch_dataloader_utils.packing.plan.schedule import Int64s
 
 
 def checked_lengths(lengths: Sequence[int] | Int64s) -> Int64s:
@@ -92,27 +92,6 @@ def first_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> list[list
 
 
 Packs = list[list[int]]
-
-
-def next_fit_schedule(lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Schedule:
-    """Sequences in order, a new pack whenever the next one does not fit; every pack on `cp_size` ranks.
-
-    The rule of Megatron Core's DpBalancedScheduler. It balances the number of packs, not their compute.
-
-        lengths 3 4 5 2 6 1 7, 8 tokens a pack, dp 2    packs 01 | 23 | 45 | 6     microbatches [01, 23] [45, 6]
-        lengths 3 4 5 2 6 1                             packs 01 | 23 | 45         one short: 5 moves out
-                                                                                   microbatches [01, 23] [4, 5]
-
-    Raises:
-        ConfigError: an over-long sequence, or too few sequences for the ranks, unless the policy allows it.
-    """
-    kept = fitting_positions(lengths, capacity=shape.pack_tokens, policy=policy)
-    packs = split_last_packs(
-        next_fit(lengths, kept, capacity=shape.pack_tokens),
-        multiple=shape.dp_size * shape.microbatch_multiple,
-        policy=policy,
-    )
-    return Schedule.of_packs(packs, [shape.cp_size] * len(packs), num_ranks=shape.num_ranks)
 
 
 def next_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> Packs:

@@ -7,10 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.packing.plan.cost import CostModel
-from torch_dataloader_utils.packing.plan.hybrid import span_sizes
+from torch_dataloader_utils.packing.plan.inputs import CostModel, PackingShape, SchedulePolicy, alignment_of, span_sizes
 from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule
-from torch_dataloader_utils.packing.plan.shape import PackingShape, SchedulePolicy, alignment_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

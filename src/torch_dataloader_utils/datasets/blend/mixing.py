@@ -1,0 +1,314 @@
+"""Batches of all sources, whole or mixed row by row, in every output format: counted, joined and cut."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import accumulate, chain, islice, pairwise
+from typing import Any, Generic, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.state import encode_state
+from torch_dataloader_utils.datasets.blend.sources import BatchT, BlendSource, Mark, Passes, blend_epoch, pass_start
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.shape.gather import join_lists
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+
+def num_rows(batch: Any) -> int:
+    """Rows of a batch.
+
+    Raises:
+        ConfigTypeError: it is in no output format of this package.
+    """
+    match batch:
+        case TensorBatch() | pa.RecordBatch():
+            return int(batch.num_rows)
+        case dict() if batch:
+            return len(next(iter(batch.values())))
+    raise ConfigTypeError(
+        f'per="sample" mixes rows, and a source gives {type(batch).__name__} batches (from a transform or collate '
+        'function?). Apply the function to the blend\'s batches, or blend per="batch".'
+    )
+
+
+class BatchSlice(NamedTuple):
+    """Rows [start, stop) of a batch."""
+
+    batch: Any
+    start: int
+    stop: int
+
+
+def mix_rows(parts: Sequence[BatchSlice], counts: Sequence[int]) -> Iterator[Any]:
+    """The rows of all parts, one after the other, as batches of `counts[0]`, `counts[1]`, ... rows; they add up.
+
+    Several batches at once, because every column is joined once for all of them. A part that is all there is to give
+    is not copied.
+
+    Raises:
+        ConfigError: parts with different columns or types.
+    """
+    first = parts[0].batch
+    batches = list({id(part.batch): part.batch for part in parts}.values())
+    for batch in batches[1:]:
+        _check_alike(first, batch)
+    if len(parts) == 1:
+        joined = _sliced(*parts[0])
+    elif isinstance(first, pa.RecordBatch):
+        joined = pa.Table.from_batches([_sliced(*part) for part in parts]).combine_chunks().to_batches()[0]
+    else:
+        number = {id(batch): index for index, batch in enumerate(batches)}
+        spans = [(number[id(part.batch)], slice(part.start, part.stop)) for part in parts]
+        columns = {name: _join_columns(name, [batch[name] for batch in batches], spans) for name in first}
+        joined = _like(first, columns, sum(counts))
+    if len(counts) == 1:
+        return iter([joined])
+    return joined.cut(counts) if isinstance(joined, TensorBatch) else _cut(joined, counts)
+
+
+def num_bytes(batch: Any) -> int:
+    """Bytes of a batch, without those of Python objects."""
+    if isinstance(batch, pa.RecordBatch):
+        return int(batch.nbytes)
+    return sum(getattr(column, "nbytes", 0) for column in batch.values())
+
+
+def _cut(batch: Any, counts: Sequence[int]) -> Iterator[Any]:
+    return (_sliced(batch, start, stop) for start, stop in pairwise(accumulate(counts, initial=0)))
+
+
+def _sliced(batch: Any, start: int, stop: int) -> Any:
+    """Rows [start, stop) of a batch: views."""
+    if start == 0 and stop == num_rows(batch):
+        return batch
+    if isinstance(batch, pa.RecordBatch):
+        return batch.slice(start, stop - start)
+    return _like(batch, {name: column[start:stop] for name, column in batch.items()}, stop - start)
+
+
+def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, slice]]) -> Any:
+    """The spans of rows one after the other; each is a number of a column, and its rows."""
+    first = columns[0]
+    arrays = _as_arrays(columns)
+    if arrays is not None and all(map(_are_like(arrays[0]), arrays)):
+        joined = np.concatenate([arrays[index][rows] for index, rows in spans])
+        return torch.from_numpy(joined) if isinstance(first, Tensor) else joined
+    for other in columns[1:]:
+        if not _is_like(first, other):
+            raise ConfigError(
+                f"The sources of a blend per sample differ in column {name!r}: {_kind(first)} and {_kind(other)}. "
+                "Write them with one type, or choose columns that agree."
+            )
+    parts = [columns[index][rows] for index, rows in spans]
+    match first:
+        case Tensor():
+            return torch.cat(parts)
+        case Ragged():
+            return _join_ragged(parts)
+        case _:
+            return list(chain.from_iterable(parts))
+
+
+def _join_ragged(parts: Sequence[Ragged]) -> Ragged:
+    values = [part.values for part in parts]
+    try:
+        return Ragged(*join_lists(values, [part.offsets for part in parts]))
+    except (TypeError, RuntimeError):  # as in `_as_arrays`
+        lengths = torch.cat([part.lengths for part in parts])
+        return Ragged(torch.cat(values), torch.nn.functional.pad(lengths.cumsum(0), (1, 0)))
+
+
+def _as_arrays(columns: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
+    """The columns as arrays, whose views cost a fifth of torch's; None if some are nothing that numpy knows."""
+    types = set(map(type, columns))
+    if types == {np.ndarray}:
+        return list(columns)
+    if types != {Tensor}:
+        return None
+    try:
+        return [column.numpy() for column in columns]
+    except (TypeError, RuntimeError):  # bfloat16, sparse, on a device, with a gradient
+        return None
+
+
+def _are_like(first: npt.NDArray[Any]) -> Callable[[npt.NDArray[Any]], bool]:
+    dtype, shape = first.dtype, first.shape[1:]
+    return lambda other: other.dtype == dtype and other.shape[1:] == shape
+
+
+def _is_like(first: Any, other: Any) -> bool:
+    """Whether two columns can be joined."""
+    match first:
+        case Tensor() | np.ndarray():
+            is_same_type = type(other) is type(first) and other.dtype == first.dtype
+            return is_same_type and other.shape[1:] == first.shape[1:]
+        case Ragged():
+            return isinstance(other, Ragged) and _is_like(first.values, other.values)
+        case _:
+            return not isinstance(other, Tensor | np.ndarray | Ragged)
+
+
+def _kind(column: Any) -> str:
+    """What `_is_like` looks at, in words."""
+    match column:
+        case Tensor() | np.ndarray():
+            return f"{type(column).__name__} {column.dtype} {[*column.shape[1:]]}"
+        case Ragged():
+            return f"Ragged of {_kind(column.values)}"
+        case _:
+            return "list"
+
+
+def _check_alike(first: Any, other: Any) -> None:
+    names = [batch.schema if isinstance(batch, pa.RecordBatch) else list(batch) for batch in (first, other)]
+    if type(first) is not type(other) or names[0] != names[1]:
+        raise ConfigError(
+            f"The sources of a blend per sample differ in what batches hold: {names[0]} and {names[1]}. Give all of "
+            "them the same columns= and output_format=."
+        )
+
+
+def _like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
+    return TensorBatch(columns, num_rows=rows) if isinstance(batch, TensorBatch) else columns
+
+
+def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[int, BatchT]]:
+    """(rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip.
+
+    Raises:
+        ConfigError: items are rows, and a batch has more or fewer than were planned.
+    """
+    loader, passes, rank = source.loader, source.passes, source.rank
+    place = passes.places(mark, [rank])[0]
+    rows = passes.step_items(passes.topology)
+    steps, skip = divmod(place.items, rows)
+    segment = replace(place.start.segment, steps=steps)
+    loader.load_state_dict(encode_state(source.identity, replace(place.start, segment=segment)))
+    start, number = place.start, place.number
+    left = int(passes.lengths(start)[rank]) - steps * rows
+    while True:
+        with closing(cast("Generator[BatchT]", iter(loader))) as batches:
+            for batch in _as_planned(passes, batches, left):
+                # A rank with a row less than others ends with a batch of B - 1 rows and one of 1.
+                if skip and skip >= (present := num_rows(batch)):
+                    skip -= present
+                    continue
+                yield skip, batch
+                skip = 0
+        number += 1
+        start = pass_start(blend_epoch(start), number, passes.topology)
+        loader.set_epoch(start.epoch)
+        left = int(passes.lengths(start)[rank])
+
+
+def _as_planned(passes: Passes, batches: Iterable[BatchT], left: int) -> Iterator[BatchT]:
+    """The batches of a pass, or of the rest of one, that has `left` items.
+
+    Planned rows decide when the source is exhausted and where a state leads; with others, rows would come again or
+    never.
+    """
+    if passes.per == "batch":
+        yield from batches
+        return
+    full = passes.step_items(passes.topology)
+    for batch in batches:
+        present = num_rows(batch)
+        # The last B rows may come as B - 1 and 1.
+        if present > left or (left > full and present != full):
+            raise _other_rows(passes.index, present, min(full, left))
+        left -= present
+        yield batch
+    if left:
+        raise _other_rows(passes.index, 0, left)
+
+
+def _other_rows(index: int, present: int, planned: int) -> ConfigError:
+    return ConfigError(
+        f"Source {index} of the blend gave {present} rows where {planned} were planned (does its "
+        "transform or collate_fn leave rows out or add some?), and per='sample' counts them. Leave rows out with "
+        "filters=, apply the function to the blend's batches, or blend per='batch'."
+    )
+
+
+# Steps whose rows are joined and cut together, so many or bytes of them: 51 columns of 1,024 rows, in the cache, take
+# 110 us a batch so, and 220 us one batch at a time.
+_MOST_STEPS = 8
+_MOST_BYTES = 4 << 20
+
+
+class BlendStep(NamedTuple):
+    """amounts: items that each source gives, int64 [sources]. is_last: whether the epoch ends with it."""
+
+    amounts: Int64s
+    is_last: bool
+
+
+class RowStream(Generic[BatchT]):
+    """The batches of one source without end, whole or row by row."""
+
+    def __init__(self, batches: Iterator[tuple[int, BatchT]]) -> None:
+        """`batches` are pairs: rows to skip, batch."""
+        self._batches = batches
+        self._batch: BatchT | None = None
+        self._start = self._stop = 0
+
+    def next_batch(self) -> BatchT:
+        """The next batch as the source gives it."""
+        return next(self._batches)[1]
+
+    def take(self, rows: int) -> Iterator[BatchSlice]:
+        """The next `rows` rows, as parts of batches."""
+        while rows:
+            if self._start == self._stop:
+                self._start, self._batch = next(self._batches)
+                self._stop = num_rows(self._batch)
+            count = min(rows, self._stop - self._start)
+            yield BatchSlice(self._batch, self._start, self._start + count)
+            self._start += count
+            rows -= count
+
+
+def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[BlendStep]:
+    """The steps of `blend_steps`, each with whether it is the last."""
+    present = next(amounts, None)
+    while present is not None:
+        following = next(amounts, None)
+        yield BlendStep(present, following is None)
+        present = following
+
+
+def whole_batches(
+    streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
+) -> Iterator[tuple[BlendStep, BatchT]]:
+    """Every step with the batch of the one source that gives something."""
+    for step in steps:
+        yield step, streams[int(step.amounts.argmax())].next_batch()
+
+
+def mixed_batches(
+    streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
+) -> Iterator[tuple[BlendStep, BatchT]]:
+    """Every step with a batch of rows of all sources that give some, those of the first source first.
+
+    The first step comes alone, so that nothing else is waited for; then several are made at once.
+    """
+    at_once = 1
+    while together := list(islice(steps, at_once)):
+        counts = [int(step.amounts.sum()) for step in together]
+        parts = [part for step in together for part in _parts(streams, step.amounts)]
+        for number, (step, batch) in enumerate(zip(together, mix_rows(parts, counts), strict=True)):
+            if number == 0:
+                at_once = min(2 * at_once, _MOST_STEPS, max(1, _MOST_BYTES // max(num_bytes(batch), 1)))
+            yield step, batch
+
+
+def _parts(streams: Sequence[RowStream[BatchT]], amounts: Int64s) -> Iterator[BatchSlice]:
+    for source in np.flatnonzero(amounts).tolist():
+        yield from streams[source].take(int(amounts[source]))

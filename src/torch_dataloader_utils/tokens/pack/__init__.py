@@ -1,0 +1,14 @@
+"""Token columns packed into samples of fixed length while they are read.
+
+In: a data set with a list column of documents, and `pack_tokens(column, sequence_length, ...)` passed as `pack=`.
+Out: batches of tokens, positions, loss mask and document boundaries; the rows of all plans are samples.
+
+Promises: sample counts are known before data is read, so ranks take equal steps and states resume exactly; a sample is
+a pure function of its row group and the options. Not for: balancing samples of unequal length over ranks (see
+`torch_dataloader_utils.packing`), or Megatron's corpora (see `torch_dataloader_utils.tokens`).
+"""
+
+from torch_dataloader_utils.tokens.pack.sample_batch import flat_cu_seqlens
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking, pack_tokens
+
+__all__ = ["TokenPacking", "flat_cu_seqlens", "pack_tokens"]
