@@ -230,7 +230,7 @@ class DevicePrefetcher:
         self.loader.load_state_dict(state)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuses; see `refuse_number`."""
+        """Raises ConfigTypeError; see `refuse_number`."""
         refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:
