@@ -32,7 +32,7 @@ def for_torchdata(dataset: TableDataset[BatchT]) -> "TorchdataDataset[BatchT]":
 
 
 class TorchdataDataset(IterableDataset[BatchT]):
-    """What `for_torchdata` gives. It has no position of its own: epochs and states are those of `dataset`."""
+    """The result of `for_torchdata`. It has no position of its own: epochs and states are those of `dataset`."""
 
     def __init__(self, dataset: TableDataset[BatchT]) -> None:
         super().__init__()

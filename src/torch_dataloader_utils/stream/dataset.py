@@ -202,7 +202,7 @@ class TableDataset(IterableDataset[BatchT]):
         """Batches of this rank in the present epoch, those already received included.
 
         Raises:
-            TypeError: row counts are not known, so only reading can tell.
+            TypeError: row counts are not known, so only a pass can count them.
         """
         position = self.next_position
         steps = self.planner.plan(position).rank_steps

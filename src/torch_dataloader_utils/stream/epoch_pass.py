@@ -37,11 +37,12 @@ _END: Any = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassWork:
-    """What one pass has to do for one rank.
+    """The work of one rank in one pass.
 
     position: where it begins. plan: from there on. inputs: of every worker.
     num_batches: all batches of the rank in this pass; None where row counts are not known.
     first_worker: the worker whose batch comes first.
+    padding_rows: rows that the rank delivers a second time, to take its last step.
     """
 
     position: Position
@@ -49,6 +50,7 @@ class PassWork:
     inputs: tuple[WorkerInput, ...]
     num_batches: int | None
     first_worker: int
+    padding_rows: int
 
     @classmethod
     def of(cls, dataset: "TableDataset", position: Position) -> "PassWork":
@@ -62,13 +64,14 @@ class PassWork:
             inputs=inputs,
             num_batches=None if steps is None else steps[dataset.rank] - done,
             first_worker=0 if steps is None else done % len(inputs),
+            padding_rows=plan.padding_rows(dataset.rank),
         )
 
 
 class BatchSource(Protocol):
     """Where the batches of one pass come from.
 
-    batches: as they arrive. num_batches: how many there are; None when only reading can tell.
+    batches: as they arrive. num_batches: how many there are; None where row counts are not known.
     worker, cursor: of the batch that came last. The cursor counts only where num_batches is None.
     """
 
@@ -144,10 +147,10 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
     pins, placement = setup.pins and torch.cuda.is_available(), setup.placement
     with (
         _comparing(dataset, work, setup) as comparison,
-        nullcontext() if placement is None else placement.following(_padding_rows(dataset, work) > 0) as followed,
+        nullcontext() if placement is None else placement.following(repeats_at_end=work.padding_rows > 0) as followed,
         setup.meter.watching(_described(dataset, work, setup)) as watch,
     ):
-        # Stream: worker threads or processes start.
+        # Stream.
         source = setup.open_source(work)
         with closing(source.batches) as batches:
             count = source.num_batches
@@ -155,7 +158,7 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
                 progress.finish(received)
             number = 0
             while True:
-                # Batch, where the trainer wants it. Pinning or moving it may fail: then it was not received.
+                # Batch. Pinning or moving it may fail: then it was not received.
                 with watch.waiting:
                     batch = next(batches, _END)
                     if batch is _END:
@@ -185,10 +188,6 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
         watch.completed()
 
 
-def _padding_rows(dataset: "TableDataset", work: PassWork) -> int:
-    return work.plan.padding_rows(dataset.rank)
-
-
 def _described(dataset: "TableDataset", work: PassWork, setup: PassSetup) -> EpochRun:
     """The pass as callbacks see it."""
     num_rows = None
@@ -201,7 +200,7 @@ def _described(dataset: "TableDataset", work: PassWork, setup: PassSetup) -> Epo
         num_workers=setup.num_processes,
         num_batches=work.num_batches,
         num_rows=num_rows,
-        padding_rows=_padding_rows(dataset, work),
+        padding_rows=work.padding_rows,
         fingerprint=dataset.planner.identity.fingerprint,
     )
 

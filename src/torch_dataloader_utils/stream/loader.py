@@ -138,7 +138,7 @@ class TableDataLoader(DataLoader[BatchT]):
             self._processes.decode_as(self._decode)
 
     def metrics(self) -> Metrics:
-        """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""
+        """Counts since the loader was built: rows, bytes, requests, times. Callable from any thread."""
         return self._meter.metrics()
 
     @property
@@ -153,7 +153,7 @@ class TableDataLoader(DataLoader[BatchT]):
             self._placement = Placement.of_process(non_blocking=self.pin_memory)
 
     def place(self, device: torch.device | str | int | None, non_blocking: bool = False) -> None:
-        """Give batches on `device` from the next pass on (None: where they are), and tell Accelerate of each pass."""
+        """Give batches on `device` from the next pass on (None: where they are); Accelerate then follows each pass."""
         self._placement = Placement(device=device, non_blocking=non_blocking)
 
     def set_epoch(self, epoch: int) -> None:
@@ -172,7 +172,7 @@ class TableDataLoader(DataLoader[BatchT]):
         """Batches of this rank in the present epoch, those already received included.
 
         Raises:
-            TypeError: row counts are not known, so only reading can tell.
+            TypeError: row counts are not known, so only a pass can count them.
         """
         return len(self.dataset)
 

@@ -66,7 +66,7 @@ class Pass:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the batches received are the first ones of the epoch, so that their count tells which they are."""
+        """Whether the batches received are the first ones of the epoch, so that their count says which they are."""
         workers = self._begin.segment.topology.num_workers
         first, count = self._begin.segment.steps_of(self._rank) % workers, sum(self._from_worker.values())
         return all(
@@ -76,10 +76,10 @@ class Pass:
 
 
 class Progress:
-    """What changes in a data set: the position that plans are made from and states are taken of.
+    """All that changes in a data set: the position that plans are made from and states are taken of.
 
-    Everything else in a data set stays as it was made, but for what `ComparedPasses` remembers of the passes of other
-    ranks, which decides nothing about rows.
+    Everything else stays as it was made. Only `ComparedPasses` also counts passes, to compare them with those of other
+    ranks; no row depends on that.
 
     Workers of a foreign DataLoader have copies of it from the moment when they started. Through shared memory a copy
     learns the epoch that was set in the trainer's process, and whether a state was loaded there that it does not have.
@@ -95,7 +95,7 @@ class Progress:
     may still be in it, and `merge_states` must know that this rank has taken all its steps.
 
     Inside a DataLoader with W workers each worker counts for itself: its steps are those of the rank that are its own
-    batches, p, p + W, p + 2W, ... for worker p. The number of steps then tells both the worker and how far it came.
+    batches, p, p + W, p + 2W, ... for worker p. The number of steps then says both which worker it is and where.
     """
 
     def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
@@ -258,7 +258,7 @@ class Progress:
         return self._encoded(self.position)
 
     def state_for_torchdata(self) -> dict[str, Any]:
-        """The state as torchdata needs it, which must tell a pass after its last batch from one that has ended.
+        """The state as torchdata needs it: after the last batch another one than after the end of the pass.
 
         After the last batch the state stays in its epoch until one more batch was asked for; a pass that continues from
         there is empty.

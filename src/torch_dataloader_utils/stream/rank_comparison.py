@@ -196,8 +196,10 @@ def check_alike(inventory: Inventory) -> None:
 
 
 def data_record(inventory: Inventory) -> dict[str, str]:
-    """What decides which rows row group i has; without times, and of paths only what lies below the directory that all
-    files are in: ranks may have copies on local disks.
+    """Digests of all that decides which rows row group i has.
+
+    Without times, and of paths only what lies below the directory that all files are in: ranks may have copies on local
+    disks.
     """
     groups, paths = inventory.groups, inventory.files.paths
     ends = [paths[0], paths[len(paths) - 1]] if len(paths) else [""]  # they are sorted
@@ -239,7 +241,7 @@ class ComparedPasses:
     def comparing(self, record: Record, place: Hashable, left: int | None) -> Iterator["PassComparison"]:
         """Inside, one pass, whose record is published; `PassComparison.before_batch` compares it with the others'.
 
-        place: where the pass begins; any value. None: passes are not told apart.
+        place: where the pass begins; any value. None: passes are not distinguished.
         left: how many batches there are, None if not known.
 
         Raises:

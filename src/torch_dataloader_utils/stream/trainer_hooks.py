@@ -81,7 +81,7 @@ class Placement:
         return batch if self.device is None else send_to_device(batch, self.device, self.non_blocking)
 
     @contextmanager
-    def following(self, repeats_at_end: bool) -> Iterator[LoaderRecord]:
+    def following(self, *, repeats_at_end: bool) -> Iterator[LoaderRecord]:
         """Inside, Accelerate follows a pass, by the record that this gives.
 
         Plans count batches, so which one is the last is known without looking ahead, and states stay those of the

@@ -108,7 +108,7 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How row groups become the batches that the trainer receives; picklable, the same for every worker.
+    """The way from row groups to the batches that the trainer receives; picklable, the same for every worker.
 
     codec: writes batches into shared slabs; None: they are pickled through a queue.
     functions: the user's transform and collate function, applied to each batch one after the other.
@@ -155,7 +155,7 @@ class WorkerStream:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there will be; None when only reading can tell."""
+        """How many batches there will be; None where rows are not counted."""
         return self._batching.num_batches
 
     @property
@@ -174,7 +174,7 @@ class WorkerStream:
         """The same batches in groups of `length` (fewer in the last one); only without functions of the user.
 
         Raises:
-            InternalError: only reading can tell how many batches there are, or there are functions.
+            InternalError: rows are not counted, or there are functions.
         """
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
