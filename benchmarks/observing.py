@@ -6,6 +6,7 @@ The batches are small views (64 rows of three columns), so that nothing hides th
 import logging
 import pickle
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,25 @@ from torch_dataloader_utils.stream.transport.worker_requests import Answer
 ROWS, BATCH, ROUNDS, SENT = 640_000, 64, 15, 100_000
 
 
-class WithoutMeter(LoaderMeter):
-    """Hands batches through."""
+class NoWatch:
+    """A PassWatch that counts nothing."""
 
-    def watch(self, batches: Any, run: Any) -> Any:
+    waiting = nullcontext()
+
+    def given(self, batch: Any) -> None:
+        """See PassWatch."""
+
+    def completed(self) -> None:
+        """See PassWatch."""
+
+
+class WithoutMeter(LoaderMeter):
+    """Watches no pass."""
+
+    def watching(self, run: Any) -> Any:
         """As if nobody counted."""
         del run
-        return batches
+        return nullcontext(NoWatch())
 
 
 def drain(loader: Any) -> int:

@@ -184,6 +184,6 @@ def test_iceberg_tables_are_read_as_tables() -> None:
     prefix = "data/persistent"
     root = CORPORA / "duckdb-iceberg" / prefix
     dataset = IcebergDataset(str(root / "uuid"), path_rewrites={prefix: str(root)})
-    assert dataset.plan().inventory.num_rows == 10
+    assert dataset.plan.inventory.num_rows == 10
     with pytest.raises(UnsupportedFeatureError, match="IcebergDataset"):
         StructuredDataset(root / "uuid" / "data")

@@ -21,7 +21,7 @@ def verdict(path: Path) -> dict[str, Any]:
         loader, dataset = StructuredDataset.create_dataloader(
             str(path), batch_size=256, num_workers=0, output_format="arrow", decoding=Decoding(threads=1)
         )
-        planned = dataset.plan().inventory.num_rows
+        planned = dataset.plan.inventory.num_rows
         rows = sum(batch.num_rows for batch in loader)
     except LoaderError as error:
         return {"error": [type(error).__name__, str(error)]}

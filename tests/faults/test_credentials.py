@@ -230,7 +230,7 @@ def test_no_secret_is_found_in_anything_that_is_shown_or_stored(
     loader, dataset = StructuredDataset.create_dataloader(
         "s3://bucket/data", batch_size=50, num_workers=2, storage_options=options, inventory=inventory, shuffle=True
     )
-    plan = dataset.plan()
+    plan = dataset.plan
     next(iter(loader))
     shown = [repr(access), repr(loader), repr(dataset), str(vars(dataset)), repr(inventory), repr(dataset.pipeline)]
     shown += [json.dumps(loader.state_dict()), repr(plan), plan.explain(), str(plan.to_arrow().to_pylist())]

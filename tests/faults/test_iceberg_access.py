@@ -158,7 +158,7 @@ def test_a_row_group_of_a_table_that_is_damaged_raises_or_is_left_out(
     with pytest.warns(UserWarning, match="left out 1 of 6 row groups with 20 rows"):
         loader, dataset = on_server(server, on_error="skip")
     assert ids(loader) == [row for row in ROWS if row >= 20]
-    assert "left out 1 of 6" in dataset.plan().explain()
+    assert "left out 1 of 6" in dataset.plan.explain()
 
 
 def test_progress_is_told_for_each_data_file(server: S3Server, table: TableWriter) -> None:

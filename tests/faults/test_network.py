@@ -35,7 +35,7 @@ def test_bad_connections_cost_time_and_no_row(server: S3Server, toxic: Toxic) ->
     total = upload(server, compression="none")
     inventory_access = StoreAccess.of(server.storage_options, remote=RemoteOptions(retry=PATIENT, keep_footers=False))
     dataset = StructuredDataset("s3://bucket/data", storage_options=inventory_access)
-    inventory = dataset.plan().inventory
+    inventory = dataset.plan.inventory
     proxy = TcpProxy(server.port, first_three(toxic))
     before = {thread.name for thread in threading.enumerate()}
     try:

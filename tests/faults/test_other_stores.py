@@ -160,7 +160,7 @@ def test_text_is_counted_and_read_where_a_server_names_no_version(
             loader, dataset = StructuredDataset.create_dataloader(
                 web.url(name), kind, batch_size=64, num_workers=0, storage_options=access
             )
-            assert dataset.plan().is_exact
+            assert dataset.plan.is_exact
             assert_rows(loader, 500)
 
 

@@ -387,7 +387,7 @@ def test_a_rest_catalog_with_credentials_of_each_table(
             f"ns.{name}", config, path_rewrites=rewrites, output_format="arrow", batch_size=2, num_workers=2
         )
         loaders[name] = loader
-        for text in (repr(dataset), str(vars(dataset)), json.dumps(loader.state_dict()), dataset.plan().explain()):
+        for text in (repr(dataset), str(vars(dataset)), json.dumps(loader.state_dict()), dataset.plan.explain()):
             assert CANARY not in text
     assert rest.tokens == {f"Bearer {CANARY}-token"}
     seen = len(rest.requests)

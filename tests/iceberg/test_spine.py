@@ -54,7 +54,7 @@ def test_ranks_take_equal_steps_and_together_every_live_row_once(table: TableWri
     for rank in range(3):
         loader, dataset = IcebergDataset.create_dataloader(table.metadata, num_ranks=3, rank=rank, **OPTIONS)
         batches = [batch["id"].tolist() for batch in loader]
-        assert len(batches) == len(loader) == dataset.plan().steps
+        assert len(batches) == len(loader) == dataset.plan.steps
         steps.append(len(batches))
         ids += [value for batch in batches for value in batch]
     assert len(set(steps)) == 1
@@ -125,7 +125,7 @@ def test_the_data_set_works_in_a_plain_dataloader(table: TableWriter) -> None:
 def test_an_inexact_plan_of_equality_deletes_still_reads_every_live_row(table: TableWriter) -> None:
     options = {key: value for key, value in OPTIONS.items() if key != "shuffle_rows"}
     loader, dataset = IcebergDataset.create_dataloader(table.metadata, count_rows=False, **options)
-    assert not dataset.plan().is_exact
+    assert not dataset.plan.is_exact
     assert sorted(value for batch in loader for value in batch["id"].tolist()) == live_ids()
 
 

@@ -92,7 +92,7 @@ def test_a_loader_does_not_hold_its_mesh(group: tuple[int, int], tmp_path: Path)
             seen.add(id(each))
             left += gc.get_referents(each)
     assert not held & seen
-    assert (dataset.plan().topology.num_ranks, dataset.rank) == (2, 1)
+    assert (dataset.plan.topology.num_ranks, dataset.rank) == (2, 1)
 
 
 @pytest.mark.parametrize("group", [(8, rank) for rank in range(8)], indirect=True)

@@ -84,7 +84,7 @@ def table(tmp_path_factory):
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_rows": 50}, {"lanes": Lanes(36, rows=1)}])
 def test_batches_states_and_counts_are_the_same_one_by_one_and_in_runs(table, num_workers, options):
     loader, dataset = load(table, batch_size=6, num_workers=num_workers, **options)
-    works = dataset.plan().worker_inputs(0)
+    works = dataset.plan.worker_inputs(0)
     assert run_length(works, dataset.pipeline) > 3
     single, _ = load(table, batch_size=6, num_workers=num_workers, transform=same, timeout=600, **options)
     check_same_passes(loader, single)
@@ -111,7 +111,7 @@ def test_a_run_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tmp_path, 
     wide_table = pa.table({f"x{i}": random for i in range(5)})
     pq.write_table(wide_table, tmp_path / "wide.parquet", row_group_size=rows, use_dictionary=False)
     _, wide = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None)
-    assert run_length(wide.plan().worker_inputs(0), wide.pipeline) == length
+    assert run_length(wide.plan.worker_inputs(0), wide.pipeline) == length
 
 
 def test_a_run_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_path):
@@ -122,23 +122,23 @@ def test_a_run_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_pa
     pq.write_table(same, tmp_path / "same.parquet", row_group_size=900_000)
     for columns, length in ((None, 12), (["x0", "x1", "x2", "x3", "x4"], 30)):  # a seventh, a third
         _, dataset = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None, columns=columns)
-        assert run_length(dataset.plan().worker_inputs(0), dataset.pipeline) == length
+        assert run_length(dataset.plan.worker_inputs(0), dataset.pipeline) == length
 
 
 def test_a_run_has_at_most_64_batches_and_no_more_rows_than_a_row_group(tmp_path):
     write_table(tmp_path, [[300_000]])
     _, narrow = load(tmp_path, batch_size=100, num_workers=1, split_rows=None)
-    assert run_length(narrow.plan().worker_inputs(0), narrow.pipeline) == 64
+    assert run_length(narrow.plan.worker_inputs(0), narrow.pipeline) == 64
     folder = tmp_path / "short"
     folder.mkdir()
     write_table(folder, [[20, 20, 20]])
     _, short = load(folder, batch_size=6, num_workers=1)
-    assert run_length(short.plan().worker_inputs(0), short.pipeline) == 3
+    assert run_length(short.plan.worker_inputs(0), short.pipeline) == 3
     _, large = load(folder, batch_size=64, num_workers=1)
-    assert run_length(large.plan().worker_inputs(0), large.pipeline) is None
+    assert run_length(large.plan.worker_inputs(0), large.pipeline) is None
 
 
 def test_large_batches_travel_as_runs_of_one(tmp_path):
     write_table(tmp_path, [[200_000]])
     _, large = load(tmp_path, batch_size=200_000, num_workers=1, split_rows=None)
-    assert run_length(large.plan().worker_inputs(0), large.pipeline) == 1
+    assert run_length(large.plan.worker_inputs(0), large.pipeline) == 1

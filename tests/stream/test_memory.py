@@ -59,7 +59,7 @@ def test_row_groups_of_repeated_values_count_as_they_are_decoded(tmp_path):
     column = np.zeros(100_000, dtype=np.int64)  # 800 kB; a few hundred bytes as they are stored
     pq.write_table(pa.table({"n": np.tile(column, 20)}), tmp_path / "a.parquet", row_group_size=len(column))
     _, dataset = tdu.StructuredDataset.create_dataloader(tmp_path, num_workers=0)
-    (work,) = dataset.plan().worker_inputs(0)
+    (work,) = dataset.plan.worker_inputs(0)
     options = DecodeOptions(threads=2, budget_bytes=5 * column.nbytes + 1000)
     decoder = Decoder(work, dataset.pipeline.reader, dataset.pipeline.shaper, options, WorkerCounters())
     try:

@@ -68,7 +68,7 @@ class Rank:
             return None
         batch = next(self.streams[self.done % len(self.streams)][2])
         self.done += 1
-        self.run.received()
+        self.run.count()
         if self.done == self.steps:
             self.dataset.progress.finish(self.run)
         return batch
@@ -79,7 +79,7 @@ class Rank:
             batch = next(batches, None)
             if batch is not None:
                 self.streams.append((worker, stream, batches))
-                self.run.received_from(worker, stream.cursor)
+                self.run.count_with_cursor(worker, stream.cursor)
                 return batch
         self.dataset.progress.finish(self.run)
         return None

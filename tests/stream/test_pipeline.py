@@ -127,7 +127,7 @@ def test_a_pass_after_break_begins_the_epoch_again(table):
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20])
 def test_a_pass_that_ends_early_leaves_no_thread_and_no_open_file(table, batches_of, small_bytes):
     _, dataset = load(table[0])
-    (work,) = dataset.plan().worker_inputs(0)
+    (work,) = dataset.plan.worker_inputs(0)
     options = DecodeOptions(threads=3, budget_bytes=1 << 20, small_bytes=small_bytes)
     before = set(threading.enumerate())
     stream = WorkerStream(work, dataset.pipeline, options)

@@ -27,6 +27,7 @@ from tests.stream.tables import TABLE, check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
+from torch_dataloader_utils.integrations.torchdata import for_torchdata
 from torch_dataloader_utils.stream.transport.processes import Receiver
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, answers_of
@@ -590,7 +591,9 @@ def test_torchdata_stateful_dataloader_resumes_exactly(table, num_workers, steps
 
     def build():
         dataset = StructuredDataset(str(table[0]), batch_size=8, shuffle=True, split_rows=20)
-        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+        return stateful.StatefulDataLoader(
+            for_torchdata(dataset), batch_size=None, num_workers=num_workers, collate_fn=as_it_is
+        )
 
     whole = [check_batch(batch) for batch in build()]
     assert len(whole) == 18
@@ -618,7 +621,9 @@ def test_torchdata_stateful_dataloader_resumes_again_before_every_worker_gave_a_
 
     def build(state=None):
         dataset = StructuredDataset(str(table[0]), **options)
-        loader = stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+        loader = stateful.StatefulDataLoader(
+            for_torchdata(dataset), batch_size=None, num_workers=num_workers, collate_fn=as_it_is
+        )
         if state is not None:
             loader.load_state_dict(state)
         return loader
@@ -644,7 +649,9 @@ def test_torchdata_stateful_dataloader_resumes_on_another_topology_or_says_that_
 
     def build(**options):
         dataset = StructuredDataset(str(table[0]), shuffle=True, split_rows=20, **{"batch_size": 8, **options})
-        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+        return stateful.StatefulDataLoader(
+            for_torchdata(dataset), batch_size=None, num_workers=num_workers, collate_fn=as_it_is
+        )
 
     loader, resumed = build(), build(**other)
     batches = iter(loader)
@@ -664,7 +671,9 @@ def test_torchdata_stateful_dataloader_resumes_on_another_topology_or_says_that_
 def test_the_state_of_one_worker_is_not_that_of_its_rank(table, num_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     dataset = StructuredDataset(str(table[0]), batch_size=8)
-    loader = stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+    loader = stateful.StatefulDataLoader(
+        for_torchdata(dataset), batch_size=None, num_workers=num_workers, collate_fn=as_it_is
+    )
     batches = iter(loader)
     for _ in range(3):
         next(batches)
@@ -708,7 +717,8 @@ def test_torchdata_resumes_behind_the_last_batch_of_a_data_set_that_is_wrapped(t
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def build():
-        return stateful.StatefulDataLoader(Wrapping(StructuredDataset(str(table[0]), batch_size=50)), batch_size=None)
+        dataset = for_torchdata(StructuredDataset(str(table[0]), batch_size=50))
+        return stateful.StatefulDataLoader(Wrapping(dataset), batch_size=None)
 
     loader = build()
     batches = iter(loader)
@@ -716,3 +726,20 @@ def test_torchdata_resumes_behind_the_last_batch_of_a_data_set_that_is_wrapped(t
     resumed = build()
     resumed.load_state_dict(loader.state_dict())
     assert list(resumed) == []
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_adapter_for_torchdata_has_the_epoch_and_the_position_of_its_data_set(table, num_workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    dataset = StructuredDataset(str(table[0]), batch_size=8, shuffle=True, split_rows=20)
+    adapted = for_torchdata(dataset)
+    loader = stateful.StatefulDataLoader(adapted, batch_size=None, num_workers=num_workers, collate_fn=as_it_is)
+    first = [check_batch(batch) for batch in loader]
+    dataset.set_epoch(1)
+    second = [check_batch(batch) for batch in loader]
+    adapted.set_epoch(0)
+    assert dataset.epoch == 0
+    assert [check_batch(batch) for batch in loader] == first != second
+    assert len(adapted) == len(first) == len(dataset)
+    assert repr(adapted) == f"for_torchdata({dataset!r})"

@@ -36,7 +36,7 @@ def rows_of(dataset):
 
 def row_groups_read(dataset):
     """(path, row group) of all row groups in the plan of this data set's rank."""
-    plan = dataset.plan().to_arrow([dataset.rank]).to_pydict()
+    plan = dataset.plan.to_arrow([dataset.rank]).to_pydict()
     return set(zip(plan["path"], plan["row_group"], strict=True))
 
 
@@ -66,7 +66,7 @@ def test_every_row_once_over_all_shards(files, nesting, shuffle, shuffle_rows, f
             ]
         counts = Counter(row for shard in shards for row in rows_of(shard))
         repeats = 0
-        for plan in {shard.plan().fingerprint: shard.plan() for shard in shards}.values():
+        for plan in {shard.plan.fingerprint: shard.plan for shard in shards}.values():
             repeats += plan.repeated_rows
     assert set(counts) == set(range(20 if filtered else 0, total))
     assert sum(counts.values()) - len(counts) == repeats
@@ -97,7 +97,7 @@ def test_contiguous_shards_are_spans_of_stored_rows(table):
         list(range(72, 108)),
         list(range(108, 143)),
     ]
-    assert "rows [36, 72) only" in shards[1].plan().explain()
+    assert "rows [36, 72) only" in shards[1].plan.explain()
     inner = [streaming_shard(shards[1], 2, index, contiguous=True) for index in range(2)]
     assert [rows_of(shard) for shard in inner] == [list(range(36, 54)), list(range(54, 72))]
 

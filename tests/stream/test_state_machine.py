@@ -45,7 +45,7 @@ class Rank:
     def step(self):
         batch = next(self.streams[self.done % len(self.streams)])
         self.done += 1
-        self.run.received()
+        self.run.count()
         if self.done == self.steps:
             self.dataset.progress.finish(self.run)
         return check_batch(batch)

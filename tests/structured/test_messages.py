@@ -38,6 +38,7 @@ from torch_dataloader_utils.errors import (
     UnsupportedFeatureError,
     of_type,
 )
+from torch_dataloader_utils.integrations.torchdata import for_torchdata
 
 ROWS = 40
 
@@ -115,9 +116,24 @@ def test_batches_of_batches_are_refused_with_the_recipe(trips, is_stateful, num_
     stateful = pytest.importorskip("torchdata.stateful_dataloader") if is_stateful else None
     loader_class = stateful.StatefulDataLoader if stateful else DataLoader
     dataset = StructuredDataset(trips, batch_size=4, output_format=output_format)
+    dataset = for_torchdata(dataset) if stateful else dataset
     with pytest.raises(ConfigError, match=r"batches of batches.*batch_size=None"):
         next(iter(loader_class(dataset, batch_size=4, num_workers=num_workers)))
     assert len(next(iter(loader_class(dataset, batch_size=None, num_workers=num_workers)))["row"]) == 4
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_torchdata_without_its_adapter_is_refused_with_the_recipe(trips, num_workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = stateful.StatefulDataLoader(StructuredDataset(trips), batch_size=None, num_workers=num_workers)
+    with pytest.raises(ConfigError, match=r"StatefulDataLoader\(for_torchdata\(dataset\), batch_size=None\)"):
+        next(iter(loader))
+
+
+def test_the_adapter_for_torchdata_takes_data_sets_of_batches_alone(trips):
+    with pytest.raises(ConfigTypeError, match=r"for_torchdata got .*RowDataset"):
+        for_torchdata(RowDataset(trips))
 
 
 def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):

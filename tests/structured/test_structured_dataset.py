@@ -147,7 +147,7 @@ def test_hive_partitions_are_typed_columns_and_prune_files(tmp_path, caplog):
     assert {int(year) for batch in batches for year in batch["year"]} == {2023}
     assert batches[0]["kind"][0] == "a"
     assert all_rows(batches) == list(range(202_300, 202_320))
-    assert dataset.plan().inventory.num_groups == 1
+    assert dataset.plan.inventory.num_groups == 1
 
 
 def test_memory_file_systems_work(folder):

@@ -30,6 +30,7 @@ from torch_dataloader_utils import (
     scan_files,
 )
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.integrations.torchdata import for_torchdata
 from torch_dataloader_utils.read.reader import Reader
 
 pytestmark = [
@@ -309,12 +310,12 @@ def test_in_a_plain_dataloader_and_a_stateful_one(texts, num_workers):
 
     whole = [rows_of(batch) for batch in DataLoader(dataset(), batch_size=None, num_workers=num_workers)]
     assert whole == drain(texts, 1, num_workers=num_workers)[0]
-    loader = stateful.StatefulDataLoader(dataset(), batch_size=None, num_workers=num_workers)
+    loader = stateful.StatefulDataLoader(for_torchdata(dataset()), batch_size=None, num_workers=num_workers)
     batches = iter(loader)
     assert [rows_of(next(batches)) for _ in range(7)] == whole[:7]
     state = loader.state_dict()
     del batches
-    resumed = stateful.StatefulDataLoader(dataset(), batch_size=None, num_workers=num_workers)
+    resumed = stateful.StatefulDataLoader(for_torchdata(dataset()), batch_size=None, num_workers=num_workers)
     resumed.load_state_dict(state)
     assert [rows_of(batch) for batch in resumed] == whole[7:]
 

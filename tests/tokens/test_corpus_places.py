@@ -89,7 +89,7 @@ def test_an_iceberg_table_without_its_deleted_rows(tmp_path: Path) -> None:
 def test_parts_of_a_data_set_are_bound_to_its_fingerprint(folder: Path) -> None:
     dataset = StructuredDataset(str(folder))
     parts = plan_parts(dataset, "tokens", 1, None, StoreAccess(), output_prefix="out")
-    fingerprint = dataset.plan().inventory.fingerprint()
+    fingerprint = dataset.plan.inventory.fingerprint()
     assert all(part.describe()["version"] == fingerprint for part in parts)
 
 

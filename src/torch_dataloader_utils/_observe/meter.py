@@ -1,6 +1,7 @@
 """The meter of one loader: adds up what workers count, measures how long the trainer waits, and calls callbacks."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from time import perf_counter_ns
 from typing import Any
@@ -59,37 +60,61 @@ class LoaderMeter:
                 return
             yield answer
 
-    def watch(self, batches: Generator[Any], run: EpochRun) -> Iterator[Any]:
-        """The batches of a pass, counted and timed, with calls of the callbacks."""
+    @contextmanager
+    def watching(self, run: EpochRun) -> Iterator["PassWatch"]:
+        """Inside, one pass: it is counted and timed, and the callbacks are called when it begins and ends."""
         counts = self._begin()
         run = replace(run, metrics=counts.metrics)
-        callbacks = self.callbacks
         try:
-            for callback in callbacks:
+            for callback in self.callbacks:
                 callback.on_epoch_start(run)
-            while True:
-                counts.wait_ns -= perf_counter_ns()
-                try:
-                    batch = next(batches, _END)
-                finally:
-                    counts.wait_ns += perf_counter_ns()
-                if batch is _END:
-                    counts.passes = 1
-                    return
-                counts.batches += 1
-                for callback in callbacks:
-                    callback.on_batch(run, batch)
-                yield batch
+            yield PassWatch(counts, run, self.callbacks)
         finally:
-            batches.close()
             counts.end(run)
-            for callback in callbacks:
+            for callback in self.callbacks:
                 callback.on_epoch_end(run, completed=counts.passes == 1)
 
     def _begin(self) -> "_PassCounts":
         # Both at once: a thread that saw one without the other would count the last pass twice.
         self._pass = _PassCounts(before=replace(self.metrics(), queue_depth=0), begin_ns=perf_counter_ns())
         return self._pass
+
+
+class PassWatch:
+    """Counts the batches of one pass. waiting: a context, inside of which the trainer waits for the next batch."""
+
+    __slots__ = ("_callbacks", "_counts", "_run", "waiting")
+
+    def __init__(self, counts: "_PassCounts", run: EpochRun, callbacks: Sequence[LoaderCallback]) -> None:
+        self._counts = counts
+        self._run = run
+        self._callbacks = callbacks
+        self.waiting = _Waiting(counts)
+
+    def given(self, batch: Any) -> None:
+        """This batch is given to the trainer next."""
+        self._counts.batches += 1
+        for callback in self._callbacks:
+            callback.on_batch(self._run, batch)
+
+    def completed(self) -> None:
+        """There are no more batches."""
+        self._counts.passes = 1
+
+
+class _Waiting:
+    """As `during`, without a generator: it is entered once for each batch."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, counts: "_PassCounts") -> None:
+        self._counts = counts
+
+    def __enter__(self) -> None:
+        self._counts.wait_ns -= perf_counter_ns()
+
+    def __exit__(self, *error: object) -> None:
+        self._counts.wait_ns += perf_counter_ns()
 
 
 def _no_memory() -> Int64s:

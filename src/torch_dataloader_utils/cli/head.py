@@ -63,11 +63,11 @@ def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
     """The rank's first batches: its workers take turns, as in a loader, but all in this process."""
     from torch_dataloader_utils.stream.worker import WorkerStream
 
-    works = dataset.plan().worker_inputs(dataset.rank)
+    works = dataset.plan.worker_inputs(dataset.rank)
     with ExitStack() as stack:
         streams = [iter(WorkerStream(work, dataset.pipeline, dataset.stages.decode)) for work in works[:count]]
         for stream in streams:
-            stack.callback(stream.close)  # type: ignore[attr-defined]  # a generator
+            stack.callback(stream.close)
         taken = (next(streams[number % len(works)], None) for number in range(count))
         return [batch for batch in taken if batch is not None]
 

@@ -148,7 +148,7 @@ def build(
     # 5. Loader.
     if loader_options is None:
         return dataset, None
-    warn_about(dataset.plan())
+    warn_about(dataset.plan)
     return dataset, TableDataLoader(dataset, **loader_options)
 
 

@@ -114,7 +114,7 @@ class TableDataModule(LightningDataModule):
         return loader
 
     def _resume(self, loader: TableDataLoader, saved: Mapping[str, Any]) -> None:
-        """Load `saved`, so that Lightning, which asks for the length next, is told that of this very epoch."""
+        """Load `saved`, so that Lightning, which asks for the length next, gets that of this very epoch."""
         loader.load_state_dict(saved)
         trainer: Any = self.trainer
         if trainer is None:

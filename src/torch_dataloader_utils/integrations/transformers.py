@@ -37,7 +37,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         self._resumed_epoch: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes into trainer_state.json; the same on every rank, or a warning says that it is not."""
+        """The entry in the Trainer's trainer_state.json; the same on every rank, or a warning says that it is not."""
         if self._loader is None:
             return {"args": {}, "attributes": {}}
         warn_of_lost_places(self._loader.dataset)

@@ -227,7 +227,7 @@ class Planner:
         if self.lengths is None:
             raise ConfigError(
                 "max_tokens of token_batches= needs the lengths of all rows, and this plan has none: ask the data set "
-                "that read them, with dataset.plan() or loader.plan."
+                "that read them, with dataset.plan or loader.plan."
             )
         # Chunks of epoch 0 in every epoch: windows, and so the number of batches, stay the same.
         return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)

@@ -135,6 +135,17 @@ def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
     return event
 
 
+class LoaderProgress(Protocol):
+    """Where a loader stands. position: after the last batch."""
+
+    @property
+    def position(self) -> object: ...
+
+    def encode(self, position: Any) -> dict[str, Any]:
+        """The state of a position that this had."""
+        ...
+
+
 @runtime_checkable
 class PositionedLoader(Protocol):
     """A loader that knows its position: what `create_dataloader` and `blend` give.
@@ -142,7 +153,7 @@ class PositionedLoader(Protocol):
     codec: how its batches are written into flat buffers, or None.
     is_transformed: whether a function of the user made the batches, so that they may hold anything.
     next_position: where a pass would begin now.
-    progress: has `position`, the place after the last batch, and `encode(position)`, the state of a position.
+    progress: where it stands.
     """
 
     @property
@@ -152,10 +163,10 @@ class PositionedLoader(Protocol):
     def is_transformed(self) -> bool: ...
 
     @property
-    def next_position(self) -> Any: ...
+    def next_position(self) -> object: ...
 
     @property
-    def progress(self) -> Any: ...
+    def progress(self) -> LoaderProgress: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -202,9 +213,9 @@ class DevicePrefetcher:
         self.device = _find_device(device)
         self._depth = check_integer("depth", depth, least=1)
         # The loader's position after the last batch given out; None: the loader's own state is the state.
-        self._given: Any = None
+        self._given: object = None
         # The loader's position after the last batch taken from it: if it now stands elsewhere, it was moved.
-        self._taken: Any = None
+        self._taken: object = None
         self._copies: CudaCopies | None = None
 
     def __len__(self) -> int:
@@ -230,12 +241,12 @@ class DevicePrefetcher:
         self.loader.load_state_dict(state)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuses; see `refuse_number`."""
+        """Raises ConfigTypeError; see `refuse_number`."""
         refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:
         copies = self._find_copies()
-        waiting: deque[tuple[Any, Transfer | None, Any]] = deque()
+        waiting: deque[tuple[Any, Transfer | None, object]] = deque()
         self._given, self._taken = self.loader.next_position, None
         for batch in self.loader:
             self._taken = self.loader.progress.position
@@ -250,13 +261,13 @@ class DevicePrefetcher:
         self._given = None
 
     def _find_copies(self) -> CudaCopies | None:
-        """What copies batches ahead, kept from pass to pass; None where batches are moved one by one."""
+        """The copies that run ahead, kept from pass to pass; None where batches are moved one by one."""
         codec = self.loader.codec
         if self._copies is None and codec is not None and self.device.type == "cuda":
             self._copies = CudaCopies(self.device, codec, self._depth + 1, holds_objects=self.loader.is_transformed)
         return self._copies
 
-    def _give(self, batch: Any, transfer: Transfer | None, position: Any) -> Any:
+    def _give(self, batch: Any, transfer: Transfer | None, position: object) -> Any:
         if self._copies is not None and transfer is not None:
             batch = self._copies.finish(transfer)
         elif self.device.type != "cpu":

@@ -331,23 +331,23 @@ class LaneReader:
         """The next `rows` rows, as one span or several; fewer only where the lane ends."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
-            self._moved(count)
+            self.advance(count)
             rows -= count
             yield BlockSlice(block, start, start + count)
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
-        """Batches that lie whole in the current block, at most `most`, as views: the fast path."""
+        """Batches that lie whole in the current block, at most `most`, as views: the fast path.
+
+        Call `advance(batch_rows)` for each one that is taken; none are left over when the next rows are asked for.
+        """
         block = self._block_with_rows(batch_rows)
         if block is None:
-            return
+            return iter(())
         count = min((block.num_rows - self._offset) // batch_rows, most)
-        if count == 0:
-            return
-        for batch in block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows):
-            self._moved(batch_rows)
-            yield batch
+        return block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows) if count else iter(())
 
-    def _moved(self, rows: int) -> None:
+    def advance(self, rows: int) -> None:
+        """The next rows of the current block were taken."""
         self._offset += rows
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
 

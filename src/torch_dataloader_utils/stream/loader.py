@@ -1,32 +1,41 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.arguments import check_integer
-from torch_dataloader_utils._core.program import WorkerInput, rows_of_batches
+from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.slab_codec import SlabCodec
-from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
+from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.dataset import TableDataset, count_batches, counted
+from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
+from torch_dataloader_utils.stream.epoch_pass import (
+    BatchSource,
+    PassSetup,
+    PassWork,
+    ProcessSource,
+    StreamSource,
+    epoch_pass,
+)
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
-from torch_dataloader_utils.stream.progress import Pass, Progress
+from torch_dataloader_utils.stream.progress import Progress
 from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement, refuse_number
-from torch_dataloader_utils.stream.transport import torch_workers
 from torch_dataloader_utils.stream.transport.processes import WorkerProcesses, as_it_is
 from torch_dataloader_utils.stream.transport.sendable import check_functions
 from torch_dataloader_utils.stream.worker import WorkerStream
 
+if TYPE_CHECKING:
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
-class TableDataLoader(DataLoader[Any]):
+
+class TableDataLoader(DataLoader[BatchT]):
     """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len`, `plan` and `metrics`.
 
     num_workers=0 decodes ahead in threads of this process. num_workers=N runs N worker processes, under all start
@@ -39,11 +48,11 @@ class TableDataLoader(DataLoader[Any]):
     # Accelerate saves and loads the states of loaders that have this, in save_state and load_state.
     use_stateful_dataloader = True
 
-    dataset: TableDataset
+    dataset: TableDataset[BatchT]
 
     def __init__(
         self,
-        dataset: TableDataset,
+        dataset: TableDataset[BatchT],
         *,
         num_workers: int | None = None,
         callbacks: Sequence[LoaderCallback] | None = None,
@@ -54,7 +63,7 @@ class TableDataLoader(DataLoader[Any]):
         Args:
             dataset: what is read.
             num_workers: as many as the data set was made for; None says that too.
-            callbacks: what hears of its passes.
+            callbacks: called at its passes and batches.
             options: those of torch's DataLoader that do not follow from the data set.
 
         Raises:
@@ -100,14 +109,14 @@ class TableDataLoader(DataLoader[Any]):
         return bool(self.dataset.pipeline.functions)
 
     @property
-    def next_position(self) -> Any:
-        """Where a pass would begin now (a Position)."""
-        return self.dataset.progress.next_position(self.dataset.topology)
+    def next_position(self) -> Position:
+        """Where a pass would begin now."""
+        return self.dataset.next_position
 
     @property
-    def plan(self) -> Any:
-        """The plan of the pass that would begin now (an EpochPlan)."""
-        return self.dataset.plan()
+    def plan(self) -> "EpochPlan":
+        """The plan of the pass that would begin now."""
+        return self.dataset.plan
 
     @property
     def epoch(self) -> int:
@@ -129,7 +138,7 @@ class TableDataLoader(DataLoader[Any]):
             self._processes.decode_as(self._decode)
 
     def metrics(self) -> Metrics:
-        """What this loader has done since it was built: rows, bytes, requests, times. Callable from any thread."""
+        """Counts since the loader was built: rows, bytes, requests, times. Callable from any thread."""
         return self._meter.metrics()
 
     @property
@@ -144,7 +153,7 @@ class TableDataLoader(DataLoader[Any]):
             self._placement = Placement.of_process(non_blocking=self.pin_memory)
 
     def place(self, device: torch.device | str | int | None, non_blocking: bool = False) -> None:
-        """Give batches on `device` from the next pass on (None: where they are), and tell Accelerate of each pass."""
+        """Give batches on `device` from the next pass on (None: where they are); Accelerate then follows each pass."""
         self._placement = Placement(device=device, non_blocking=non_blocking)
 
     def set_epoch(self, epoch: int) -> None:
@@ -163,79 +172,37 @@ class TableDataLoader(DataLoader[Any]):
         """Batches of this rank in the present epoch, those already received included.
 
         Raises:
-            TypeError: row counts are not known, so only reading can tell.
+            TypeError: row counts are not known, so only a pass can count them.
         """
-        return count_batches(self.dataset.planner, self.next_position, self.dataset.rank)
+        return len(self.dataset)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuses; see `refuse_number`."""
+        """Raises ConfigTypeError; see `refuse_number`."""
         refuse_number(self, index)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class here
+    def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]  # torch promises its own iterator class here
         # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
-        return closed_at_exit(self._batches())
+        return closed_at_exit(epoch_pass(self.dataset, self._set_up))
 
-    def _batches(self) -> Generator[Any]:
-        dataset = self.dataset
-        dataset.check_ranks()
-        run = dataset.progress.begin(dataset.topology)
-        plan = dataset.planner.plan(run.position)
-        works = plan.worker_inputs(dataset.rank)
-        done = run.position.segment.steps_of(dataset.rank)
-        left = None if plan.rank_steps is None else plan.rank_steps[dataset.rank] - done
-        placement = self._placement
-        ready = partial(self._ready, placement)
-        if self._processes is None:
-            batches = self._from_threads(works[0], run, ready)
-        else:
-            batches = self._from_processes(self._processes, works, done, left, run, ready)
-        watched = EpochRun(
-            epoch=run.position.epoch,
-            rank=dataset.rank,
-            num_ranks=dataset.topology.num_ranks,
-            num_workers=self.num_workers,
-            num_batches=left,
-            num_rows=None if left is None else sum(rows_of_batches(work.program.batching) for work in works),
-            padding_rows=plan.padding_rows(dataset.rank),
-            fingerprint=dataset.planner.identity.fingerprint,
+    def _set_up(self) -> PassSetup:
+        """How a pass that begins now is run."""
+        return PassSetup(
+            topology=self.dataset.topology,
+            open_source=self._open_source,
+            num_processes=self.num_workers,
+            meter=self._meter,
+            in_order=self.in_order,
+            pins=self.pin_memory,
+            placement=self._placement,
         )
-        given = self._meter.watch(batches, watched)
-        if placement is not None:
-            given = placement.follow(given, left, repeats_at_end=plan.padding_rows(dataset.rank) > 0)
-        yield from dataset.compared_with_peers(given, run.position, plan)
 
-    def _from_threads(self, work: WorkerInput, run: Pass, ready: Callable[[Any], Any]) -> Generator[Any]:
-        dataset = self.dataset
-        stream = WorkerStream(work, dataset.pipeline, self._decode, self._meter.worker(self._decode.threads))
-        yield from counted(stream, run, dataset.progress, 0, ready)
-
-    def _from_processes(
-        self,
-        processes: WorkerProcesses,
-        works: Sequence[WorkerInput],
-        done: int,
-        left: int | None,
-        run: Pass,
-        ready: Callable[[Any], Any],
-    ) -> Generator[Any]:
-        first_worker = 0 if left is None else done % len(works)
-        for worker, cursor, arrived in processes.deliver(works, first_worker, left, self._meter):
-            batch = ready(arrived)
-            if left is None:
-                run.received_from(worker, cursor)
-            else:
-                run.received() if self.in_order else run.received_out_of_turn(worker)
-                left -= 1
-                if left == 0:
-                    self.progress.finish(run)
-            yield batch
-        self.progress.finish(run)
-
-    def _ready(self, placement: Placement | None, batch: Any) -> Any:
-        """The batch where the trainer wants it; for `counted`, since either step may run out of memory."""
-        if self.pin_memory and torch.cuda.is_available():
-            batch = torch_workers.pinned(batch)
-        return batch if placement is None else placement.place(batch)
+    def _open_source(self, work: PassWork) -> BatchSource:
+        """Start the threads or the processes of one pass."""
+        if self._processes is None:
+            counters = self._meter.worker(self._decode.threads)
+            return StreamSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
+        delivered = self._processes.deliver(work.inputs, work.first_worker, work.num_batches, self._meter)
+        return ProcessSource(delivered, work.num_batches)
 
 
 def _check_workers(dataset: Any, num_workers: int | None) -> int:

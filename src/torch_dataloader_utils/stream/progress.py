@@ -4,18 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, partial_state
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch, SharedPasses
 
 
 class Pass:
     """One pass over an epoch, or over the rest of one; counts the batches that were received.
 
     stride: steps from one batch to the next; the number of workers where one worker counts its own batches.
-    left_turn: whether a batch ever came before one of an earlier step (`in_order=False`).
+    was_out_of_order: whether a batch ever came before one of an earlier step (`in_order=False`).
     """
 
     def __init__(self, position: Position, rank: int, stride: int) -> None:
@@ -28,7 +31,7 @@ class Pass:
         self._reached: list[Cursor] | None = None if stored is None else list(stored)
         self._before_last: Position | None = None
         self._from_worker: dict[int, int] = {}
-        self.left_turn = False
+        self.was_out_of_order = False
 
     @property
     def before_last(self) -> Position:
@@ -42,27 +45,17 @@ class Pass:
         segment = replace(self._begin.segment, steps=self._steps, cursors=cursors)
         return replace(self._begin, segment=segment)
 
-    def received(self) -> None:
+    def count(self) -> None:
         """One more batch was received."""
         self._steps += self._stride
 
-    def received_out_of_turn(self, worker: int) -> None:
-        """A batch of `worker` was received, perhaps before its turn (`in_order=False`)."""
+    def count_out_of_order(self, worker: int) -> None:
+        """A batch of `worker` was received, perhaps before one of an earlier step (`in_order=False`)."""
         self._steps += 1
         self._from_worker[worker] = self._from_worker.get(worker, 0) + 1
-        self.left_turn = self.left_turn or not self.is_in_turn
+        self.was_out_of_order = self.was_out_of_order or not self.is_in_order
 
-    @property
-    def is_in_turn(self) -> bool:
-        """Whether the batches received are the first ones of the epoch, so that their count tells which they are."""
-        workers = self._begin.segment.topology.num_workers
-        first, count = self._begin.segment.steps_of(self._rank) % workers, sum(self._from_worker.values())
-        return all(
-            self._from_worker.get((first + turn) % workers, 0) == (count - turn + workers - 1) // workers
-            for turn in range(workers if self._from_worker else 0)
-        )
-
-    def received_from(self, worker: int, cursor: Cursor) -> None:
+    def count_with_cursor(self, worker: int, cursor: Cursor) -> None:
         """Without row counts: a batch of `worker` was received. cursor: how far its lane came since the pass began."""
         self._before_last = self.position
         self._steps += self._stride
@@ -71,9 +64,25 @@ class Pass:
         units, rows = self._stored[worker]
         self._reached[worker] = (units + cursor[0], cursor[1] if cursor[0] else rows + cursor[1])
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the batches received are the first ones of the epoch, so that their count says which they are."""
+        workers = self._begin.segment.topology.num_workers
+        first, count = self._begin.segment.steps_of(self._rank) % workers, sum(self._from_worker.values())
+        return all(
+            self._from_worker.get((first + offset) % workers, 0) == (count - offset + workers - 1) // workers
+            for offset in range(workers if self._from_worker else 0)
+        )
+
 
 class Progress:
-    """The only mutable part of a data set: the position that plans are made from and states are taken of.
+    """All that changes in a data set: the position that plans are made from and states are taken of.
+
+    Everything else stays as it was made. Only `ComparedPasses` also counts passes, to compare them with those of other
+    ranks; no row depends on that.
+
+    Workers of a foreign DataLoader have copies of it from the moment when they started. Through shared memory a copy
+    learns the epoch that was set in the trainer's process, and whether a state was loaded there that it does not have.
 
     A pass begins at the start of the epoch or, once, at the place of a loaded state. After `break`, a new pass begins
     the epoch again; a state taken in between has the place of the broken pass. After the last batch the state names the
@@ -86,7 +95,7 @@ class Progress:
     may still be in it, and `merge_states` must know that this rank has taken all its steps.
 
     Inside a DataLoader with W workers each worker counts for itself: its steps are those of the rank that are its own
-    batches, p, p + W, p + 2W, ... for worker p. The number of steps then tells both the worker and how far it came.
+    batches, p, p + W, p + 2W, ... for worker p. The number of steps then says both which worker it is and where.
     """
 
     def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
@@ -101,6 +110,11 @@ class Progress:
         self._finished_epoch: int | None = None
         self._has_ended = False
         self.is_read_ahead = False
+        self._shared_epoch = SharedEpoch()
+        self._shared_passes = SharedPasses()
+        # What this copy knows of both: the epoch that was set last, and how many states were loaded.
+        self._known_epoch = 0
+        self._known_loads = 0
 
     @property
     def epoch(self) -> int:
@@ -109,20 +123,40 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`; keeps a loaded position of that epoch, but no log of the one before."""
+        self._shared_epoch.value = epoch
+        self._shared_passes.forget()
+        self._go_to_epoch(epoch)
+
+    def _go_to_epoch(self, epoch: int) -> None:
+        self._known_epoch = epoch
         if self._loaded is not None and self._loaded.epoch != epoch:
-            self.forget_loaded()
+            self._forget_loaded()
         elif self._loaded is not None:
             self._loaded = replace(self._loaded, before=())
         self._epoch = epoch
         self._pass = None
         self._finished_epoch = None
 
-    @property
-    def is_of_worker(self) -> bool:
-        """Whether the loaded state is one that a DataLoader worker saved of itself."""
-        return self._loaded_worker is not None
+    def follow_trainer(self, worker: int | None) -> None:
+        """Take over what was set in the trainer's process since this copy last looked; `worker` begins a pass.
 
-    def forget_loaded(self) -> None:
+        Raises:
+            ConfigError: a state was loaded there, which does not reach a worker that runs.
+        """
+        passes, epoch = self._shared_passes, self._shared_epoch.value
+        if passes.loads != self._known_loads:
+            raise ConfigError(
+                "A state was loaded into a data set that persistent workers of a DataLoader read already: it does not "
+                "reach them. Load it before the first pass, make a new DataLoader, or use create_dataloader."
+            )
+        has_begun = passes.has_begun if worker is None else not passes.begin(worker)
+        if has_begun and self._loaded_worker is None:
+            # Each new worker gets a copy from before the pass in which the loaded state was used up.
+            self._forget_loaded()
+        if epoch != self._known_epoch:
+            self._go_to_epoch(epoch)
+
+    def _forget_loaded(self) -> None:
         """Begin the next pass at the start of the epoch."""
         self._loaded = None
         self._loaded_worker = None
@@ -149,7 +183,7 @@ class Progress:
                 f"A second pass over epoch {self._epoch} without set_epoch: the order is the same again. Call "
                 "set_epoch(epoch) before each pass."
             )
-        self.forget_loaded()
+        self._forget_loaded()
         self._finished_epoch = None
         self._has_ended = False
         self._worker = worker
@@ -210,14 +244,21 @@ class Progress:
         """The state as a new JSON-able dict.
 
         Raises:
-            ConfigError: batches came out of turn (`in_order=False`), so that no number of steps says which they were.
+            ConfigError: batches came out of order (`in_order=False`), so that no number of steps says which they were;
+                or workers of a DataLoader read the data set, and only they know how far they are.
         """
-        if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_turn:
-            raise _out_of_turn()
+        if get_worker_info() is None and self._shared_passes.has_begun:
+            raise ConfigError(
+                "Workers of a DataLoader read this data set, and how far they are is not known here. Take states from "
+                "the loader that create_dataloader gives, or from torchdata's StatefulDataLoader around "
+                "for_torchdata(dataset); after a pass, set_epoch() to the next epoch first."
+            )
+        if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_order:
+            raise _out_of_order()
         return self._encoded(self.position)
 
     def state_for_torchdata(self) -> dict[str, Any]:
-        """The state as torchdata needs it, which must tell a pass after its last batch from one that has ended.
+        """The state as torchdata needs it: after the last batch another one than after the end of the pass.
 
         After the last batch the state stays in its epoch until one more batch was asked for; a pass that continues from
         there is empty.
@@ -233,10 +274,10 @@ class Progress:
         """The state of a position that this had before.
 
         Raises:
-            ConfigError: batches of its pass came out of turn, and whether they had by then is not known any more.
+            ConfigError: batches of its pass came out of order, and whether they had by then is not known any more.
         """
-        if self._pass is not None and self._pass.left_turn and position.epoch == self._pass.position.epoch:
-            raise _out_of_turn()
+        if self._pass is not None and self._pass.was_out_of_order and position.epoch == self._pass.position.epoch:
+            raise _out_of_order()
         return self._encoded(position)
 
     def _encoded(self, position: Position) -> dict[str, Any]:
@@ -266,9 +307,12 @@ class Progress:
         self._epoch = self._loaded.epoch
         self._pass = None
         self._finished_epoch = None
+        if not in_worker:
+            self._known_loads = self._shared_passes.count_load()
+            self._shared_epoch.value = self._known_epoch = self._epoch
 
 
-def _out_of_turn() -> ConfigError:
+def _out_of_order() -> ConfigError:
     return ConfigError(
         "With in_order=False the batches received so far are not the first of the epoch, and a state would lose or "
         "repeat rows. Save states at the end of an epoch, or leave in_order=True."

@@ -9,8 +9,8 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -196,8 +196,10 @@ def check_alike(inventory: Inventory) -> None:
 
 
 def data_record(inventory: Inventory) -> dict[str, str]:
-    """What decides which rows row group i has; without times, and of paths only what lies below the directory that all
-    files are in: ranks may have copies on local disks.
+    """Digests of all that decides which rows row group i has.
+
+    Without times, and of paths only what lies below the directory that all files are in: ranks may have copies on local
+    disks.
     """
     groups, paths = inventory.groups, inventory.files.paths
     ends = [paths[0], paths[len(paths) - 1]] if len(paths) else [""]  # they are sorted
@@ -231,35 +233,55 @@ class ComparedPasses:
         self.compares_places = True
         self._name = name_of_call("pass")
         self._number = 0
-        self._place: Any = None
-        self._left: int | None = None
+        self._place: Hashable = None
+        # Batches of the present pass that were not given yet, if known.
+        self.left: int | None = None
 
-    def watch(self, batches: Iterator[Any], record: Record, place: Any, left: int | None) -> Generator[Any]:
-        """The batches; published records are checked before batches 2, 4, 8, ... are given, and after the only one.
+    @contextmanager
+    def comparing(self, record: Record, place: Hashable, left: int | None) -> Iterator["PassComparison"]:
+        """Inside, one pass, whose record is published; `PassComparison.before_batch` compares it with the others'.
 
-        In a job whose ranks meet in a collective at each step, all have published before the second batch, and so all
-        raise there; a check before the first would leave some waiting for those that raise.
-
-        place: where the pass begins; any value. None: passes are not told apart.
+        place: where the pass begins; any value. None: passes are not distinguished.
         left: how many batches there are, None if not known.
+
+        Raises:
+            ConfigError, DataError, CheckpointMismatchError: see `Comparison.check`.
         """
-        if self._place is not None and (place != self._place or self._left == 0):
+        if self._place is not None and (place != self._place or self.left == 0):
             self._number += 1
-        self._place, self._left = place, left
+        self._place, self.left = place, left
         comparison = publish(f"{self._name}-{self._number}", self.peers, {**self.options, **record})
-        with closing(batches), comparison.inside():  # type: ignore[type-var]  # passes are generators
-            number, next_check = 0, 2
-            for number, batch in enumerate(batches, start=1):
-                if number == next_check:
-                    check_published()
-                    next_check *= 2
-                if self._left:
-                    self._left -= 1
-                yield batch
+        with comparison.inside():
+            compared = PassComparison(self)
+            yield compared
             if self._place is not None:
-                self._left = 0
-            if number < 2:
+                self.left = 0
+            if compared.num_given < 2:
                 check_published()
+
+
+class PassComparison:
+    """Checks published records before batches 2, 4, 8, ... of one pass are given, and after the only one.
+
+    In a job whose ranks meet in a collective at each step, all have published before the second batch, and so all
+    raise there; a check before the first would leave some waiting for those that raise.
+    """
+
+    def __init__(self, passes: ComparedPasses) -> None:
+        self._passes = passes
+        self.num_given = 0
+
+    def before_batch(self) -> None:
+        """A batch is given next.
+
+        Raises:
+            ConfigError, DataError, CheckpointMismatchError: see `Comparison.check`.
+        """
+        self.num_given += 1
+        if self.num_given > 1 and self.num_given.bit_count() == 1:
+            check_published()
+        if self._passes.left:
+            self._passes.left -= 1
 
 
 def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None:

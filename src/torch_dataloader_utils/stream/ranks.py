@@ -1,4 +1,4 @@
-"""Which rank this process is, and work that the ranks of torch.distributed do together.
+"""The rank of this process, and work that the ranks of torch.distributed do together.
 
 For tables, only this module and `rank_comparison.py` use torch.distributed. Elsewhere, `tokens/dataset_builder.py`
 finds which process of a node goes first, `wrappers/sharded.py` reads a user's group or mesh, and `packing/` uses
@@ -222,7 +222,7 @@ T = TypeVar("T")
 
 
 def counting_part(num_ranks: int, rank: int) -> tuple[int, int]:
-    """Which part of a shared count is this process's: (rank, num_ranks) with a process group of that size, else all."""
+    """This process's part of a shared count: (rank, num_ranks) with a process group of that size, else all."""
     return (rank, num_ranks) if num_ranks > 1 and running_ranks() == num_ranks else (0, 1)
 
 
@@ -237,7 +237,7 @@ def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def all_or_none(work: Callable[[], T]) -> T:
-    """What `work` gives on this rank, if it fails on none; every rank of the default process group must call it.
+    """The result of `work` on this rank, if it fails on none; every rank of the default process group must call it.
 
     An error is raised on all ranks, so that none waits for one that failed: as it is where it happened, elsewhere as
     one of its class that names the rank.
@@ -255,16 +255,16 @@ def all_or_none(work: Callable[[], T]) -> T:
 
 
 def _failures(failure: BaseException | None) -> list[LoaderError]:
-    """What failed on all ranks, as errors that name them; `failure`: on this one."""
+    """The failures of all ranks, as errors that name them; `failure`: this one's."""
     if not add_over_ranks(np.array([failure is not None], dtype=np.int64))[0]:
         return []
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, None if failure is None else (type(failure), str(failure)))
-    return [each[0](f"rank {rank} failed: {each[1]}") for rank, each in enumerate(told) if each is not None]
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, None if failure is None else (type(failure), str(failure)))
+    return [each[0](f"rank {rank} failed: {each[1]}") for rank, each in enumerate(failures) if each is not None]
 
 
 def from_rank_zero(make: Callable[[], T]) -> T:
-    """What `make` gives on rank 0 of the default process group, on every rank; every rank must call it.
+    """The result of `make` on rank 0 of the default process group, on every rank; every rank must call it.
 
     Without a process group it is this process's own. An error of rank 0 is raised on all ranks, so that none waits.
     """

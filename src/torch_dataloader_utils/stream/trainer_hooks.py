@@ -1,4 +1,4 @@
-"""What trainers expect of a loader: a sampler that takes epochs, batches on the device, news of the last batch.
+"""Hooks of trainers in a loader: a sampler that takes epochs, batches on the device, which batch is the last one.
 
 Accelerate keeps a list of the loaders that are being iterated (`GradientState`), and asks the innermost one two things:
 whether this batch is its last, so that `accelerator.accumulate` steps the optimizer, and how many rows of the last
@@ -6,21 +6,24 @@ global batch are no padding (`remainder`, 0: all of them), so that `accelerator.
 """
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import Sampler
 
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigTypeError
-from torch_dataloader_utils.stream.dataset import TableDataset
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.stream.dataset import TableDataset
 
 
 class EpochSampler(Sampler[None]):
     """Stands where trainers look for a DistributedSampler: passes epochs on to the data set, and orders nothing."""
 
-    def __init__(self, dataset: TableDataset) -> None:
+    def __init__(self, dataset: "TableDataset") -> None:
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[None]:
@@ -35,7 +38,7 @@ class EpochSampler(Sampler[None]):
             self._dataset.set_epoch(epoch)
 
 
-def warn_of_lost_places(dataset: TableDataset) -> None:
+def warn_of_lost_places(dataset: "TableDataset") -> None:
     """Warn if the state has the place of one rank only, where a trainer saves the state of one rank for all of them."""
     if dataset.topology.num_ranks > 1 and dataset.progress.position.segment.cursors is not None:
         warn_user(
@@ -49,7 +52,7 @@ class LoaderRecord:
     """One pass, as GradientState sees it.
 
     repeats_at_end: this rank's last batch is one row that came before, because it has none left for a last step.
-    Accelerate cannot be told: its remainder is of all ranks together, and the ranks that repeat may be any.
+    Accelerate has no place for this: its remainder is of all ranks together, and the ranks that repeat may be any.
     """
 
     repeats_at_end: bool
@@ -77,11 +80,12 @@ class Placement:
 
         return batch if self.device is None else send_to_device(batch, self.device, self.non_blocking)
 
-    def follow(self, batches: Iterator[Any], num_batches: int | None, repeats_at_end: bool) -> Generator[Any]:
-        """`batches`, with Accelerate told where the pass stands.
+    @contextmanager
+    def following(self, *, repeats_at_end: bool) -> Iterator[LoaderRecord]:
+        """Inside, Accelerate follows a pass, by the record that this gives.
 
-        Which batch is the last one is known without looking ahead, because plans count batches; so states stay those
-        of batches received. Without row counts (num_batches=None) no batch is called the last one.
+        Plans count batches, so which one is the last is known without looking ahead, and states stay those of the
+        batches received. Without row counts no batch is called the last one.
         """
         from accelerate.state import GradientState
 
@@ -89,15 +93,13 @@ class Placement:
         record = LoaderRecord(repeats_at_end=repeats_at_end)
         gradient_state._add_dataloader(record)
         try:
-            for number, batch in enumerate(batches, start=1):
-                record.end_of_dataloader = number == num_batches
-                yield batch
+            yield record
         finally:
             gradient_state._remove_dataloader(record)
 
 
 def refuse_number(loader: object, index: object) -> NoReturn:
-    """Refuses what Python answers with "not subscriptable".
+    """Raises the error for `loader[index]`, where Python would only say "not subscriptable".
 
     Raises:
         ConfigTypeError: always.

@@ -1,7 +1,7 @@
 """The batches of one worker: the same code in the trainer's process, in a worker process, and in tests."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ _MOST_BATCHES = 64
 _MOST_BYTES = 16 << 20
 
 
-class Drawn(NamedTuple):
-    """A batch of a lot: how many rows it has, and the row group of its last row (for messages)."""
+class CollectedBatch(NamedTuple):
+    """A batch among several that are collected at once: its rows, and the row group of its last row (for messages)."""
 
     rows: int
     where: str
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
 class Assembler:
     """Takes rows from lanes, in the order of the batching.
 
-    says_where: whether `Drawn.where` is needed; it takes time to compute.
+    says_where: whether `CollectedBatch.where` is needed; it takes time to compute.
     """
 
     batching: Batching
@@ -60,23 +60,23 @@ class Assembler:
         Raises:
             InternalError: a lane has fewer rows than were planned.
         """
-        lot = RowCollector()
-        self._draw(parts, lot)
-        return lot.block(self.shaper)
+        collector = RowCollector()
+        self._collect(parts, collector)
+        return collector.block(self.shaper)
 
-    def spans(self, parts: BatchParts) -> list[BlockSlice]:
-        """The rows of these parts, as spans of blocks.
+    def slices(self, parts: BatchParts) -> list[BlockSlice]:
+        """The rows of these parts, where they lie in blocks.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
         """
-        spans = [span for lane, rows in parts for span in self.lanes[lane].take(rows)]
-        found, wanted = sum(span.stop - span.start for span in spans), rows_of_parts(parts)
+        slices = [each for lane, rows in parts for each in self.lanes[lane].take(rows)]
+        found, wanted = sum(each.stop - each.start for each in slices), rows_of_parts(parts)
         if found != wanted:
             raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
-        return spans
+        return slices
 
-    def collected(self, length: int) -> Iterator[tuple[Block, list[Drawn]]]:
+    def collected(self, length: int) -> Iterator[tuple[Block, list[CollectedBatch]]]:
         """The rows of several batches as one block, and what each batch is.
 
         `length` batches at a time; where lanes mix, up to twice as many each time, a multiple of `length`.
@@ -86,20 +86,21 @@ class Assembler:
         """
         first, at_once, count = 0, length, self.batching.num_batches or 0
         while first < count:
-            lot = RowCollector()
+            collector = RowCollector()
             numbers = range(first, min(first + at_once, count))
-            batches = [self._draw(self.batching.parts(number), lot) for number in numbers]
-            block = lot.block(self.shaper)
+            batches = [self._collect(self.batching.parts(number), collector) for number in numbers]
+            block = collector.block(self.shaper)
             yield block, batches
             first += len(batches)
             if self.mixes:
                 most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
                 at_once = max(length, min(2 * at_once, most) // length * length)
 
-    def _draw(self, parts: BatchParts, lot: RowCollector) -> Drawn:
-        before = lot.num_rows
-        lot.add(self.spans(parts))
-        return Drawn(rows=lot.num_rows - before, where=self.lanes[parts[-1][0]].where if self.says_where else "")
+    def _collect(self, parts: BatchParts, collector: RowCollector) -> CollectedBatch:
+        before = collector.num_rows
+        collector.add(self.slices(parts))
+        where = self.lanes[parts[-1][0]].where if self.says_where else ""
+        return CollectedBatch(rows=collector.num_rows - before, where=where)
 
 
 Function = Callable[[Any], Any]
@@ -107,7 +108,7 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How row groups become the batches that the trainer receives; picklable, the same for every worker.
+    """The way from row groups to the batches that the trainer receives; picklable, the same for every worker.
 
     codec: writes batches into shared slabs; None: they are pickled through a queue.
     functions: the user's transform and collate function, applied to each batch one after the other.
@@ -119,6 +120,10 @@ class Pipeline:
     codec: SlabCodec | None = None
     functions: tuple[Function, ...] = ()
     row_bytes: int = 0
+
+
+Made = tuple[Any, int, LaneReader | CollectedBatch]
+"""A batch, its rows, and an object whose `where` is the row group that it ends in."""
 
 
 class WorkerStream:
@@ -137,7 +142,7 @@ class WorkerStream:
     ) -> None:
         self.counters = counters or WorkerCounters()
         self._watch = watch
-        self._schedule = work.program.batching
+        self._batching = work.program.batching
         self._pipeline = pipeline
         self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._lanes = [
@@ -145,35 +150,37 @@ class WorkerStream:
             for lane in work.program.lanes
         ]
         self._assembler = Assembler(
-            batching=self._schedule, lanes=self._lanes, shaper=pipeline.shaper, says_where=bool(pipeline.functions)
+            batching=self._batching, lanes=self._lanes, shaper=pipeline.shaper, says_where=bool(pipeline.functions)
         )
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there will be; None when only reading can tell."""
-        return self._schedule.num_batches
+        """How many batches there will be; None where rows are not counted."""
+        return self._batching.num_batches
 
     @property
     def cursor(self) -> Cursor:
         """Where the (only) lane stands after the last batch; meaningful for plans without row counts."""
         return self._lanes[0].cursor
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
+        functions = self._pipeline.functions
         with self._running():
-            for batch, source in self._batches():
-                yield self._finish(batch, source)
+            for batch, rows, ending in self._made():
+                self.counters.rows += rows
+                yield self._transformed(batch, ending.where) if functions else batch
 
     def batch_groups(self, length: int) -> Iterator[BatchGroup]:
-        """The same batches, `length` in a run (fewer in the last one); only without functions of the user.
+        """The same batches in groups of `length` (fewer in the last one); only without functions of the user.
 
         Raises:
-            InternalError: only reading can tell how many batches there are, or there are functions.
+            InternalError: rows are not counted, or there are functions.
         """
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
         with self._running():
-            if isinstance(self._schedule, SingleLane):
-                yield from self._groups_of_one_lane(self._schedule, length)
+            if isinstance(self._batching, SingleLane):
+                yield from self._groups_of_one_lane(self._batching, length)
             else:
                 yield from self._groups_of_mixed_batches(length)
 
@@ -182,12 +189,12 @@ class WorkerStream:
         regular = batching.num_batches - len(batching.tail_rows)
         rows_left = itertools.chain(itertools.repeat(batching.batch_rows, regular), batching.tail_rows)
         while rows := tuple(itertools.islice(rows_left, length)):
-            yield self._run(rows)
+            yield self._group(rows)
 
-    def _run(self, rows: tuple[int, ...]) -> BatchGroup:
-        spans = self._assembler.spans(((0, sum(rows)),))
+    def _group(self, rows: tuple[int, ...]) -> BatchGroup:
+        slices = self._assembler.slices(((0, sum(rows)),))
         self.counters.rows += sum(rows)
-        return BatchGroup(pieces=tuple(group_parts(spans, rows, self._pipeline.shaper)))
+        return BatchGroup(pieces=tuple(group_parts(slices, rows, self._pipeline.shaper)))
 
     def _groups_of_mixed_batches(self, length: int) -> Iterator[BatchGroup]:
         for block, batches in self._assembler.collected(length):
@@ -210,81 +217,81 @@ class WorkerStream:
             for lane in self._lanes:
                 lane.close()
 
-    def _batches(self) -> Iterator[tuple[Any, LaneReader | Drawn]]:
-        """Every batch, with an object whose `where` tells the row group that it ends in."""
-        batching = self._schedule
+    def _made(self) -> Iterator[Made]:
+        """Every batch, before functions of the user: made in the way that fits the batching."""
+        batching = self._batching
         match batching:
             case SingleLane():
-                regular = batching.num_batches - len(batching.tail_rows)
-                yield from self._regular_batches(self._lanes[0], batching.batch_rows, regular)
-                for rows in batching.tail_rows:
-                    yield self._batch(((0, rows),))
+                return self._of_one_lane(batching)
             case UntilExhausted():
-                yield from self._until_exhausted(self._lanes[0], batching.batch_rows)
+                return self._until_exhausted(self._lanes[0], batching.batch_rows)
             case _ if self._assembler.mixes:
-                yield from self._mixed_batches()
+                return self._of_mixed_lanes()
             case RotatingLanes():
-                yield from self._whole_batches(batching)
+                return self._of_rotating_lanes(batching)
             case _:
-                yield from map(self._batch, map(batching.parts, range(batching.num_batches or 0)))
+                return map(self._put_together, map(batching.parts, range(batching.num_batches or 0)))
 
-    def _regular_batches(self, lane: LaneReader, rows: int, count: int) -> Iterator[tuple[Any, LaneReader]]:
-        """`count` batches of `rows` rows of one lane: views of a block wherever they lie whole in it."""
+    def _of_one_lane(self, batching: SingleLane) -> Iterator[Made]:
+        """Views of a block wherever batches lie whole in it."""
+        lane, rows = self._lanes[0], batching.batch_rows
+        regular = batching.num_batches - len(batching.tail_rows)
         done = 0
-        while done < count:
+        while done < regular:
             before = done
-            for batch in lane.whole_batches(rows, count - done):
+            for batch in lane.whole_batches(rows, regular - done):
+                lane.advance(rows)
                 done += 1
-                self.counters.rows += rows
-                yield batch, lane
-            if done == before:  # the present block holds no batch: one is put together from several
+                yield batch, rows, lane
+            if done == before:  # the present block holds no whole batch
                 done += 1
-                yield self._batch(((0, rows),))
+                yield self._put_together(((0, rows),))
+        for rows in batching.tail_rows:
+            yield self._put_together(((0, rows),))
 
-    def _whole_batches(self, batching: RotatingLanes) -> Iterator[tuple[Any, LaneReader]]:
-        """Batches that are one micro-batch each; a block is split at once, and its batches wait for their turn."""
+    def _of_rotating_lanes(self, batching: RotatingLanes) -> Iterator[Made]:
+        """Batches that are one micro-batch each; a block is split at once, and its batches are kept until their lane's
+        next one is due.
+        """
         at_hand: dict[int, Iterator[Any]] = {}
         for number in range(batching.num_batches):
-            ((lane, rows),) = batching.parts(number)
-            reader = self._lanes[lane]
-            batch = next(at_hand.get(lane, iter(())), None)
+            ((index, rows),) = batching.parts(number)
+            lane = self._lanes[index]
+            batch = next(at_hand.get(index, iter(())), None)
             if batch is None:
-                at_hand[lane] = reader.whole_batches(rows, batching.num_batches)
-                batch = next(at_hand[lane], None)
-            if batch is None:  # the present block holds no batch: one is put together from several
-                yield self._batch(((lane, rows),))
+                at_hand[index] = lane.whole_batches(rows, batching.num_batches)
+                batch = next(at_hand[index], None)
+            if batch is None:  # the present block holds no whole batch
+                yield self._put_together(((index, rows),))
                 continue
-            self.counters.rows += rows
-            yield batch, reader
+            lane.advance(rows)
+            yield batch, rows, lane
 
-    def _until_exhausted(self, lane: LaneReader, rows: int) -> Iterator[tuple[Any, LaneReader]]:
+    def _until_exhausted(self, lane: LaneReader, batch_rows: int) -> Iterator[Made]:
         """Batches of a lane whose rows are not counted, the last one shorter if it must be."""
-        while spans := list(lane.take(rows)):
-            lot = RowCollector()
-            lot.add(spans)
-            self.counters.rows += lot.num_rows
-            yield lot.block(self._pipeline.shaper).to_batch(), lane
+        while slices := list(lane.take(batch_rows)):
+            collector = RowCollector()
+            collector.add(slices)
+            yield collector.block(self._pipeline.shaper).to_batch(), collector.num_rows, lane
 
-    def _mixed_batches(self) -> Iterator[tuple[Any, Drawn]]:
+    def _of_mixed_lanes(self) -> Iterator[Made]:
         """Batches with rows of several lanes: many are put together at once, and cut apart again."""
         for block, batches in self._assembler.collected(1):
             stop = 0
             whole = block.split(batches[0].rows)
-            for drawn in batches:
-                start, stop = stop, stop + drawn.rows
-                self.counters.rows += drawn.rows
+            for collected in batches:
+                start, stop = stop, stop + collected.rows
                 # The last batch of an epoch may be a shorter one.
-                yield next(whole) if drawn.rows == batches[0].rows else block.slice(start, stop).to_batch(), drawn
+                is_whole = collected.rows == batches[0].rows
+                batch = next(whole) if is_whole else block.slice(start, stop).to_batch()
+                yield batch, collected.rows, collected
 
-    def _batch(self, parts: BatchParts) -> tuple[Any, LaneReader]:
+    def _put_together(self, parts: BatchParts) -> Made:
+        """A batch of rows from several blocks."""
         block = self._assembler.batch(parts)
-        self.counters.rows += block.num_rows
-        return block.to_batch(), self._lanes[parts[-1][0]]
+        return block.to_batch(), block.num_rows, self._lanes[parts[-1][0]]
 
-    def _finish(self, batch: Any, source: LaneReader | Drawn) -> Any:
-        if not self._pipeline.functions:
-            return batch
-        where = source.where
+    def _transformed(self, batch: Any, where: str) -> Any:
         with self._watch(where), during(self.counters.main, "transform_ns"):
             return self._call_functions(batch, where)
 
@@ -294,9 +301,9 @@ class WorkerStream:
                 batch = function(batch)
             except LoaderError:
                 raise
-            except (Exception, GeneratorExit) as error:  # a user's function; GeneratorExit would end the pass early
+            except (Exception, GeneratorExit) as error:  # the user's; GeneratorExit would end the pass early
                 raise TransformError(
-                    f"{function_name(function)} raised {_said(error)}.{_hint(error, batch)} The batch ends in {where}."
+                    f"{function_name(function)} raised {_text(error)}.{_hint(error, batch)} The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
@@ -304,7 +311,7 @@ class WorkerStream:
         return batch
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     """The error's class, and its text if it has one: `StopIteration()` has none."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

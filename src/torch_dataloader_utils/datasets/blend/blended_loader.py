@@ -323,7 +323,10 @@ class BlendedLoader(Generic[BatchT]):
         counts = "none" if not position.steps else f"{position.steps} steps, {list(position.counts)} of the sources"
         record = {"blend epoch": str(position.epoch), "log": counts}
         place = position.epoch, position.steps, position.counts
-        yield from self._compared.watch(batches, record, place, len(self) - position.steps)
+        with closing(batches), self._compared.comparing(record, place, len(self) - position.steps) as comparison:
+            for batch in batches:
+                comparison.before_batch()
+                yield batch
 
     def _batches(self) -> Generator[BatchT]:
         position = begin = self.progress.begin()

@@ -210,7 +210,7 @@ class BlendSource(Generic[BatchT]):
         At least the row group in use and the next one, in each worker: with less, nothing would be decoded ahead.
         """
         alone_bytes = self.loader.dataset.stages.decode.budget_bytes
-        largest_bytes = int(self.loader.dataset.plan().inventory.groups.projected_bytes.max())
+        largest_bytes = int(self.loader.dataset.plan.inventory.groups.projected_bytes.max())
         least_bytes = 2 * largest_bytes * self.topology.num_workers
         self.loader.decode_within(min(alone_bytes, max(int(share * alone_bytes), least_bytes)))
 

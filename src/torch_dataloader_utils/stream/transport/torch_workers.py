@@ -1,6 +1,6 @@
 """Starts, watches and ends the worker processes of torch's DataLoader, where torch's own way is not enough.
 
-This is the only module that touches private parts of torch's loader (`callers` reads its frames). What torch does, and
+This is the only module that touches private parts of torch's loader (`dataset` reads its frames). What torch does, and
 what this does instead:
 
 - Workers end when nothing refers to their iterator any more. `leave` ends them with their pass.

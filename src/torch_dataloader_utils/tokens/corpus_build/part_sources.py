@@ -111,7 +111,7 @@ def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[
             "inside one. Give the whole data set: output_count= divides it into corpora."
         )
     spec = replace(pipeline.reader.spec, columns=(column,))
-    inventory: Inventory = dataset.plan().inventory
+    inventory: Inventory = dataset.plan.inventory
     groups = np.flatnonzero(inventory.groups.live_rows != 0).tolist()
     # Two versions of a table share files, and two filters row groups.
     return cut_parts(inventory, groups, make_reader(spec), inventory.fingerprint(), part_bytes)

@@ -1,0 +1,63 @@
+"""torchdata: a data set with the states that a StatefulDataLoader needs."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.stream.dataset import BatchT, TableDataset, refuse_collation
+
+
+def for_torchdata(dataset: TableDataset[BatchT]) -> "TorchdataDataset[BatchT]":
+    """This data set, for torchdata's StatefulDataLoader with batch_size=None and any number of workers.
+
+        dataset = StructuredDataset("train/", batch_size=256, shuffle=True)
+        loader = StatefulDataLoader(for_torchdata(dataset), batch_size=None, num_workers=2)
+
+    A loader takes one state after the last batch of a pass and another after its end, and they must differ: the first
+    one leaves an empty rest of the epoch, the second one names the next epoch. The states of the data set itself name
+    the next epoch in both.
+
+    Raises:
+        ConfigTypeError: no data set of this package that makes batches.
+    """
+    if not isinstance(dataset, TableDataset):
+        raise ConfigTypeError(
+            f"for_torchdata got {of_type(dataset)}: pass a StructuredDataset or an IcebergDataset. Other data sets go "
+            "into a StatefulDataLoader as they are."
+        )
+    return TorchdataDataset(dataset)
+
+
+class TorchdataDataset(IterableDataset[BatchT]):
+    """The result of `for_torchdata`. It has no position of its own: epochs and states are those of `dataset`."""
+
+    def __init__(self, dataset: TableDataset[BatchT]) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def __repr__(self) -> str:
+        return f"for_torchdata({self.dataset!r})"
+
+    def __len__(self) -> int:
+        """See TableDataset.__len__."""
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """See TableDataset.__iter__."""
+        refuse_collation(self.dataset, sys._getframe(1))
+        return self.dataset.begin_pass()
+
+    def set_epoch(self, epoch: int) -> None:
+        """See TableDataset.set_epoch."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank or, in a worker, of that worker."""
+        return self.dataset.progress.state_for_torchdata()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See TableDataset.load_state_dict; in a worker `state` is that worker's own."""
+        self.dataset.load_state_dict(state)

@@ -1,0 +1,221 @@
+"""One pass over an epoch, from the plan to the batch that the trainer is given: `epoch_pass`.
+
+    plan      where the pass begins, the plan from there on, and what each worker has to do      PassWork
+    stream    a WorkerStream in this process, or worker processes                                BatchSource
+    batch     the next one; pinned, and on the trainer's device, if that is wanted
+    count     a state counts the batches that the trainer was given, so each is counted before
+    give      after the metrics and callbacks, Accelerate, and the comparison with other ranks
+
+It is the same for a loader with threads, for one with worker processes, and for a data set in somebody else's
+DataLoader: `PassSetup` has what differs.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.position import Cursor, Position
+from torch_dataloader_utils._core.program import WorkerInput, rows_of_batches
+from torch_dataloader_utils._observe.callbacks import EpochRun
+from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils.stream.rank_comparison import PassComparison
+from torch_dataloader_utils.stream.ranks import running_ranks
+from torch_dataloader_utils.stream.trainer_hooks import Placement
+from torch_dataloader_utils.stream.transport.torch_workers import pinned
+from torch_dataloader_utils.stream.worker import WorkerStream
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+    from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
+
+_END: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassWork:
+    """The work of one rank in one pass.
+
+    position: where it begins. plan: from there on. inputs: of every worker.
+    num_batches: all batches of the rank in this pass; None where row counts are not known.
+    first_worker: the worker whose batch comes first.
+    padding_rows: rows that the rank delivers a second time, to take its last step.
+    """
+
+    position: Position
+    plan: "EpochPlan"
+    inputs: tuple[WorkerInput, ...]
+    num_batches: int | None
+    first_worker: int
+    padding_rows: int
+
+    @classmethod
+    def of(cls, dataset: "TableDataset", position: Position) -> "PassWork":
+        """The work of this data set's rank."""
+        plan = dataset.planner.plan(position)
+        inputs = plan.worker_inputs(dataset.rank)
+        done, steps = position.segment.steps_of(dataset.rank), plan.rank_steps
+        return cls(
+            position=position,
+            plan=plan,
+            inputs=inputs,
+            num_batches=None if steps is None else steps[dataset.rank] - done,
+            first_worker=0 if steps is None else done % len(inputs),
+            padding_rows=plan.padding_rows(dataset.rank),
+        )
+
+
+class BatchSource(Protocol):
+    """Where the batches of one pass come from.
+
+    batches: as they arrive. num_batches: how many there are; None where row counts are not known.
+    worker, cursor: of the batch that came last. The cursor counts only where num_batches is None.
+    """
+
+    batches: Generator[Any]
+    num_batches: int | None
+    worker: int
+
+    @property
+    def cursor(self) -> Cursor: ...
+
+
+class StreamSource:
+    """The batches of one worker, made in this process."""
+
+    def __init__(self, stream: WorkerStream, worker: int) -> None:
+        self._stream = stream
+        self.batches = iter(stream)
+        self.num_batches = stream.num_batches
+        self.worker = worker
+
+    @property
+    def cursor(self) -> Cursor:
+        """See BatchSource."""
+        return self._stream.cursor
+
+
+class ProcessSource:
+    """The batches of worker processes, in the order in which they are given."""
+
+    def __init__(self, delivered: Generator[tuple[int, Cursor, Any]], num_batches: int | None) -> None:
+        self.batches = self._unpacked(delivered)
+        self.num_batches = num_batches
+        self.worker = 0
+        self.cursor = (0, 0)
+
+    def _unpacked(self, delivered: Generator[tuple[int, Cursor, Any]]) -> Generator[Any]:
+        with closing(delivered):
+            for self.worker, self.cursor, batch in delivered:
+                yield batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSetup:
+    """How one pass is run.
+
+    topology: what it is planned for. open_source: starts the threads or processes that make its batches.
+    num_processes: how many worker processes these are; 0: threads. meter: counts what the pass does.
+    worker: the worker of a foreign DataLoader that gives its own batches; None where all batches of the rank are given.
+    in_order: whether batches come in the order of the plan. pins: whether they go to page-locked memory.
+    placement: the device that they go to, with Accelerate following; None: they stay where they are.
+    """
+
+    topology: Topology
+    open_source: Callable[[PassWork], BatchSource]
+    num_processes: int
+    meter: LoaderMeter
+    worker: int | None = None
+    in_order: bool = True
+    pins: bool = False
+    placement: Placement | None = None
+
+
+def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup]) -> "Generator[BatchT]":
+    """The batches of one pass, which begins when the first one is asked for.
+
+    With the last batch the epoch is over: a state that is taken then names the next one.
+    """
+    # Plan.
+    dataset.check_ranks()
+    setup, progress = set_up(), dataset.progress
+    received = progress.begin(setup.topology, setup.worker)
+    work = PassWork.of(dataset, received.position)
+    pins, placement = setup.pins and torch.cuda.is_available(), setup.placement
+    with (
+        _comparing(dataset, work, setup) as comparison,
+        nullcontext() if placement is None else placement.following(repeats_at_end=work.padding_rows > 0) as followed,
+        setup.meter.watching(_described(dataset, work, setup)) as watch,
+    ):
+        # Stream.
+        source = setup.open_source(work)
+        with closing(source.batches) as batches:
+            count = source.num_batches
+            if count == 0:
+                progress.finish(received)
+            number = 0
+            while True:
+                # Batch. Pinning or moving it may fail: then it was not received.
+                with watch.waiting:
+                    batch = next(batches, _END)
+                    if batch is _END:
+                        progress.end(received)
+                        break
+                    if pins:
+                        batch = pinned(batch)
+                    if placement is not None:
+                        batch = placement.place(batch)
+                # Count.
+                number += 1
+                if count is None:
+                    received.count_with_cursor(source.worker, source.cursor)
+                elif setup.in_order:
+                    received.count()
+                else:
+                    received.count_out_of_order(source.worker)
+                if number == count:
+                    progress.finish(received)
+                # Give.
+                watch.given(batch)
+                if followed is not None:
+                    followed.end_of_dataloader = number == count
+                if comparison is not None:
+                    comparison.before_batch()
+                yield batch
+        watch.completed()
+
+
+def _described(dataset: "TableDataset", work: PassWork, setup: PassSetup) -> EpochRun:
+    """The pass as callbacks see it."""
+    num_rows = None
+    if work.num_batches is not None:
+        num_rows = sum(rows_of_batches(each.program.batching) for each in work.inputs)
+    return EpochRun(
+        epoch=work.position.epoch,
+        rank=dataset.rank,
+        num_ranks=dataset.topology.num_ranks,
+        num_workers=setup.num_processes,
+        num_batches=work.num_batches,
+        num_rows=num_rows,
+        padding_rows=work.padding_rows,
+        fingerprint=dataset.planner.identity.fingerprint,
+    )
+
+
+def _comparing(
+    dataset: "TableDataset", work: PassWork, setup: PassSetup
+) -> AbstractContextManager[PassComparison | None]:
+    """Compares what this rank reads with what the others read, where several run; a worker of one does not."""
+    passes, position = dataset.compared, work.position
+    if passes is None or setup.worker is not None or running_ranks() < 2:
+        return nullcontext()
+    record = dataset.data_record
+    # Elsewhere ranks may differ in steps, and so in where they stand.
+    has_place = work.num_batches is not None and dataset.planner.options.rank_sharding == "rows"
+    if not has_place or not passes.compares_places:
+        return passes.comparing(record, None, None)
+    log = "; ".join(f"{each.topology}, {each.steps} steps" for each in position.segments) or "none"
+    return passes.comparing({**record, "epoch": str(position.epoch), "log": log}, position, work.num_batches)
