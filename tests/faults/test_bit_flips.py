@@ -76,7 +76,7 @@ FOOTER_FLIPS = """
 import os, sys, warnings
 from pathlib import Path
 from tests.faults.tables import parquet_bytes, table
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils.errors import DataError
 
 warnings.simplefilter("ignore")
