@@ -17,7 +17,7 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What the lanes of all ranks deliver together.
+    """The rows that the lanes of all ranks deliver together, compared with those that there are.
 
     missing_rows, repeated_rows: rows delivered never, and deliveries beyond the first. allowed_missing,
     allowed_repeated: as many as the plan itself says (drop_last; fewer rows than ranks). where: row groups of the

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """What the data options of a command say; nothing is opened before a method is called.
+    """The data that the options of a command name; nothing is opened before a method is called.
 
     catalog: None for files and for tables by location. storage: credentials among them, so never shown.
     """
@@ -186,7 +186,7 @@ def _both(option: str, number: int, key: str) -> ConfigError:
 
 
 def catalog_properties(name: str | None, pairs: Iterable[str]) -> dict[str, Any] | None:
-    """What --catalog and --catalog-option say together; None where neither is given.
+    """The properties that --catalog and --catalog-option give together; None where neither is given.
 
     Raises:
         ConfigError: see `parse_pairs`.

@@ -346,12 +346,12 @@ LOADER_TEXT = (
     "prefetch_factor, persistent_workers, in_order: for torch's DataLoader, as they are."
 )
 
-# What type checkers and editors know of keyword options: names and types as they are defined above and in files.py and
+# Keyword options, for type checkers and editors: names and types as they are defined above and in files.py and
 # iceberg.py, which tests/structured/test_options_definition.py checks.
 
 
 class LoaderKeywords(TypedDict, total=False):
-    """What a loader takes beside its data set: callbacks, and what goes to torch's DataLoader as it is."""
+    """Options of a loader beside those of its data set: callbacks, and those of torch's DataLoader."""
 
     callbacks: Sequence[LoaderCallback] | None
     pin_memory: bool
@@ -416,11 +416,11 @@ class FileKeywords(TypedDict, total=False):
 
 
 class FileLoaderKeywords(FileKeywords, TableKeywords, LoaderKeywords, total=False):
-    """What `StructuredDataset.create_dataloader` takes by keyword only."""
+    """Keyword-only options of `StructuredDataset.create_dataloader`."""
 
 
 class FileDatasetKeywords(FileKeywords, AllTableKeywords, total=False):
-    """What `StructuredDataset` takes by keyword only."""
+    """Keyword-only options of `StructuredDataset`."""
 
 
 class IcebergKeywords(TypedDict, total=False):
@@ -440,8 +440,8 @@ class IcebergKeywords(TypedDict, total=False):
 
 
 class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, LoaderKeywords, total=False):
-    """What `IcebergDataset.create_dataloader` takes by keyword only."""
+    """Keyword-only options of `IcebergDataset.create_dataloader`."""
 
 
 class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):
-    """What `IcebergDataset` takes by keyword only."""
+    """Keyword-only options of `IcebergDataset`."""

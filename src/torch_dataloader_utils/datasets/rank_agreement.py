@@ -1,4 +1,4 @@
-"""What this process shares with the other ranks before the first batch: their numbers, the reading, a comparison."""
+"""How ranks agree before the first batch: on their numbers, on who reads what, and on equal options."""
 
 from dataclasses import fields
 

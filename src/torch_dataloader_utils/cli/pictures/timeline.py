@@ -137,7 +137,7 @@ def _sizes(uses: "_Uses", lane: Int64s, units: Units) -> Float64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Uses:
-    """What is read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
+    """The rows that are read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
 
     file: index into files, which are short names. is_shared: of a row group that more than one worker reads.
     """
