@@ -240,7 +240,7 @@ def test_a_corpus_that_exists_asks_for_the_flag(tmp_path):
     tdu("tokens", "build", tmp_path / "a.parquet", tmp_path / "corpus", "--column", "text")
     line = build(tmp_path, code=2)
     assert "--overwrite" in line
-    assert "overwrite" not in line
+    assert "overwrite=" not in line
 
 
 def test_a_format_that_is_another_names_the_argument_of_corpora(tmp_path):
