@@ -1,14 +1,13 @@
 """The deleted rows of a row group: by position, or by the keys of equality delete files.
 
 Tables give the deletes of a whole file. Each row group takes its part, so that files with deletes are still read row
-group by row group.
+group by row group. `discover/iceberg/deletes` finds which deletes apply to which file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
     positions=[1, 70, 71], rows 64 to 127      [6, 7]
 
-    Deletes by value, which need columns of the data, are not among them; see `equality_deletes.py`.
+    Deletes by value, which need columns of the data, are not among them; see `deleted_by_keys`.
     """
     match task.extra:
         case None:
@@ -227,7 +226,7 @@ def _read_keys(
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
 
 
-def _holds(columns: Mapping[Any, FileColumn], key: pa.Field) -> bool:
+def _holds(columns: Mapping[int, FileColumn] | Mapping[int | str, FileColumn], key: pa.Field) -> bool:
     """Whether the file has the key column, inside of its structs too."""
     column = columns.get(field_id(key))
     if column is None or not pa.types.is_struct(key.type):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -238,7 +239,7 @@ class SnapshotFiles:
     """
 
     data: tuple[DataFile, ...]
-    is_read: Any
+    is_read: npt.NDArray[np.bool_]
     deletes: tuple[ManifestEntry, ...]
     is_complete: bool
 

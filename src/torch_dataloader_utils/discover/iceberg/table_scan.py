@@ -15,9 +15,9 @@ from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
-from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
+from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import (
     DataFile,
