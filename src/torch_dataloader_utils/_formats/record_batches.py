@@ -139,7 +139,7 @@ def _take_runs(array: pa.RunEndEncodedArray, order: _Int64s) -> pa.RunEndEncoded
 
 
 def _run_of(array: pa.RunEndEncodedArray, rows: _Int64s) -> _Int64s:
-    """Which run each of these rows lies in."""
+    """The number of the run that each of these rows lies in."""
     runs: _Int64s = np.searchsorted(array.run_ends.to_numpy(), rows + array.offset, side="right")
     return runs
 

@@ -15,7 +15,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 # The text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
 _NO_TEXT = "condition(binary values)"
 
-# Types of literals that their text tells (as it does for fractions); literals of other types have the same texts.
+# Types of literals that can be read off their text (as those of fractions can); literals of other types share texts.
 _TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
 _OF_TIMES = (

@@ -86,8 +86,8 @@ def scan_files(
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
         on_progress: called in the caller's thread after each file with (files done, files to scan).
-        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; how many
-            rows that is, nobody can say.
+        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; the number
+            of their rows is not known.
         allow_bare_files: see `StructuredDataset.create_dataloader`.
         int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
             not; what is finer is cut.

@@ -101,8 +101,8 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
             )
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
-                f"{task.where} does not fit the data set's schema ({text}). Mend the file, or name types that hold its "
-                "values: inventory=scan_files(..., schema=). Without it they are guessed from the first file's start."
+                f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
+                "its values: inventory=scan_files(..., schema=). Without it they are guessed from the first file."
             )
         case _:
             return CorruptFileError(

@@ -39,7 +39,7 @@ def _conform_column(task: RowGroupTask, batch: pa.RecordBatch, field: pa.Field) 
     if not field.nullable and column.null_count:
         raise SchemaError(
             f"{task.where}: column {field.name} has {column.null_count} nulls (or is not in the file), and the "
-            "schema says it has none. Mend the file, or make the field nullable."
+            "schema says it has none. Correct the file, or make the field nullable."
         )
     if column.type == field.type or _must_stay_large(column, field.type):
         return column

@@ -56,12 +56,12 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
 
 def has_unplaced_deletes(task: RowGroupTask) -> bool:
-    """Whether there are equality deletes: only reading all rows tells which ones they delete."""
+    """Whether there are equality deletes: only reading all rows shows which ones they delete."""
     return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
 
 
 def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
-    """How many physical rows, from the first one on, contain `live_rows` live ones.
+    """The number of physical rows, from the first one on, that contain `live_rows` live ones.
 
     deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
 
@@ -192,7 +192,7 @@ def _keys_of(
 
 
 def _reading(wanted: Sequence[pa.Field], extra: IcebergFile) -> tuple[int | str, ...]:
-    """What a cache key has beside the files: under other names or types the same files give other keys."""
+    """The part of a cache key beside the files: under other names or types the same files give other keys."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 

@@ -138,17 +138,17 @@ def decode_columns(
 
 
 def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
-    """The columns in lots of `_BYTES_AT_ONCE`, a larger one alone; an empty lot if there are none."""
-    lot: list[str] = []
+    """The columns in groups of `_BYTES_AT_ONCE`, a larger one alone; one empty group if there are none."""
+    few: list[str] = []
     room = _BYTES_AT_ONCE
     for name in columns:
         num_bytes = rows * file_columns.row_bits[name] // 8
-        if lot and num_bytes > room:
-            yield lot
-            lot, room = [], _BYTES_AT_ONCE
-        lot.append(name)
+        if few and num_bytes > room:
+            yield few
+            few, room = [], _BYTES_AT_ONCE
+        few.append(name)
         room -= num_bytes
-    yield lot
+    yield few
 
 
 def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""Which columns to decode, to filter on and to deliver, from a ReadSpec."""
+"""The columns to decode, to filter on and to deliver, from a ReadSpec."""
 
 import difflib
 from collections import Counter
@@ -20,7 +20,7 @@ MAX_ROW_GROUP_BYTES = (2 << 30) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadSpec:
-    """What a reader delivers; frozen and picklable.
+    """The rows and columns that a reader delivers; frozen and picklable.
 
     schema: the data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
     columns: names of the columns delivered, in their order; () delivers row counts alone; None is all of them.

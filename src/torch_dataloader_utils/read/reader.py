@@ -106,7 +106,7 @@ class Reader:
         return int(self._live_rows(task, self.counting, None, check_live=False).num_rows)
 
     def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:
-        """What the footer of the task's Parquet file says of a list column; see `list_items`."""
+        """Counts of a list column in the footer of the task's Parquet file; see `list_items`."""
         source = self._source(task)
         with foreign_errors(task, source.file_is_planned):
             return list_items(source, self.projection.stored.field(column))

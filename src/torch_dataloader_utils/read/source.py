@@ -32,7 +32,7 @@ class TaskSource:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What pins the file: (path, identity)."""
+        """The file's key in caches: (path, identity)."""
         return (self.task.path, self.task.identity)
 
     def tail_span(self, length: int = TAIL_BYTES) -> Span:

@@ -137,7 +137,7 @@ def _sizes(uses: "_Uses", lane: Int64s, units: Units) -> Float64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Uses:
-    """What is read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
+    """The rows that are read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
 
     file: index into files, which are short names. is_shared: of a row group that more than one worker reads.
     """
@@ -209,7 +209,7 @@ def _bars(uses: _Uses, lane: Int64s, sizes: Float64s, span: tuple[float, float])
 
 
 def _run_starts(uses: _Uses, lane: Int64s) -> Int64s:
-    """Where a run of neighbouring row groups of one file begins, in a lane's order."""
+    """The places in a lane's order where neighbouring row groups of one file begin."""
     shared = uses.is_shared[lane]
     follows = (np.diff(uses.file[lane]) == 0) & (np.diff(uses.row_group[lane]) == 1) & ~shared[1:] & ~shared[:-1]
     return np.flatnonzero(np.append(True, ~follows))

@@ -48,7 +48,7 @@ _LIST_FROM_FILES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataScanRequest:
-    """What is the same for all data files.
+    """The part of a scan that is the same for all data files.
 
     fields: those of the table's schema, with ids. projected: names of the columns that are read, None for all.
     row_filter: None, or a filter over `filter_columns` of `fields`.
