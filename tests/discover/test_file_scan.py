@@ -1,4 +1,4 @@
-"""Files scanned in threads or in the user's executor: the first damaged one is named, progress is told for each."""
+"""Files scanned in threads or in the user's executor: the first damaged one is named, progress is reported for each."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +33,6 @@ def test_the_first_damaged_file_in_path_order_is_named(tmp_path):
 def test_progress_is_told_for_each_file_that_is_scanned(tmp_path):
     for index in range(4):
         write_parquet(tmp_path / f"k={index}" / "a", index, [2])
-    told = []
-    scan_files(tmp_path, partitioning="hive", filters=pc.field("k") > 0, on_progress=lambda *args: told.append(args))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    seen = []
+    scan_files(tmp_path, partitioning="hive", filters=pc.field("k") > 0, on_progress=lambda *args: seen.append(args))
+    assert seen == [(1, 3), (2, 3), (3, 3)]

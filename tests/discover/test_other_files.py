@@ -19,8 +19,8 @@ def test_a_file_of_another_kind_beside_parquet_names_a_pattern_that_reads_the_da
     pq.write_table(TABLE, tmp_path / below / "part-0.parquet")
     (tmp_path / name).write_text("some text that is no data")
     pattern = f"{tmp_path}/{stars}.parquet"
-    told = f'If {tmp_path}/{name} is no data, choose the files by a pattern, such as "{pattern}".'
-    with pytest.raises(CorruptFileError, match=re.escape(told)):
+    hint = f'If {tmp_path}/{name} is no data, choose the files by a pattern, such as "{pattern}".'
+    with pytest.raises(CorruptFileError, match=re.escape(hint)):
         scan_files(tmp_path)
     assert scan_files(pattern).num_rows == 2
 

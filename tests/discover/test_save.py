@@ -215,7 +215,7 @@ def test_flipped_bits_of_a_saved_inventory_are_found(tmp_path, partitioned, most
     save_inventory(partitioned, path)
     content, random = path.read_bytes(), np.random.default_rng(0)
     in_footer = content[-4 - int.from_bytes(content[-8:-4], "little") :]
-    # Of several bits, some may be of the seal's name and some of the inventory's: nothing tells then what it was.
+    # Of several bits, some may be of the seal's name and some of the inventory's: then nothing shows what it was.
     refusals = CorruptFileError if most_bits == 1 else (CorruptFileError, ConfigError)
     found = 0
     for number in range(600):

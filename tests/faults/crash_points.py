@@ -39,7 +39,7 @@ def fill_disk_everywhere(work: Callable[[], object], check: Callable[[], None], 
             try:
                 work()
             except OSError:
-                code = 3  # told, not hidden
+                code = 3  # reported, not hidden
             os._exit(code)
         os.waitpid(pid, 0)
         check()

@@ -99,12 +99,12 @@ def test_what_the_server_repeats_of_a_token_shows_nowhere(
     with ours, pytest.raises(StoreError, match="ExpiredToken") as caught:
         open_store(url, access).ranges(url, [(0, 4)])
     assert {request.token for request in server.requests} == {"token-one"}
-    told = [*traceback.format_exception(caught.value), repr(caught.value), caplog.text, *map(str, caplog.records)]
+    texts = [*traceback.format_exception(caught.value), repr(caught.value), caplog.text, *map(str, caplog.records)]
     error: BaseException | None = caught.value
     while error is not None:
-        told += [repr(error), str(error.args), str(vars(error)), repr(pickle.dumps(error.args))]
+        texts += [repr(error), str(error.args), str(vars(error)), repr(pickle.dumps(error.args))]
         error = error.__cause__ or error.__context__
-    assert "token-one" not in "".join(told)
+    assert "token-one" not in "".join(texts)
     assert "asking for new credentials" in caplog.text
 
 
@@ -131,7 +131,7 @@ def test_a_look_up_with_expired_credentials_has_no_reason_to_tell_and_is_tried_a
 
 
 class ExpiredTokenError(Exception):
-    """As a client tells of it."""
+    """The error of a client."""
 
     status = 401
 

@@ -1,4 +1,4 @@
-"""Nothing waits for a storage that is down once nobody wants the answer: neither the end of a process nor an error."""
+"""Nothing waits for a storage that is down once its answer is not needed: neither the end of a process nor an error."""
 
 import socket
 import subprocess

@@ -162,14 +162,14 @@ def test_a_row_group_of_a_table_that_is_damaged_raises_or_is_left_out(
 
 
 def test_progress_is_told_for_each_data_file(server: S3Server, table: TableWriter) -> None:
-    told: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
     scan_iceberg(
         "s3://bucket/t",
         storage_options=server.storage_options,
         remote=REMOTE,
-        on_progress=lambda done, total: told.append((done, total)),
+        on_progress=lambda done, total: seen.append((done, total)),
     )
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_remote_table_that_names_a_file_of_this_machine_is_refused_unread(

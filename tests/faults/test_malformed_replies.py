@@ -160,9 +160,9 @@ def test_errors_of_parsers_are_transient_and_keep_none_of_the_bytes_that_they_qu
         assert diagnosis.kind is Kind.TRANSIENT
         assert diagnosis.status == 0
         censor(error)
-        told = store_error(error, "s3://bucket/a", "read", diagnosis=diagnosis)
-        assert "canary" not in f"{told} {error!r} {error.args} {vars(error)} {error.__cause__} {error.__cause__!r}"
-        assert len(str(told)) < 400
+        wrapped = store_error(error, "s3://bucket/a", "read", diagnosis=diagnosis)
+        assert "canary" not in f"{wrapped} {error!r} {error.args} {vars(error)} {error.__cause__} {error.__cause__!r}"
+        assert len(str(wrapped)) < 400
 
 
 def test_what_a_client_says_is_cut() -> None:

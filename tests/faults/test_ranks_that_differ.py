@@ -1,4 +1,4 @@
-"""Ranks of a real process group that read other things: all raise, and name what differs; nobody waits for ever."""
+"""Ranks of a real process group that read other things: all raise, and name the difference; none waits for ever."""
 
 import os
 from collections.abc import Callable

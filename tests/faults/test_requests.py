@@ -157,7 +157,7 @@ def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Se
 def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=40, rows=10)
     server.latency_seconds = 0.03
-    # The first is alone: it tells whether these are Parquet files.
+    # The first is alone: it shows whether these are Parquet files.
     server.rules.append(Rule(once_in_flight(8), key="data/", first=1, count=None))
     assert scan_files("s3://bucket/data", storage_options=access).num_rows == total
     assert 8 <= server.most_in_flight <= 32

@@ -52,7 +52,7 @@ def test_many_retries_in_a_short_time_are_one_line(
 
 
 class PastAttempts(Attempts):
-    """Attempts whose time is told."""
+    """Attempts whose elapsed time is given."""
 
     elapsed_seconds = 0.0
 

@@ -272,10 +272,10 @@ def test_a_state_of_a_snapshot_that_was_read_under_another_schema_than_its_own_s
 
 def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: object) -> list[Inventory]:
     """What two ranks scan, where somebody commits after rank 0 looked and before rank 1 does."""
-    told: list[np.ndarray] = []
+    given: list[np.ndarray] = []
 
     def tell(counts: np.ndarray) -> np.ndarray:
-        told.append(counts)
+        given.append(counts)
         return counts
 
     def scan(share: Share) -> Inventory:
@@ -284,7 +284,7 @@ def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: o
 
     first = scan(Share(index=0, count=2, exchange=tell))
     commit()
-    return [first, scan(Share(index=1, count=2, exchange=lambda counts: counts + told[0]))]
+    return [first, scan(Share(index=1, count=2, exchange=lambda counts: counts + given[0]))]
 
 
 def test_ranks_of_a_process_group_read_the_snapshot_that_rank_0_found(tmp_path: Path) -> None:

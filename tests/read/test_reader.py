@@ -224,7 +224,7 @@ def test_csv_of_many_types_matches_its_schema(tmp_path: Path) -> None:
 def test_files_of_like_leaves_and_other_columns_are_not_taken_for_each_other(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    # Written without the Arrow schema, nothing but the groups of the Parquet schema tells them apart.
+    # Written without the Arrow schema, only the groups of the Parquet schema distinguish them.
     for columns in (first, second, first):
         table = pa.table(columns)
         (task,) = write_parquet(tmp_path / "a.parquet", table, store_schema=False)

@@ -1,4 +1,4 @@
-"""Patterns over local files: what they match, and that nothing they reach is left out in silence."""
+"""Patterns over local files: what they match, and that nothing they reach is left out unnoticed."""
 
 import os
 import shutil

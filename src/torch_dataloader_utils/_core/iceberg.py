@@ -1,7 +1,7 @@
-"""What the read stage must know of one Iceberg data file: how its columns map, and which of its rows are deleted.
+"""How the columns of one Iceberg data file map to its table, and which of its rows are deleted.
 
-These values are the `extras` of a `FileTable`. Discovery builds them, readers use them, planning never looks inside.
-Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
+These values are the `extras` of a `FileTable`. `discover/iceberg/` makes them, `read/iceberg` uses them, planning never
+looks inside. Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
 """
 
 from dataclasses import dataclass, field

@@ -56,7 +56,7 @@ def all_nullable(data_type: pa.DataType) -> pa.DataType:
     return with_change(pa.field("", data_type), lambda field: field.with_nullable(True)).type
 
 
-def as_nullable(column: Any, wanted: Any) -> Any:
+def as_nullable(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The column with the type `wanted`, which is `all_nullable` of its own type; not copied.
 
     Not a cast: pyarrow 26 makes damaged arrays from types that hold lists of nulls.
@@ -67,7 +67,7 @@ def as_nullable(column: Any, wanted: Any) -> Any:
 class _Renamed:
     """An array with another type of the same layout, as `pyarrow.array` takes arrays of other libraries."""
 
-    def __init__(self, column: Any, data_type: Any) -> None:
+    def __init__(self, column: pa.Array, data_type: pa.DataType) -> None:
         self._column, self._type = column, data_type
 
     def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:

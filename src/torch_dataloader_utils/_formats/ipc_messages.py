@@ -8,7 +8,6 @@ few flatbuffer fields that are needed.
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -43,7 +42,7 @@ class Message:
     is_big_endian: bool = False
 
 
-def stream_messages(read: Callable[[int, int], Any], start: int, stop: int) -> Iterator[Message]:
+def stream_messages(read: Callable[[int, int], bytes | memoryview], start: int, stop: int) -> Iterator[Message]:
     """The messages of a stream in its bytes [start, stop), up to its end mark, which may be missing.
 
     `read(offset, length)` gives bytes of the stream: 64 KiB at once, so that many small messages take one read.
@@ -73,7 +72,7 @@ def stream_messages(read: Callable[[int, int], Any], start: int, stop: int) -> I
 class _Window:
     """The bytes of a file before `stop`, from front to back; read ahead."""
 
-    def __init__(self, read: Callable[[int, int], Any], stop: int) -> None:
+    def __init__(self, read: Callable[[int, int], bytes | memoryview], stop: int) -> None:
         self._read = read
         self._stop = stop
         self._start = 0
@@ -86,7 +85,7 @@ class _Window:
         return self._data[start - self._start :][:length]
 
 
-def read_head(head: Any, start: int) -> Message:
+def read_head(head: bytes | memoryview, start: int) -> Message:
     """The message that begins at byte `start` of its file; head: its bytes before the body.
 
     Raises:
@@ -123,7 +122,7 @@ def _batch_rows(header: "FlatTable") -> int:
     return num_rows
 
 
-def metadata_length(message: Any) -> tuple[int, int]:
+def metadata_length(message: bytes | memoryview) -> tuple[int, int]:
     """The lengths of a message's metadata and of the prefix before it (shorter before Arrow 0.15).
 
     Raises:

@@ -1,7 +1,6 @@
 """RecordBatches joined, made contiguous and reordered, also where pyarrow's take and filter give wrong rows."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,12 +139,12 @@ def _take_runs(array: pa.RunEndEncodedArray, order: _Int64s) -> pa.RunEndEncoded
 
 
 def _run_of(array: pa.RunEndEncodedArray, rows: _Int64s) -> _Int64s:
-    """Which run each of these rows lies in."""
+    """The number of the run that each of these rows lies in."""
     runs: _Int64s = np.searchsorted(array.run_ends.to_numpy(), rows + array.offset, side="right")
     return runs
 
 
-def contiguous(batches: Sequence[Any]) -> Any:
+def contiguous(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of all batches in one; a single batch is given as it is, without a copy.
 
     Top-level string and binary columns of more than 2 GiB become large_string and large_binary. Without batches, the
@@ -165,12 +164,12 @@ def contiguous(batches: Sequence[Any]) -> Any:
     return table.combine_chunks().to_batches()[0] if table.num_rows else batches[0]
 
 
-def rows_only(num_rows: int) -> Any:
+def rows_only(num_rows: int) -> pa.RecordBatch:
     """A RecordBatch with rows but no columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=["rows"]).select([])
 
 
-def _large(data_type: Any) -> Any:
+def _large(data_type: pa.DataType) -> pa.DataType | None:
     if pa.types.is_string(data_type):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary(data_type) else None

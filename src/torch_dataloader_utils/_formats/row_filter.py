@@ -4,9 +4,9 @@ Here, because both discovery and reading use this, and stages do not import each
 """
 
 from hashlib import blake2b
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import acero
 
@@ -15,7 +15,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 # The text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
 _NO_TEXT = "condition(binary values)"
 
-# Types of literals that their text tells (as it does for fractions); literals of other types have the same texts.
+# Types of literals that can be read off their text (as those of fractions can); literals of other types share texts.
 _TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
 _OF_TIMES = (
@@ -24,13 +24,13 @@ _OF_TIMES = (
 )
 
 
-def check_filters(filters: Any) -> None:
+def check_filters(filters: object) -> None:
     """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
     if filters is not None and not isinstance(filters, ds.Expression):
         raise ConfigTypeError(f"filters is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3.")
 
 
-def shown_filter(row_filter: Any) -> str:
+def shown_filter(row_filter: pc.Expression) -> str:
     """The filter as pyarrow prints it, or a substitute: it cannot print binary values in options of functions."""
     try:
         return str(row_filter)
@@ -38,7 +38,7 @@ def shown_filter(row_filter: Any) -> str:
         return _NO_TEXT
 
 
-def filter_text(row_filter: Any) -> str:
+def filter_text(row_filter: pc.Expression) -> str:
     """The filter as text that no other filter has; "" for None.
 
     It is pyarrow's text, with a digest after it where that is ambiguous: pyarrow leaves out values in the middle of an
@@ -68,7 +68,7 @@ def _is_told(literal: pa.Array) -> bool:
     return pa.types.is_struct(literal.type) or literal.type in _TOLD_BY_TEXT
 
 
-def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, ...]:
+def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "") -> tuple[str, ...]:
     """The names of the columns of `schema` that the filter refers to, in the schema's order.
 
     hint: more about what to do, for the message of a filter that does not fit.
@@ -89,7 +89,7 @@ def filter_columns(row_filter: Any, schema: Any, hint: str = "") -> tuple[str, .
     return _needed(row_filter, schema, (), tuple(range(len(schema))))
 
 
-def keep_mask(row_filter: Any, batch: Any) -> Any:
+def keep_mask(row_filter: pc.Expression, batch: pa.RecordBatch) -> pa.BooleanArray:
     """A BooleanArray of the batch's rows: true to keep, false or null to drop.
 
     `batch` has the columns that the filter names, in the types of the schema that it was checked against.
@@ -98,7 +98,7 @@ def keep_mask(row_filter: Any, batch: Any) -> Any:
     return mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks()
 
 
-def _evaluate(row_filter: Any, table: Any) -> Any:
+def _evaluate(row_filter: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
     # In this thread: a thread pool gives pieces in any order, and does not exist after a fork.
     plan = acero.Declaration.from_sequence(
         [
@@ -109,7 +109,7 @@ def _evaluate(row_filter: Any, table: Any) -> Any:
     return plan.to_table(use_threads=False).column(0)
 
 
-def _serialized(row_filter: Any) -> pa.Buffer:
+def _serialized(row_filter: pc.Expression) -> pa.Buffer:
     """The filter serialized by Arrow, which refuses columns by position (they would change with a projection)."""
     try:
         (serialized,) = row_filter.__reduce__()[1]
@@ -118,7 +118,7 @@ def _serialized(row_filter: Any) -> pa.Buffer:
     return serialized
 
 
-def _check_condition(row_filter: Any, schema: Any, hint: str) -> None:
+def _check_condition(row_filter: pc.Expression, schema: pa.Schema, hint: str) -> None:
     _serialized(row_filter)
     try:
         # `schema.empty_table()` makes no column of tensors with a permutation.
@@ -136,7 +136,9 @@ def _check_condition(row_filter: Any, schema: Any, hint: str) -> None:
         )
 
 
-def _needed(row_filter: Any, schema: Any, kept: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[str, ...]:
+def _needed(
+    row_filter: pc.Expression, schema: pa.Schema, kept: tuple[int, ...], suspects: tuple[int, ...]
+) -> tuple[str, ...]:
     # Invariant: the filter binds to kept + suspects.
     if not suspects or _binds(row_filter, schema, kept):
         return ()
@@ -147,7 +149,7 @@ def _needed(row_filter: Any, schema: Any, kept: tuple[int, ...], suspects: tuple
     return _needed(row_filter, schema, kept + right, left) + _needed(row_filter, schema, kept + left, right)
 
 
-def _binds(row_filter: Any, schema: Any, indices: tuple[int, ...]) -> bool:
+def _binds(row_filter: pc.Expression, schema: pa.Schema, indices: tuple[int, ...]) -> bool:
     try:
         ds.Scanner.from_batches([], schema=pa.schema([schema.field(i) for i in indices]), filter=row_filter)
     except pa.ArrowException:

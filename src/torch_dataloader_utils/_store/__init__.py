@@ -6,6 +6,11 @@ Promises: sync, thread-safe, picklable; clients are opened lazily in each proces
 Neighbouring ranges are coalesced before any backend sees them. Failed requests are retried where that can help, and
 expired credentials renewed. Errors of clients become errors of ours. Objects are written whole (`FsspecStore.write`),
 and local files appear whole (`write_atomically`). Not for: caching data.
+
+`interface` says what a store is; `local` and `remote` (any fsspec client) are the two there are, and `open_store`
+chooses. A new remote store needs no more than an fsspec client. For reads that are pinned to an identity it needs a
+function in `conditional_reads` and a line in `pending_reads`, for its errors a look at `diagnosis` and `store_errors`,
+for its URLs one at `remote_url`. Another client library (as `obstore`) is opened in `client`.
 """
 
 from torch_dataloader_utils._core.paths import check_no_password, has_credentials, redact

@@ -1,4 +1,4 @@
-"""How a store is reached: the client's options, secrets, where credentials come from, and how hard to try."""
+"""The access to a store: options of the client, secrets, credentials, and how hard to try."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ Credentials = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """How remote files are read; local files need none of this.
+    """Options for reading remote files; local files need none of this.
 
     Attributes:
         backend: "fsspec" takes the client that fsspec has for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes
@@ -77,7 +77,7 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAccess:
-    """How a caller reaches a store; picklable if `credentials` is, and never prints a secret.
+    """The way to a store; picklable if `credentials` is, and never prints a secret.
 
     options: for the storage client, as they are.
     credentials: see `Credentials`; the function is sent to worker processes, what it returns is not.
@@ -135,10 +135,10 @@ class StoreAccess:
             found: dict[str, Any] = _copied(dict(self.credentials()))
         except LoaderError:
             raise
-        except Exception as error:  # the user's function: any error, told with its name
+        except Exception as error:  # the user's function: any error, reported with the function's name
             # Its text is left out, since it may quote a secret.
             raise StoreError(
-                f"credentials function {name} failed ({type(error).__name__}, see its traceback). Mend it, or check "
+                f"credentials function {name} failed ({type(error).__name__}, see its traceback). Correct it, or check "
                 "what it asks for credentials."
             ) from error
         return options | found

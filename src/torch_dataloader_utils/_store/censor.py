@@ -126,7 +126,7 @@ def _censored(value: Any, options: Mapping[str, Any] | None, level: int = 0) -> 
     if hasattr(value, "real_url") and hasattr(value, "_replace"):  # aiohttp's RequestInfo
         url = value.real_url.with_query(None).with_user(None)
         return value._replace(url=url, real_url=url, headers={})
-    # A URL of yarl's becomes its text.
+    # A yarl URL is replaced by its text.
     return censored_text(str(value), options) if type(value).__name__ == "URL" else value
 
 

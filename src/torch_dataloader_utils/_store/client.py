@@ -30,7 +30,7 @@ _BUCKET_CLIENTS = (_S3_CLIENT, "gcsfs", "adlfs", "obstore")
 
 # All commands go over one connection, so two threads would get each other's replies.
 _ONE_CONNECTION_CLIENT = "fsspec.implementations.ftp"
-_TURN = "torch_dataloader_utils_turn"
+_CLIENT_LOCK = "torch_dataloader_utils_lock"
 
 
 def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = False) -> Any:
@@ -70,14 +70,14 @@ def _open(path: str, scheme: str, options: Mapping[str, Any], remote: RemoteOpti
         filesystem.retries = 1
     behind_caches = getattr(filesystem, "fs", filesystem)
     if _ONE_CONNECTION_CLIENT in (type(filesystem).__module__, type(behind_caches).__module__):
-        setattr(filesystem, _TURN, Lock())
+        setattr(filesystem, _CLIENT_LOCK, Lock())
     return filesystem
 
 
-def turn_of(filesystem: Any) -> AbstractContextManager[Any]:
+def exclusive_use(filesystem: Any) -> AbstractContextManager[Any]:
     """A context held while a thread uses the client; others wait only if it serves one thread at a time."""
-    turn: AbstractContextManager[Any] = getattr(filesystem, _TURN, nullcontext())
-    return turn
+    lock: AbstractContextManager[Any] = getattr(filesystem, _CLIENT_LOCK, nullcontext())
+    return lock
 
 
 def is_s3(filesystem: Any) -> bool:

@@ -18,7 +18,7 @@ from torch_dataloader_utils.errors import causes
 
 
 class Kind(Enum):
-    """What a failure says of the request, and so what is done about it.
+    """The meaning of a failure for the request, and so the reaction to it.
 
     TRANSIENT: sent again. WRONG_REPLY: sent again a few times. EXPIRED, MAYBE_EXPIRED: sent again once, with new
     credentials. CHANGED: another object is there than the planned one. FINAL: everything else; given up.
@@ -99,7 +99,7 @@ _CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http",
 
 
 def diagnose(error: BaseException, *, handled: BaseException | None = None) -> Diagnosis:
-    """What `error`, or what caused it, means; handled: see `causes`."""
+    """The diagnosis of `error`, or of what caused it; handled: see `causes`."""
     chain = list(causes(error, handled))
     for each in chain:
         if type(each).__module__.startswith("obstore"):

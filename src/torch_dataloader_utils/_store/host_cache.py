@@ -129,7 +129,7 @@ _opened: dict[tuple[str, str], HostCache] = {}
 
 
 def _own_directory() -> str | None:
-    """Where this user's caches lie; None of one without a home, as the bare numbers that containers run under."""
+    """The directory of this user's caches; None for a user without a home, such as a bare number in a container."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     except RuntimeError:

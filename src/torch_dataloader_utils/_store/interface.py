@@ -29,7 +29,7 @@ class FileStat:
 
     @property
     def pin(self) -> str:
-        """What reads of one job are pinned to; see `pinned`."""
+        """The identity that reads of one job are pinned to; see `pinned`."""
         return pinned(self.identity, self.changed_ns)
 
 
@@ -57,7 +57,7 @@ class Listing:
 
 
 TAIL_BYTES = 64 << 10
-"""How much of the end of a file is read for a footer, before it is known how long that is; pyarrow reads as much.
+"""The bytes at the end of a file that are read for a footer, before its length is known; pyarrow reads as many.
 
 Of Parquet, 26 KB for 50 columns and 4 row groups, 592 KB for 500 and 10. ORC's reader wants the last 16 KiB, and
 stripes cost about 20 bytes each.
@@ -75,7 +75,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoalesceLimits:
-    """Which spans share a read.
+    """The limits up to which spans share a read.
 
     Attributes:
         hole_bytes: the largest gap read and thrown away to save a request. 1 MiB costs about as long as a request at
@@ -149,7 +149,7 @@ class Store(Protocol):
         ...
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Which of these names are directories in the directory `path`, by one listing; none if it is not there."""
+        """Those of these names that are directories in `path`, by one listing; none if that is not there."""
         ...
 
     def list_files(self, path: str) -> Listing:

@@ -191,7 +191,7 @@ class LocalStore:
         """Nothing is kept."""
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Which of these names are directories there; looked up one by one, so that large directories cost nothing."""
+        """Those of these names that are directories there, looked up one by one: large directories cost nothing."""
         directory = Path(self.local_path(path))
         return tuple(name for name in names if os.path.isdir(directory / name))  # noqa: PTH112 - False without permission
 
@@ -288,7 +288,7 @@ def _new_buffer(length: int) -> memoryview:
 
 
 def _pread_into(descriptor: int, buffer: memoryview, start: int) -> int:
-    """How many bytes were read; one call gives at most 2 GiB, and fewer before the end of the file are legal too."""
+    """The number of bytes read: at most 2 GiB a call, and fewer before the end of the file are legal too."""
     have = 0
     while have < len(buffer) and (more := os.preadv(descriptor, [buffer[have:]], start + have)):
         have += more

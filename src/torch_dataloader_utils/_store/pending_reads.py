@@ -1,4 +1,4 @@
-"""Reads ranges of one file: each attempt asks, in parallel, for the bytes that are still missing."""
+"""Ranges of one file that are being read: each attempt asks, in parallel, for the bytes that are still missing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -13,7 +13,7 @@ from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.cancellation import ask, pause
 from torch_dataloader_utils._store.censor import censor
-from torch_dataloader_utils._store.client import clients, open_client, turn_of
+from torch_dataloader_utils._store.client import clients, exclusive_use, open_client
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.host_cache import HostCache, footer_cache
@@ -140,12 +140,12 @@ class FsspecStore:
             tails.put(path, identity, data)
 
     def _tails(self, identity: str) -> HostCache | None:
-        # The next job's file may be another one of the same size, where the server tells no more than that.
+        # The next job's file may be another one of the same size, where the server gives no more than that.
         is_kept = self.access.remote.keep_footers and not names_no_version(identity)
         return footer_cache() if is_kept else None
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Which of these names are directories there: one listing, unless the client has just made it."""
+        """Those of these names that are directories there: one listing, unless the client has just made it."""
         there = self._request(path, "list", None, directories_in)
         return tuple(name for name in names if name in there)
 
@@ -229,7 +229,7 @@ class FsspecStore:
                     is_expired = False
                 else:
                     filesystem = local.get(connect)
-                with turn_of(filesystem):
+                with exclusive_use(filesystem):
                     return call(filesystem, url.key(filesystem))
             except LoaderError:
                 raise

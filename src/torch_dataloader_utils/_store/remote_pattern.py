@@ -112,7 +112,7 @@ def _directories_above(below: str) -> Iterator[str]:
 
 
 def _path_below(name: str, directory: str) -> str:
-    """What follows the directory in the name of a file that was listed below it.
+    """The part after the directory of the name of a file that was listed below it.
 
     Raises:
         InternalError: the file does not lie below it.
@@ -159,7 +159,7 @@ def _lists_flat(filesystem: Any) -> bool:
 
 
 def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str, Info]]:
-    """What matches in a directory, nothing if there is none; an object and a prefix may share their name.
+    """The matches in a directory, none if it is not there; an object and a prefix may share their name.
 
     An entry with the very name of the part ("part[1].csv") is the only one that the part matches.
     """

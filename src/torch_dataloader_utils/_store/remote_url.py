@@ -89,7 +89,7 @@ class RemoteUrl:
 
 
 def _root_on_server(scheme: str, authority: str) -> str | None:
-    """What names begin with where they are names on the server `authority`, "/" or ""; None where they hold it.
+    """The beginning of names on the server `authority`, "/" or ""; None where names hold the server.
 
     ftp, hdfs       "/"         s3, abfs, http      None
     """
@@ -97,6 +97,6 @@ def _root_on_server(scheme: str, authority: str) -> str | None:
         client = fsspec.get_filesystem_class(scheme)
         # A made-up host, since "hdfs:///d" names none and means the configured one.
         key: str = client._strip_protocol(f"{scheme}://{authority or 'host'}/key")
-    except (AttributeError, ImportError, ValueError):  # no client: told where it is opened
+    except (AttributeError, ImportError, ValueError):  # no client: opening one raises the error
         return None
     return key.removesuffix("key") if key in ("key", "/key") else None

@@ -21,7 +21,7 @@ _MOST_WRONG_REPLIES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long a request is tried.
+    """The time for which a request is tried.
 
     Attributes:
         most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
@@ -72,7 +72,7 @@ class Attempts:
 
     @property
     def left_seconds(self) -> float:
-        """What is left for the attempt under way."""
+        """The seconds left for the attempt under way."""
         least = 0.0 if self.count else self.policy.progress_seconds
         return max(least, self.most_seconds) - self.elapsed_seconds
 

@@ -37,7 +37,7 @@ _CLIENTS = {
     "adl": "adlfs",
 }
 
-# Of what a client says.
+# Letters of a client's own message.
 _MOST_CAUSE_LETTERS = 300
 
 _OTHER_MEMORY = (

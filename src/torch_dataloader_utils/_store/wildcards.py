@@ -1,4 +1,4 @@
-"""Tells which paths are patterns, and checks patterns."""
+"""Patterns of paths: which paths are patterns, and whether they are well formed."""
 
 import re
 

@@ -16,7 +16,7 @@ Int96Unit = Literal["ns", "us"]
 
 
 class Verdict(IntEnum):
-    """What metadata proves about the rows of a group and the filter: none passes, some may, all do."""
+    """The rows of a group that pass the filter, as far as metadata prove it: none, perhaps some, all."""
 
     OUT = 0
     MAYBE = 1
@@ -25,7 +25,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How text files become row groups.
+    """The cut of text files into row groups.
 
     Attributes:
         block_bytes: a block, which is a row group, ends at the first line end after so many bytes.
@@ -42,7 +42,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRequest:
-    """What is the same for every file of a scan.
+    """The part of a scan that is the same for every file.
 
     columns: the projection, None for all. row_filter: not bound to a schema yet. filter_columns: the names it uses.
     text_schema: the schema of text files, which carry none; None until it is inferred from the first file.
@@ -70,7 +70,7 @@ class ScanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileScan:
-    """What the metadata of one file says: its own schema, and its row groups in file order.
+    """The metadata of one file: its own schema, and its row groups in file order.
 
     groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
         length, as in `GroupTable`.

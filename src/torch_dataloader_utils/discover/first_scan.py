@@ -64,7 +64,7 @@ def scan_sidecar(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FirstScan:
-    """What is known of all files after the first scan.
+    """The facts about all files that the first scan gives.
 
     file_schema: the schema that all files must have, from the file `path`. schema: the same with partition columns.
     partitions, fields: the partition columns and their Arrow fields.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -216,8 +217,9 @@ def _string_column(column: pa.ChunkedArray) -> StringColumn:
     return StringColumn(data=text[int(starts[0]) : int(starts[-1])], offsets=starts - starts[0])
 
 
-def _numbers(column: pa.ChunkedArray) -> Any:
-    return _one_chunk(column).to_numpy(zero_copy_only=False)
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    numbers: npt.NDArray[Any] = _one_chunk(column).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -30,11 +30,11 @@ from torch_dataloader_utils._formats.row_filter import filter_columns, filter_te
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, map_quick, threads_for, watched
 from torch_dataloader_utils._runtime.threads import Executor, available_cpus
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
-from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, TextOptions, Verdict
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, scan_file
+from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.hive import partition_values
 from torch_dataloader_utils.discover.paths import REMOTE_THREADS, DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.discover.prune import judge_partitions
@@ -86,8 +86,8 @@ def scan_files(
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
         on_progress: called in the caller's thread after each file with (files done, files to scan).
-        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; how many
-            rows that is, nobody can say.
+        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; the number
+            of their rows is not known.
         allow_bare_files: see `StructuredDataset.create_dataloader`.
         int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
             not; what is finer is cut.

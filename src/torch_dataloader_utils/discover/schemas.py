@@ -74,7 +74,7 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
 
 
 def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
-    """Which part of a file's columns is projected, by their number: for formats that do not say their sizes.
+    """The part of a file's columns that is projected, by number: for formats without column sizes.
 
     columns: None for all; those that the file does not hold (partition columns) do not count.
 
@@ -86,7 +86,7 @@ def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
 
 
 def leaf_counts(schema: pa.Schema) -> list[int]:
-    """How many Parquet leaf columns each field has, in field order.
+    """The number of Parquet leaf columns of each field, in field order.
 
     struct<a: int32, b: list<string>>, int64      [2, 1]
     """

@@ -111,7 +111,7 @@ def _is_part(name: str) -> bool:
 
 
 def _kind_at(store: Store, directory: str, child: str) -> str | None:
-    """Which table has its root here; child: through which directory the files lie, "" if not known."""
+    """The kind of table that has its root here, or None; child: the directory of the files, "" if not known."""
     try:
         for kind in store.directories(directory, (_DELTA, _HUDI, _ICEBERG)):
             if kind != _ICEBERG:

@@ -34,7 +34,7 @@ _MOST_ENCODINGS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRules:
-    """How paths in metadata become paths to open: (old prefix, new prefix), the longest old prefix first."""
+    """Rewrites of paths in metadata to paths to open: (old prefix, new prefix), the longest old prefix first."""
 
     rewrites: tuple[tuple[str, str], ...] = ()
 

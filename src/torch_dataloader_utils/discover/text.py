@@ -164,7 +164,7 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
 
 
 def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[[], Int64s]) -> Int64s:
-    """What `count()` says of this version of a large file, asked once a host: the count reads all of it."""
+    """The result of `count()` for this version of a file; of a large one it is kept on the host: it reads all of it."""
     if entry.stat.size < _SMALLEST_KEPT_BYTES or names_no_version(entry.stat.identity):
         return count()
     version = f"{entry.stat.identity} {request.file_format.name} {request.text}"
@@ -310,7 +310,7 @@ def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
     """
     blanks, start = (_CSV_BLANKS, _CSV_HEADER_AND_ROW) if is_csv else (_JSON_BLANKS, _LINE)
     stream = _stream(store, entry, 0)
-    # One byte more tells whether there is more.
+    # One byte more shows whether there is more.
     size, head = _HEAD_BYTES, stream.read(_HEAD_BYTES + 1)
     while len(head) > size and size < _MOST_HEAD_BYTES and not start.match(_after_blanks(head, blanks)):
         head += stream.read(size)
@@ -323,7 +323,7 @@ def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
 
 
 def _after_blanks(head: bytes, blanks: bytes) -> bytes:
-    """What is left without the mark and the blank lines that it begins with."""
+    """The text without the mark and the blank lines that it begins with."""
     return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
 
 

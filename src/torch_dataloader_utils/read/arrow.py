@@ -8,7 +8,6 @@ import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -34,12 +33,12 @@ _PREFIX_BYTES = 8
 _streams: FileCache["ArrowStream"] = FileCache()
 
 
-def arrow_stream(source: TaskSource, file: Any) -> "ArrowStream":
+def arrow_stream(source: TaskSource, file: pa.NativeFile) -> "ArrowStream":
     """The stream that a task belongs to, cached for the next task; file: the opened stream."""
     return _streams.get(source.key, lambda: _read_stream(file, source.task.file_size))
 
 
-def _read_stream(file: Any, file_size: int) -> tuple["ArrowStream", int]:
+def _read_stream(file: pa.NativeFile, file_size: int) -> tuple["ArrowStream", int]:
     file.seek(0)
     length, prefix = metadata_length(file.read(_PREFIX_BYTES))
     if not 0 < length <= file_size:
@@ -65,7 +64,7 @@ class ArrowStream:
         self._walked_bytes = len(head)
         self._dictionaries: dict[int, _Versions] = {}
 
-    def batch(self, source: TaskSource, file: Any) -> Any:
+    def batch(self, source: TaskSource, file: pa.NativeFile) -> pa.RecordBatch:
         """The task's record batch, with all its columns; file: the opened stream.
 
         Raises:
@@ -132,7 +131,7 @@ def _no_such_batch(task: RowGroupTask) -> CorruptFileError:
 _MAGIC = b"ARROW1"
 
 
-def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
+def decode_arrow(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
     """The rows of one record batch, columns `fields` as far as the file has them, in the file's types and order.
 
     Arrow files are memory images, whose offsets and indices are used unchecked. So that a damaged file cannot make a
@@ -160,7 +159,7 @@ def decode_arrow(source: TaskSource, fields: Sequence[Any]) -> Any:
     return batch if names else rows_only(batch.num_rows)
 
 
-def _of_file(source: TaskSource, file: Any, wanted: list[int]) -> Any:
+def _of_file(source: TaskSource, file: pa.NativeFile, wanted: list[int]) -> pa.RecordBatch:
     reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
     if source.task.ordinal >= reader.num_record_batches:
         raise no_such_group(source.task, reader.num_record_batches)

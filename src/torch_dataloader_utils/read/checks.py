@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 
@@ -102,8 +101,8 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
             )
         case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
             return SchemaError(
-                f"{task.where} does not fit the data set's schema ({text}). Mend the file, or name types that hold its "
-                "values: inventory=scan_files(..., schema=). Without it they are guessed from the first file's start."
+                f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
+                "its values: inventory=scan_files(..., schema=). Without it they are guessed from the first file."
             )
         case _:
             return CorruptFileError(
@@ -165,7 +164,7 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
         )
 
 
-def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: Any) -> None:
+def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: pa.RecordBatch) -> None:
     """Raises UnsupportedFeatureError if the decoder left out a column that the file has.
 
     Decoders select columns by dotted paths and silently drop those they do not find; these would become nulls.

@@ -10,7 +10,7 @@ from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
 from torch_dataloader_utils.errors import SchemaError
 
 
-def conform(task: RowGroupTask, batch: Any, schema: Any) -> Any:
+def conform(task: RowGroupTask, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of `schema` from the batch, in the schema's types and order.
 
     A column that the file does not have is null in all rows, as in pyarrow.dataset. Types are cast if every value stays
@@ -33,13 +33,13 @@ def conform(task: RowGroupTask, batch: Any, schema: Any) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _conform_column(task: RowGroupTask, batch: Any, field: Any) -> Any:
+def _conform_column(task: RowGroupTask, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     index = batch.schema.get_field_index(field.name)
     column = pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
     if not field.nullable and column.null_count:
         raise SchemaError(
             f"{task.where}: column {field.name} has {column.null_count} nulls (or is not in the file), and the "
-            "schema says it has none. Mend the file, or make the field nullable."
+            "schema says it has none. Correct the file, or make the field nullable."
         )
     if column.type == field.type or _must_stay_large(column, field.type):
         return column
@@ -53,7 +53,7 @@ def _conform_column(task: RowGroupTask, batch: Any, field: Any) -> Any:
         raise _misfit(task, field, column.type, str(error)) from error
 
 
-def constant(value: Any, field: Any, num_rows: int) -> Any:
+def constant(value: Any, field: pa.Field, num_rows: int) -> pa.Array:
     """A column that holds `value` in all rows, in the field's type."""
     if pa.types.is_dictionary(field.type):
         indices = pa.repeat(pa.scalar(None if value is None else 0, field.type.index_type), num_rows)
@@ -62,7 +62,7 @@ def constant(value: Any, field: Any, num_rows: int) -> Any:
     return pa.repeat(pa.scalar(value, field.type), num_rows)
 
 
-def is_harmless(seen: Any, wanted: Any) -> bool:
+def is_harmless(seen: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a safe cast between these types either keeps every value or raises."""
     types = pa.types
     if seen == wanted or types.is_null(seen):
@@ -84,11 +84,11 @@ def is_harmless(seen: Any, wanted: Any) -> bool:
     return _scalars_fit(seen, wanted)
 
 
-def _decoded_type(data_type: Any) -> Any:
+def _decoded_type(data_type: pa.DataType) -> pa.DataType:
     return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
-def _scalars_fit(seen: Any, wanted: Any) -> bool:
+def _scalars_fit(seen: pa.DataType, wanted: pa.DataType) -> bool:
     types = pa.types
     if types.is_integer(seen):
         return bool(types.is_integer(wanted) or types.is_floating(wanted) or types.is_decimal(wanted))
@@ -102,14 +102,14 @@ def _scalars_fit(seen: Any, wanted: Any) -> bool:
     return any(kind(seen) and kind(wanted) for kind in kinds) or (_is_bytes(seen) and _is_text(wanted))
 
 
-def _structs_fit(seen: Any, wanted: Any) -> bool:
+def _structs_fit(seen: pa.DataType, wanted: pa.DataType) -> bool:
     # By name and in the same order: what a struct cast does in every supported pyarrow.
     return [f.name for f in seen] == [f.name for f in wanted] and all(
         is_harmless(a.type, b.type) for a, b in zip(seen, wanted, strict=True)
     )
 
 
-def _cast(column: Any, wanted: Any) -> Any:
+def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if isinstance(wanted, pa.BaseExtensionType):
@@ -119,15 +119,15 @@ def _cast(column: Any, wanted: Any) -> Any:
     return column.cast(wanted)
 
 
-def _misfit(task: RowGroupTask, field: Any, seen: Any, why: str) -> SchemaError:
+def _misfit(task: RowGroupTask, field: pa.Field, seen: pa.DataType, why: str) -> SchemaError:
     return SchemaError(
         f"{task.where}: column {field.name} is {seen} in the file and {field.type} in the data set's schema ({why}). "
         "Write the file with the schema's type, or leave the column out."
     )
 
 
-def _must_stay_large(column: Any, wanted: Any) -> bool:
-    # More than 2 GiB of text came out of one row group (see contiguous.py); casting it back cannot work.
+def _must_stay_large(column: pa.Array, wanted: pa.DataType) -> bool:
+    # More than 2 GiB of text came out of one row group (see `contiguous`); casting it back cannot work.
     types = pa.types
     is_large_form = (types.is_large_string(column.type) and types.is_string(wanted)) or (
         types.is_large_binary(column.type) and types.is_binary(wanted)
@@ -135,12 +135,12 @@ def _must_stay_large(column: Any, wanted: Any) -> bool:
     return bool(is_large_form) and column.nbytes > MAX_OFFSET
 
 
-def _is_text(data_type: Any) -> bool:
+def _is_text(data_type: pa.DataType) -> bool:
     types = pa.types
     return any(is_kind(data_type) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))
 
 
-def _is_bytes(data_type: Any) -> bool:
+def _is_bytes(data_type: pa.DataType) -> bool:
     types = pa.types
     return any(
         is_kind(data_type)

@@ -41,16 +41,6 @@ class FileCache(Generic[T]):
         """
         return self.get_for_all((file,), load, extra)
 
-    def find(self, file: FileKey) -> T | None:
-        """The value for `file`, if it is cached."""
-        found = self._find(((file,), ()))
-        return None if found is None else found[0]
-
-    def keep(self, file: FileKey, load: Callable[[], tuple[T, int]]) -> None:
-        """Keep what a read of the file has brought along, for `find`; `load` is called unless it is cached."""
-        if not names_no_version(file[1]) and self.find(file) is None:
-            self._keep(((file,), ()), load())
-
     def get_for_all(self, files: tuple[FileKey, ...], load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
         """`get` for a value that is made of several files."""
         if any(names_no_version(identity) for _, identity in files):

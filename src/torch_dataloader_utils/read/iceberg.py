@@ -1,4 +1,8 @@
-"""Decodes one row group of an Iceberg data file by field ids, and finds the rows that equality deletes delete."""
+"""One row group of an Iceberg data file by field ids, and the rows that equality deletes delete.
+
+Beside it: `iceberg_fields` (columns by field id) and `iceberg_deletes`. What is decoded is said by `_core/iceberg`,
+which `discover/iceberg/` fills in.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,14 +1,13 @@
 """The deleted rows of a row group: by position, or by the keys of equality delete files.
 
 Tables give the deletes of a whole file. Each row group takes its part, so that files with deletes are still read row
-group by row group.
+group by row group. `discover/iceberg/deletes` finds which deletes apply to which file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
     positions=[1, 70, 71], rows 64 to 127      [6, 7]
 
-    Deletes by value, which need columns of the data, are not among them; see `equality_deletes.py`.
+    Deletes by value, which need columns of the data, are not among them; see `deleted_by_keys`.
     """
     match task.extra:
         case None:
@@ -57,12 +56,12 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
 
 def has_unplaced_deletes(task: RowGroupTask) -> bool:
-    """Whether there are equality deletes: only reading all rows tells which ones they delete."""
+    """Whether there are equality deletes: only reading all rows shows which ones they delete."""
     return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
 
 
 def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
-    """How many physical rows, from the first one on, contain `live_rows` live ones.
+    """The number of physical rows, from the first one on, that contain `live_rows` live ones.
 
     deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
 
@@ -193,7 +192,7 @@ def _keys_of(
 
 
 def _reading(wanted: Sequence[pa.Field], extra: IcebergFile) -> tuple[int | str, ...]:
-    """What a cache key has beside the files: under other names or types the same files give other keys."""
+    """The part of a cache key beside the files: under other names or types the same files give other keys."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 
@@ -227,7 +226,7 @@ def _read_keys(
         return [innermost(array) for array in project_columns(task, batch, wanted, columns, extra)]
 
 
-def _holds(columns: Mapping[Any, FileColumn], key: pa.Field) -> bool:
+def _holds(columns: Mapping[int, FileColumn] | Mapping[int | str, FileColumn], key: pa.Field) -> bool:
     """Whether the file has the key column, inside of its structs too."""
     column = columns.get(field_id(key))
     if column is None or not pa.types.is_struct(key.type):

@@ -48,7 +48,7 @@ NUMBERS_END = 1 << (7 * len(_BLANK) - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileFacts:
-    """What footers that are joined have in common.
+    """The facts that joined footers have in common.
 
     head: see `footer_head`. paths, types: of the leaf columns; physical types.
     arrow_schema: the value of that key. created_by: the writer; decoders work around mistakes of old writers.

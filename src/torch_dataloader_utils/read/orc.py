@@ -4,7 +4,6 @@ Source: ORC specification v1, "File Tail" and "Stripes"; pyarrow.orc.ORCFile.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import orc
@@ -19,7 +18,7 @@ from torch_dataloader_utils.read.checks import (
 from torch_dataloader_utils.read.source import TaskSource
 
 
-def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
+def decode_orc(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
     """The rows of one stripe, columns `fields` as far as the file has them, in the file's types and order.
 
     A remote stripe is fetched whole, in one range (`task.byte_offset`, `byte_length`): its streams lie side by side,
@@ -38,13 +37,13 @@ def decode_orc(source: TaskSource, fields: Sequence[Any]) -> Any:
     return batch if names else rows_only(batch.num_rows)
 
 
-def orc_schema(source: TaskSource) -> Any:
+def orc_schema(source: TaskSource) -> pa.Schema:
     """The file's own Arrow schema, with ORC's type attributes as metadata."""
     with source.open(lambda: [source.tail_span()]) as file:
         return orc.ORCFile(file).schema
 
 
-def _decoded(source: TaskSource, stripes: Any, fields: Sequence[Any]) -> tuple[list[str], Any]:
+def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: Sequence[pa.Field]) -> tuple[list[str], pa.RecordBatch]:
     """The columns of the task's stripe, and their names."""
     schema = stripes.schema
     known = set(schema.names)
@@ -53,6 +52,6 @@ def _decoded(source: TaskSource, stripes: Any, fields: Sequence[Any]) -> tuple[l
     return names, stripes.read_stripe(source.task.ordinal, columns=names or _cheapest(schema))
 
 
-def _cheapest(schema: Any) -> list[str]:
+def _cheapest(schema: pa.Schema) -> list[str]:
     flat = [field.name for field in schema if pa.types.is_primitive(field.type)]
     return flat[:1] or schema.names[:1]

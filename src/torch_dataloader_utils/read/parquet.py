@@ -6,7 +6,7 @@ Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ _BYTES_AT_ONCE = 1 << 20
 _WIDE_UNIT = "us"
 
 
-def decode_parquet(source: TaskSource, schema: Any, stop_row: int | None) -> Any:
+def decode_parquet(source: TaskSource, schema: pa.Schema, stop_row: int | None) -> pa.RecordBatch:
     """The rows of one row group, columns of `schema` as far as the file has them, in the file's types.
 
     With `stop_row` decoding stops once that many rows are there; that saves time, but fetches the same bytes.
@@ -49,7 +49,7 @@ def decode_parquet(source: TaskSource, schema: Any, stop_row: int | None) -> Any
     return side_by_side(list(parquet_columns(source, schema, stop_row)))
 
 
-def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> Iterator[Any]:
+def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None) -> Iterator[pa.RecordBatch]:
     """The same, a few columns at a time, as soon as they are decoded; one batch without columns if there are none.
 
     Rows are valid only once the iterator has ended: then the file is known to have stayed the same.
@@ -72,7 +72,7 @@ def parquet_columns(source: TaskSource, schema: Any, stop_row: int | None) -> It
         yield from decode_columns(reader, task, footer.columns, columns, stored)
 
 
-def _is_wide(task: RowGroupTask, footer: Footer, schema: Any, columns: Sequence[str]) -> bool:
+def _is_wide(task: RowGroupTask, footer: Footer, schema: pa.Schema, columns: Sequence[str]) -> bool:
     """Whether INT96 timestamps are wanted as microseconds: by the schema, or by Iceberg, which has nothing finer."""
     if isinstance(task.extra, IcebergFile):
         return True
@@ -80,7 +80,7 @@ def _is_wide(task: RowGroupTask, footer: Footer, schema: Any, columns: Sequence[
     return bool(wanted) and not any(type_holds(each, _is_nanoseconds) for each in wanted)
 
 
-def _is_nanoseconds(data_type: Any) -> bool:
+def _is_nanoseconds(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(data_type)) and data_type.unit == "ns"
 
 
@@ -95,7 +95,9 @@ class StoredRows(NamedTuple):
     is_prefix: bool = False
 
 
-def open_parquet(source: TaskSource, file: Any, metadata: Any = None, int96_unit: str | None = None) -> Any:
+def open_parquet(
+    source: TaskSource, file: pa.NativeFile, metadata: pq.FileMetaData | None = None, int96_unit: str | None = None
+) -> pq.ParquetReader:
     """A pyarrow.parquet.ParquetReader of a file; metadata: its footer, if that is parsed already.
 
     int96_unit: the unit of INT96 timestamps; None for nanoseconds.
@@ -114,8 +116,8 @@ def open_parquet(source: TaskSource, file: Any, metadata: Any = None, int96_unit
 
 
 def decode_columns(
-    reader: Any, task: RowGroupTask, file_columns: FileColumns, columns: Sequence[str], stored: StoredRows
-) -> Iterator[Any]:
+    reader: pq.ParquetReader, task: RowGroupTask, file_columns: FileColumns, columns: Sequence[str], stored: StoredRows
+) -> Iterator[pa.RecordBatch]:
     """Rows of a reader, a few columns at a time; task: for messages.
 
     Raises:
@@ -136,20 +138,20 @@ def decode_columns(
 
 
 def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
-    """The columns in lots of `_BYTES_AT_ONCE`, a larger one alone; an empty lot if there are none."""
-    lot: list[str] = []
+    """The columns in groups of `_BYTES_AT_ONCE`, a larger one alone; one empty group if there are none."""
+    few: list[str] = []
     room = _BYTES_AT_ONCE
     for name in columns:
         num_bytes = rows * file_columns.row_bits[name] // 8
-        if lot and num_bytes > room:
-            yield lot
-            lot, room = [], _BYTES_AT_ONCE
-        lot.append(name)
+        if few and num_bytes > room:
+            yield few
+            few, room = [], _BYTES_AT_ONCE
+        few.append(name)
         room -= num_bytes
-    yield lot
+    yield few
 
 
-def _decode(reader: Any, leaves: Sequence[int], stored: StoredRows) -> Any:
+def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows) -> pa.RecordBatch:
     """Some columns, as one batch: pyarrow splits more than 2 GiB of text into batches that differ by column."""
     groups, rows, is_prefix = stored
     if not is_prefix:
@@ -165,7 +167,7 @@ def _decode(reader: Any, leaves: Sequence[int], stored: StoredRows) -> Any:
     return decoded.slice(0, rows) if have > rows else decoded
 
 
-def _only(columns: Sequence[str], batch: Any) -> Any:
+def _only(columns: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch without columns that were not asked for: for a column named "a.b", pyarrow also gives a struct `a`."""
     names = batch.schema.names
     return batch if len(names) <= len(columns) else batch.select([name for name in names if name in columns])
@@ -182,7 +184,9 @@ def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], ro
         check_decoded_size(source.task, sum(group.column(leaf).total_uncompressed_size for leaf in leaves), budget)
 
 
-def _check_int96(source: TaskSource, file: Any, footer: Footer, columns: Sequence[str], stored: StoredRows) -> None:
+def _check_int96(
+    source: TaskSource, file: pa.NativeFile, footer: Footer, columns: Sequence[str], stored: StoredRows
+) -> None:
     """Refuse INT96 timestamps that nanoseconds cannot hold, for which pyarrow gives wrong ones; decodes them twice."""
     names = [name for name in columns if name in footer.columns.int96]
     if not names:
@@ -220,7 +224,7 @@ def _chunk_span(task: RowGroupTask, chunk: pq.ColumnChunkMetaData) -> Span:
     return start, length
 
 
-def list_items(source: TaskSource, field: Any) -> Int64s | None:
+def list_items(source: TaskSource, field: pa.Field) -> Int64s | None:
     """(rows, level entries, entries without a value) of column `field` in each row group of a file, int64 [groups, 3].
 
     Entries without a value are empty lists, null lists and null items; 0 where the footer does not count them. None

@@ -6,7 +6,7 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -41,14 +41,14 @@ class FileColumns:
     """
 
     facts: FileFacts | None
-    schema: Any
+    schema: pa.Schema
     repeated: frozenset[str]
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
     int96: frozenset[str]
 
     @classmethod
-    def of(cls, metadata: Any, footer: bytes) -> Self:
+    def of(cls, metadata: pq.FileMetaData, footer: bytes) -> Self:
         """The columns that a parsed footer describes; footer: its bytes."""
         schema = metadata.schema.to_arrow_schema()
         leaves: dict[str, list[int]] = {name: [] for name in schema.names}
@@ -74,7 +74,7 @@ class FileColumns:
         """The leaf columns of these, each once, in the file's order."""
         return tuple(sorted({leaf for name in columns for leaf in self.leaves[name]}))
 
-    def are_of(self, metadata: Any, footer: bytes) -> bool:
+    def are_of(self, metadata: pq.FileMetaData, footer: bytes) -> bool:
         """Whether another file has the same columns, described by the same bytes, from the same writer."""
         facts = self.facts
         if facts is None or not footer.startswith(facts.head) or facts.created_by != _created_by(metadata):
@@ -86,7 +86,7 @@ class FileColumns:
         return bool(schema.with_metadata(self.schema.metadata).equals(self.schema, check_metadata=True))
 
 
-def _facts(metadata: Any, footer: bytes) -> FileFacts | None:
+def _facts(metadata: pq.FileMetaData, footer: bytes) -> FileFacts | None:
     head = footer_head(footer) if len(footer) <= TAIL_BYTES else None
     created_by = _created_by(metadata)
     if head is None or created_by is None:
@@ -101,12 +101,12 @@ def _facts(metadata: Any, footer: bytes) -> FileFacts | None:
     )
 
 
-def _arrow_schema(metadata: Any) -> bytes | None:
+def _arrow_schema(metadata: pq.FileMetaData) -> bytes | None:
     found: bytes | None = (metadata.metadata or {}).get(ARROW_SCHEMA)
     return found
 
 
-def _created_by(metadata: Any) -> str | None:
+def _created_by(metadata: pq.FileMetaData) -> str | None:
     try:
         writer: str = metadata.created_by
     except UnicodeDecodeError:
@@ -122,9 +122,9 @@ class KnownColumns:
     """
 
     def __init__(self) -> None:
-        self._known: Recent[Any, FileColumns] = Recent(_MOST_KNOWN)
+        self._known: Recent[tuple[str, bytes, str], FileColumns] = Recent(_MOST_KNOWN)
 
-    def of(self, metadata: Any, footer: bytes) -> FileColumns:
+    def of(self, metadata: pq.FileMetaData, footer: bytes) -> FileColumns:
         """The columns that a parsed footer describes."""
         for known in self._known.values():
             if known.are_of(metadata, footer):
@@ -138,7 +138,7 @@ class KnownColumns:
         return self._known.keep(same, columns)
 
 
-def _row_bits(data_type: Any) -> int:
+def _row_bits(data_type: pa.DataType) -> int:
     types = pa.types
     if types.is_primitive(data_type) or types.is_decimal(data_type) or types.is_fixed_size_binary(data_type):
         return int(data_type.bit_width)
@@ -248,7 +248,7 @@ def parquet_footer(source: TaskSource) -> Footer:
     return _footers.get(source.key, lambda: _load(source))
 
 
-def parquet_schema(source: TaskSource) -> Any:
+def parquet_schema(source: TaskSource) -> pa.Schema:
     """The file's own Arrow schema, with field ids as metadata where the file has them."""
     return parquet_footer(source).columns.schema
 
@@ -278,7 +278,7 @@ def _fetched(source: TaskSource) -> bytes:
     return bytes(tail[-length:])
 
 
-def _parsed(tail: Any) -> Any:
+def _parsed(tail: bytes) -> pq.FileMetaData:
     # As pq.read_metadata, without its look at every column, which takes a fifth of the time of small files.
     reader = pq.ParquetReader()
     reader.open(pa.BufferReader(tail))

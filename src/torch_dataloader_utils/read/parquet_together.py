@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -90,7 +90,7 @@ class JoinedRowGroups:
     footer: JoinedFooter
 
     @classmethod
-    def of(cls, sources: Sequence[TaskSource], schema: Any) -> Self | None:
+    def of(cls, sources: Sequence[TaskSource], schema: pa.Schema) -> Self | None:
         """The columns of `schema`, as far as the files have them, of row groups whose files have the same columns.
 
         None if they have not, or if pyarrow is too old.
@@ -134,7 +134,7 @@ class JoinedRowGroups:
             footer=footer,
         )
 
-    def decode(self) -> Iterator[Any]:
+    def decode(self) -> Iterator[pa.RecordBatch]:
         """All rows, one row group after the other, a few columns at a time.
 
         Raises:
@@ -151,7 +151,7 @@ class JoinedRowGroups:
                 raise CorruptFileError(f"{task.where}, or one after it, has other rows than its footer says.")
             yield part
 
-    def _file(self) -> Any:
+    def _file(self) -> pa.Buffer:
         """The chunks and the footer, as a file in memory."""
         firsts, lengths = np.array(self.spans).T
         stops = np.cumsum(lengths)

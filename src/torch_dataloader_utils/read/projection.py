@@ -1,12 +1,12 @@
-"""Which columns to decode, to filter on and to deliver, from a ReadSpec."""
+"""The columns to decode, to filter on and to deliver, from a ReadSpec."""
 
 import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_dataloader_utils._formats.arrow_schema import decode_schema, type_holds
 from torch_dataloader_utils._formats.row_filter import filter_columns
@@ -20,7 +20,7 @@ MAX_ROW_GROUP_BYTES = (2 << 30) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadSpec:
-    """What a reader delivers; frozen and picklable.
+    """The rows and columns that a reader delivers; frozen and picklable.
 
     schema: the data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
     columns: names of the columns delivered, in their order; () delivers row counts alone; None is all of them.
@@ -35,7 +35,7 @@ class ReadSpec:
 
     schema: bytes
     columns: tuple[str, ...] | None = None
-    row_filter: Any = None
+    row_filter: pc.Expression | None = None
     partition_columns: tuple[str, ...] = ()
     access: StoreAccess = field(default_factory=StoreAccess)
     page_checksums: bool = True
@@ -52,14 +52,14 @@ class Projection:
     has_categories: whether a type, or one inside it, is dictionary-encoded.
     """
 
-    stored: Any
+    stored: pa.Schema
     delivered: tuple[str, ...]
     filtered: tuple[str, ...]
-    partitions: tuple[Any, ...]
-    row_filter: Any
+    partitions: tuple[pa.Field, ...]
+    row_filter: pc.Expression | None
     has_categories: bool
 
-    def fields(self, names: Sequence[str]) -> Any:
+    def fields(self, names: Sequence[str]) -> pa.Schema:
         """The schema of these stored columns."""
         if names == self.stored.names:  # the usual case for small row groups, of which there are many
             return self.stored
@@ -94,7 +94,7 @@ def project(spec: ReadSpec) -> Projection:
     )
 
 
-def _unknown(name: str, schema: Any) -> ConfigError:
+def _unknown(name: str, schema: pa.Schema) -> ConfigError:
     seen = schema.names.count(name)
     if seen:
         return ConfigError(

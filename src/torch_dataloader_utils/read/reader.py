@@ -71,7 +71,7 @@ class Reader:
         names = list(self.projection.delivered)
         return rows if rows.schema.names == names else rows.select(names)
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[pa.RecordBatch]:
         """The same as RecordBatches of a few columns each; see `RowGroupReader`.
 
         Several only for a Parquet row group without deletes or a filter, whose rows are delivered as stored.
@@ -106,14 +106,14 @@ class Reader:
         return int(self._live_rows(task, self.counting, None, check_live=False).num_rows)
 
     def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:
-        """What the footer of the task's Parquet file says of a list column; see `list_items`."""
+        """Counts of a list column in the footer of the task's Parquet file; see `list_items`."""
         source = self._source(task)
         with foreign_errors(task, source.file_is_planned):
             return list_items(source, self.projection.stored.field(column))
 
     def _live_rows(
         self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
-    ) -> Any:
+    ) -> pa.RecordBatch:
         deleted = group_deletes(task)
         # Decoders of other formats do not stop early: all rows come, and are counted.
         can_stop = task.file_format is FileFormat.PARQUET
@@ -130,7 +130,7 @@ class Reader:
             check_live_rows(task, live.num_rows)
         return live
 
-    def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[Any]:
+    def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[pa.RecordBatch]:
         """All columns of a row group whose stored rows are the delivered ones."""
         source, num_rows = self._source(task), 0
         with foreign_errors(task, source.file_is_planned):
@@ -143,7 +143,7 @@ class Reader:
         if self.projection.partitions:
             yield _with_partitions([(task, num_rows)], self.projection, rows_only(num_rows))
 
-    def _conformed(self, task: RowGroupTask, parts: Iterable[Any]) -> Iterator[Any]:
+    def _conformed(self, task: RowGroupTask, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The parts (at least one) in the schema's types, and one more with the columns that the file lacks."""
         missing, num_rows = set(self.projection.stored.names), 0
         for part in parts:
@@ -163,7 +163,7 @@ class Reader:
 
     def _decoded(
         self, source: TaskSource, projection: Projection, stop: int | None, deleted: Int64s | None
-    ) -> tuple[Any, Int64s | None]:
+    ) -> tuple[pa.RecordBatch, Int64s | None]:
         """The stored rows, and those of them that are deleted."""
         extra = source.task.extra
         if not isinstance(extra, IcebergFile):
@@ -188,7 +188,7 @@ def _is_whole(task: RowGroupTask, stop_row: int | None, num_rows: int) -> bool:
     return stop_row is None or num_rows < stop_row or num_rows == task.physical_rows
 
 
-def _decode(source: TaskSource, fields: Any, stop: int | None) -> Any:
+def _decode(source: TaskSource, fields: pa.Schema, stop: int | None) -> pa.RecordBatch:
     match source.task.file_format:
         case FileFormat.PARQUET:
             return decode_parquet(source, fields, stop)
@@ -204,7 +204,9 @@ def _decode(source: TaskSource, fields: Any, stop: int | None) -> Any:
             assert_never(unreachable)
 
 
-def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: Int64s | None) -> Any:
+def _select(
+    task: RowGroupTask, projection: Projection, stored: pa.RecordBatch, deleted: Int64s | None
+) -> pa.RecordBatch:
     """The delivered columns of the rows that are neither deleted nor filtered out."""
     rows = _with_partitions([(task, stored.num_rows)], projection, conform(task, stored, projection.stored))
     mask = None if deleted is None else pa.array(live_mask(rows.num_rows, deleted))
@@ -217,7 +219,9 @@ def _select(task: RowGroupTask, projection: Projection, stored: Any, deleted: In
     return for_take(live).filter(mask) if projection.delivered else rows_only(mask.true_count)
 
 
-def _with_partitions(tasks: Sequence[tuple[RowGroupTask, int]], projection: Projection, stored: Any) -> Any:
+def _with_partitions(
+    tasks: Sequence[tuple[RowGroupTask, int]], projection: Projection, stored: pa.RecordBatch
+) -> pa.RecordBatch:
     """The stored rows with their partition columns; tasks: each with its number of rows."""
     if not projection.partitions:
         return stored
@@ -236,7 +240,7 @@ def _partition_value(task: RowGroupTask, name: str) -> Any:
     raise InternalError(f"{task.where} carries no value of partition column {name}; please report this.")
 
 
-def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: Any) -> Any:
+def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: pa.RecordBatch) -> pa.BooleanArray:
     try:
         return keep_mask(projection.row_filter, batch)
     except pa.ArrowException as error:

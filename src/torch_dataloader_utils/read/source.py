@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from stat import S_ISFIFO
-from typing import Any
 
 import pyarrow as pa
 
@@ -33,7 +32,7 @@ class TaskSource:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What pins the file: (path, identity)."""
+        """The file's key in caches: (path, identity)."""
         return (self.task.path, self.task.identity)
 
     def tail_span(self, length: int = TAIL_BYTES) -> Span:
@@ -41,7 +40,7 @@ class TaskSource:
         start = max(0, self.task.file_size - length)
         return (start, self.task.file_size - start)
 
-    def span(self, span: Span) -> Any:
+    def span(self, span: Span) -> Buffer:
         """Bytes (offset, length) of the planned file, as one buffer.
 
         Raises:
@@ -77,7 +76,7 @@ class TaskSource:
         return self._fetched[0] if self._fetched else None
 
     @contextmanager
-    def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[Any]:
+    def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[pa.NativeFile]:
         """The planned file, for a pyarrow reader.
 
         A small file is in memory (see `_comes_whole`). Of another remote file, `spans()` are fetched here, at once;
@@ -145,7 +144,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 class _FetchingFile:
     """A file object for pyarrow over fetched ranges, which fetches what is missing."""
 
-    def __init__(self, sparse: SparseFile, fetch: Callable[[Span], Any]) -> None:
+    def __init__(self, sparse: SparseFile, fetch: Callable[[Span], Buffer]) -> None:
         self._sparse = sparse
         self._fetch = fetch
         self.seek, self.tell, self.close = sparse.seek, sparse.tell, sparse.close
@@ -154,7 +153,7 @@ class _FetchingFile:
     def closed(self) -> bool:
         return self._sparse.closed
 
-    def read(self, length: int = -1) -> Any:
+    def read(self, length: int = -1) -> Buffer:
         start = self.tell()
         left = max(0, self._sparse.size() - start)
         length = left if length < 0 else min(length, left)

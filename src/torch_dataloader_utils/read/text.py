@@ -9,7 +9,6 @@ block. Values are parsed to the types of the data set's schema, which are never 
 import csv
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -17,6 +16,7 @@ import pyarrow.json as pa_json
 
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._formats.record_batches import contiguous, rows_only
+from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_decoded_size, check_unique, repeated_names
 from torch_dataloader_utils.read.file_cache import FileCache
@@ -29,7 +29,7 @@ _PIECE_BYTES = 8 << 20
 _headers: FileCache[tuple[str, ...]] = FileCache()
 
 
-def decode_csv(source: TaskSource, fields: Sequence[Any]) -> Any:
+def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
     """The rows of one block, columns `fields` as far as the file has them, in the fields' types.
 
     Names come from the header of the file itself, read once and kept: two files of a data set may have their
@@ -66,7 +66,7 @@ def decode_csv(source: TaskSource, fields: Sequence[Any]) -> Any:
     return contiguous(table.to_batches()) if names else rows_only(table.num_rows)
 
 
-def decode_json(source: TaskSource, fields: Sequence[Any]) -> Any:
+def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
     """The rows of one block of JSON lines, columns `fields`, in the fields' types; what a line lacks is null.
 
     Raises:
@@ -86,7 +86,7 @@ def decode_json(source: TaskSource, fields: Sequence[Any]) -> Any:
     return contiguous(table.to_batches()) if fields else rows_only(table.num_rows)
 
 
-def _block(source: TaskSource) -> Any:
+def _block(source: TaskSource) -> Buffer:
     """The block's text, decompressed under the memory budget."""
     task, budget = source.task, source.max_row_group_bytes
     check_decoded_size(task, task.byte_length, budget)
@@ -110,7 +110,7 @@ def _read_header(source: TaskSource) -> tuple[tuple[str, ...], int]:
     return names, sum(map(len, names))
 
 
-def _find_header(source: TaskSource, size: int, head: Callable[[int], Any]) -> tuple[str, ...]:
+def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer]) -> tuple[str, ...]:
     """The first row of a text of `size` bytes; () if all of it is blank. head(n): the first n bytes."""
     length = 0
     while length < min(size, _MAX_HEADER_BYTES):
@@ -123,7 +123,7 @@ def _find_header(source: TaskSource, size: int, head: Callable[[int], Any]) -> t
     )
 
 
-def _first_row(head: Any, *, is_all: bool) -> tuple[str, ...] | None:
+def _first_row(head: Buffer, *, is_all: bool) -> tuple[str, ...] | None:
     # A header may hold quoted line ends: it is whole if another row follows it, or the text ends.
     lines = io.StringIO(bytes(head).decode("utf-8-sig", "replace"), newline="")
     rows = (row for row in csv.reader(lines) if row)

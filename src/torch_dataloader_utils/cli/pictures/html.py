@@ -56,7 +56,7 @@ def _facts(summary: dict[str, Any], timeline: Timeline) -> str:
         (rows, f"rows in {summary['num_row_groups']:,} row groups, {summary['num_files']:,} files", False),
         (topology, f"ranks × workers, batch {summary['batch_size']:,}", False),
         _steps(summary),
-        (f"{summary['cuts']:,}", f"row ranges moved to level ranks, {summary['moved_rows']:,} rows", False),
+        (f"{summary['cuts']:,}", f"row ranges moved to balance ranks, {summary['moved_rows']:,} rows", False),
         (
             f"{timeline.imbalance:.2f} ×",
             f"heaviest worker by the mean, bytes{timeline.shown_ranks_note}",
@@ -95,7 +95,7 @@ def _legend(timeline: Timeline) -> str:
         if len(timeline.files) > _LEGEND_FILES:
             entries.append(f"<span>and {len(timeline.files) - _LEGEND_FILES:,} more files, a colour each</span>")
     else:
-        entries.append("<span>one bar is one row group; two colours in turn</span>")
+        entries.append("<span>one bar is one row group; colours alternate</span>")
     if timeline.shared_groups:
         entries.append('<span><i class="shared"></i>hatched: a row group that several workers read parts of</span>')
     if timeline.shown_ranks < timeline.num_ranks:

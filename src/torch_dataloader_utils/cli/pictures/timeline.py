@@ -209,7 +209,7 @@ def _bars(uses: _Uses, lane: Int64s, sizes: Float64s, span: tuple[float, float])
 
 
 def _run_starts(uses: _Uses, lane: Int64s) -> Int64s:
-    """Where a run of neighbouring row groups of one file begins, in a lane's order."""
+    """The places in a lane's order where neighbouring row groups of one file begin."""
     shared = uses.is_shared[lane]
     follows = (np.diff(uses.file[lane]) == 0) & (np.diff(uses.row_group[lane]) == 1) & ~shared[1:] & ~shared[:-1]
     return np.flatnonzero(np.append(True, ~follows))

@@ -151,7 +151,7 @@ _VERSION = re.compile(r"^v?(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlace:
-    """Where a table is, and how its files are reached.
+    """The place of a table, and the access to its files.
 
     table: its name in the catalog or, without one, a metadata file (*.metadata.json) or the table's directory.
     access: the user's own; its options win over what the catalog says. allowed_roots: None for the stores (buckets)
@@ -166,7 +166,7 @@ class TablePlace:
 
     @property
     def rules(self) -> PathRules:
-        """How paths in metadata become paths to open."""
+        """The rewrites of paths in metadata."""
         return PathRules.of(dict(self.path_rewrites))
 
     def files(self, access: StoreAccess, *locations: str) -> TableFiles:

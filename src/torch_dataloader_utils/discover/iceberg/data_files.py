@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -47,7 +48,7 @@ _LIST_FROM_FILES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataScanRequest:
-    """What is the same for all data files.
+    """The part of a scan that is the same for all data files.
 
     fields: those of the table's schema, with ids. projected: names of the columns that are read, None for all.
     row_filter: None, or a filter over `filter_columns` of `fields`.
@@ -238,7 +239,7 @@ class SnapshotFiles:
     """
 
     data: tuple[DataFile, ...]
-    is_read: Any
+    is_read: npt.NDArray[np.bool_]
     deletes: tuple[ManifestEntry, ...]
     is_complete: bool
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.orc as pa_orc
@@ -17,9 +18,9 @@ from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, stored_fiel
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
-from torch_dataloader_utils.discover.assemble import with_live_rows
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan
+from torch_dataloader_utils.discover.group_table import with_live_rows
 from torch_dataloader_utils.discover.iceberg.data_files import DataFile
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
 from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
@@ -139,7 +140,7 @@ class TargetFiles:
 
     index: PathIndex
     sequence_numbers: Int64s
-    is_read: Any
+    is_read: npt.NDArray[np.bool_]
 
 
 def find_deleted_positions(
@@ -220,7 +221,7 @@ def _read_rows(files: TableFiles, entry: ManifestEntry) -> list[tuple[str, Int64
     return list(zip(encoded.dictionary.to_pylist(), parts, strict=False))
 
 
-def _columns(path: str, file_format: str, data: Buffer) -> tuple[Any, Any]:
+def _columns(path: str, file_format: str, data: Buffer) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     match file_format:
         case "parquet":
             # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.

@@ -55,7 +55,7 @@ def arrow_schema(schema: "Schema", wanted: Sequence[str] | None = None) -> pa.Sc
 
 
 def metadata_column_hint(name: str) -> str:
-    """What to do about a name that is no column of the table."""
+    """Advice about a name that is no column of the table."""
     return " Metadata columns are not read; leave it out." if name in _METADATA_COLUMNS else ""
 
 
@@ -175,7 +175,7 @@ def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:
             return tuple(sorted(set(_mapped(json.loads(text), ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(
-                f"the table's {_NAME_MAPPING} is no name mapping ({error}). Mend the table."
+                f"the table's {_NAME_MAPPING} is no name mapping ({error}). Set the property to a valid one."
             ) from error
     return tuple(sorted({named for schema in metadata.schemas for named in _named(schema.fields, ())}))
 

@@ -153,7 +153,7 @@ _NUM_STATISTICS = len(_FileRecord._field_defaults)
 
 
 class Content(IntEnum):
-    """What a file in a manifest holds."""
+    """The content of a file in a manifest."""
 
     DATA = 0
     POSITION_DELETES = 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedState:
-    """What rank 0 found: the id of the snapshot (None: the table had none) and of its schema."""
+    """The ids of the snapshot (None: the table had none) and of its schema, as rank 0 found them."""
 
     snapshot_id: int | None
     schema_id: int
@@ -25,7 +25,7 @@ class AgreedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChoice:
-    """What the user asked for; at most one of snapshot_id, as_of_timestamp, branch and tag.
+    """The user's choice; at most one of snapshot_id, as_of_timestamp, branch and tag.
 
     as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
     from_snapshot_id: only what was appended after that snapshot.

@@ -15,9 +15,9 @@ from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
-from torch_dataloader_utils.discover.assemble import assemble_groups
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
+from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import (
     DataFile,
@@ -58,7 +58,7 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergScanOptions:
-    """What to read of a table.
+    """The part of a table to read.
 
     columns: names, None for all.
     filters: a pyarrow expression, for pruning here and exact filtering when rows are read.
@@ -221,7 +221,7 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
 def _extras(
     fields: TableFields, data: Sequence[DataFile], positions: Sequence[Int64s], equality: EqualityIndex
 ) -> tuple[IcebergFile, ...]:
-    """What a reader must know of each data file beside its path, in the order of `data`."""
+    """The facts that a reader needs of each data file beside its path, in the order of `data`."""
     return tuple(
         IcebergFile(
             table=fields,
@@ -265,7 +265,7 @@ def _described(target: ScanTarget) -> str:
 
 
 def _snapshot_identity(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> str:
-    """What binds a state to this scan: the same files of another snapshot may have other deletes."""
+    """The text that binds a state to this scan: the same files of another snapshot may have other deletes."""
     snapshot = None if target.snapshot is None else target.snapshot.snapshot_id
     # Version 1 may have no UUID; pyiceberg makes another one up each time.
     uuid = table.metadata.table_uuid if "table_uuid" in table.metadata.model_fields_set else None
