@@ -1,4 +1,4 @@
-"""What a type checker knows of a batch, in a program of a user."""
+"""The types that a type checker finds in a program of a user."""
 
 import subprocess
 import sys

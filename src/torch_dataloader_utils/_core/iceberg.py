@@ -1,4 +1,4 @@
-"""What the read stage must know of one Iceberg data file: how its columns map, and which of its rows are deleted.
+"""One Iceberg data file, as the read stage must know it: how its columns map, and which of its rows are deleted.
 
 These values are the `extras` of a `FileTable`. Discovery builds them, readers use them, planning never looks inside.
 Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
@@ -35,7 +35,7 @@ def _no_rows() -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableFields:
-    """What all files of a scan share; one object, so that it is pickled once.
+    """The facts that all files of a scan have in common; one object, so that it is pickled once.
 
     schema: the scanned Arrow schema as IPC bytes; every field, nested ones too, has its id as metadata
         "PARQUET:field_id".

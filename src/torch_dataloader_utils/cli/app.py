@@ -180,7 +180,7 @@ class CommandGroup(click.Group):
 
 @contextmanager
 def _shown_log() -> Iterator[None]:
-    """What the library logs as a warning (requests that are sent again) as lines on stderr."""
+    """Warnings that the library logs (requests that are sent again) as lines on stderr."""
     log = logging.getLogger("torch_dataloader_utils")
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: _show_warning(record.getMessage())  # type: ignore[method-assign]

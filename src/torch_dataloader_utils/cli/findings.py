@@ -22,7 +22,7 @@ _TINY_FROM_GROUPS = 64
 _FEW_GROUPS = 8
 _FEW_GROUPS_BYTES = 128 * _MIB
 _MANY_FILES = 1000
-# A file of so many medians leaves a strategy that deals whole files one worker that works alone for long.
+# A file of so many medians leaves a strategy that assigns whole files one worker that works alone for long.
 _SKEW_MEDIANS = 20
 _SKEW_FROM_FILES = 8
 _SKEW_FROM_BYTES = 64 * _MIB
@@ -117,8 +117,8 @@ def _skewed_files(inventory: Inventory) -> Finding | None:
         return None
     return Finding(
         kind="skewed_files",
-        message=f"{redact(inventory.files.paths[worst])} is {factor:.0f} times the median file. Row groups are dealt "
-        "to ranks one by one, so that ranks stay even; a strategy that deals whole files would not.",
+        message=f"{redact(inventory.files.paths[worst])} is {factor:.0f} times the median file. Row groups go "
+        "to ranks one by one, so that ranks stay even; a strategy that assigns whole files would not keep them so.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What `tdu bench` times: passes of a loader, and bare reading of the same row groups, the upper limit of its speed."""
+"""The passes that `tdu bench` times: of a loader, and bare reading of the same row groups, the limit of its speed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def time_bare_reader(inventory: Inventory, source: DataSource, threads: int, mos
 
 
 def describe_limit(inventory: Inventory) -> str:
-    """What the limit is, in words: pyarrow where it can read these rows by itself, else our own reader."""
+    """The limit in words: pyarrow where it can read these rows by itself, else our own reader."""
     if _is_plain_parquet(inventory):
         return "pyarrow row groups"
     return "row groups read, no batches"

@@ -1,4 +1,4 @@
-"""What commands print: tables for people on stdout, or one JSON document."""
+"""Output of commands: tables for people on stdout, or one JSON document."""
 
 import json
 import math

@@ -70,7 +70,7 @@ class _SpawnedPool(ProcessPoolExecutor):
     ) -> Future[Result]:
         """See Executor. Processes are started here: they inherit what is blocked, from their first instruction.
 
-        This process is interrupted only when they have been told what to do: one that has not fails with a traceback.
+        This process is interrupted only when they know their work: one that does not fails with a traceback.
         """
         with held(*_SENT_TO_ALL) as deliver:
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
@@ -191,7 +191,7 @@ def build(
 
 
 def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
-    """What the options of `_SOURCE_OPTIONS` say.
+    """The source that the options of `_SOURCE_OPTIONS` name.
 
     Raises:
         ConfigError: a filter or a snapshot of files.
@@ -283,8 +283,8 @@ def _told_how_to_go_on() -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         raise of_interrupt(interrupt, _GOES_ON) from interrupt
     except BrokenProcessPool as error:
-        told = "A worker process died. If the kernel killed it for its memory, lower --workers."
-        raise Failure(f"{told} {_GOES_ON}", DATA_PROBLEM) from error
+        problem = "A worker process died. If the kernel killed it for its memory, lower --workers."
+        raise Failure(f"{problem} {_GOES_ON}", DATA_PROBLEM) from error
     except (ConfigError, NullValueError) as error:
         text = str(error)
         for name, option in _SHELL_NAMES.items():

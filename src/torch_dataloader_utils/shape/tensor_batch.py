@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.shape.batch_tree import BatchTree, container
-from torch_dataloader_utils.shape.gather import in_lots
+from torch_dataloader_utils.shape.gather import in_groups
 from torch_dataloader_utils.shape.one_buffer import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -101,10 +101,10 @@ class TensorBatch(dict[str, Tensor]):
         if not self:
             yield from (TensorBatch(num_rows=count) for count in rows)
             return
-        names, lots = tuple(self), in_lots(rows)
-        lot_rows = [sum(lot) for lot in lots]
-        for lot, *columns in zip(lots, *(_cut(column, lot_rows) for column in self.values()), strict=True):
-            for parts in zip(*(_cut(column, lot) for column in columns), strict=True):
+        names, groups = tuple(self), in_groups(rows)
+        group_rows = [sum(group) for group in groups]
+        for group, *columns in zip(groups, *(_cut(column, group_rows) for column in self.values()), strict=True):
+            for parts in zip(*(_cut(column, group) for column in columns), strict=True):
                 yield TensorBatch(zip(names, parts, strict=True))
 
     def _move(self, move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]) -> "TensorBatch":
