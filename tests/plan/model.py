@@ -19,7 +19,7 @@ from torch_dataloader_utils.plan.strategy_call import StrategyCall
 
 
 def make_space(files, group_bytes=(70, 400, 31, 0, 90, 2, 1300)):
-    """A row space of files given as lists of row counts; row groups have these bytes again and again, whatever their rows."""
+    """A row space of files given as lists of row counts; their row groups have these bytes again and again."""
     file = np.repeat(np.arange(len(files)), [len(groups) for groups in files]).astype(np.int32)
     rows = np.array([rows for groups in files for rows in groups], dtype=np.int64)
     zeros = np.zeros_like(rows)
