@@ -24,7 +24,7 @@ def groups_of(folder: Path) -> list[Group]:
 
 
 def in_threads(read: Callable[[Any], int], tasks: Iterable[Any]) -> int:
-    """What `read` counts in all tasks, one thread a core."""
+    """The sum of what `read` counts in all tasks, one thread a core."""
     with ThreadPoolExecutor(CORES) as pool:
         return sum(pool.map(read, tasks))
 
@@ -82,7 +82,7 @@ def polars_frames(folder: Path) -> int:
 
 
 def table_limits(folder: Path) -> Cases:
-    """What may be the limit of a table with large row groups, whose footers are known; see `measure.fastest`.
+    """The ways that may be the limit of a table with large row groups, whose footers are known; see `measure.fastest`.
 
     Polars reads them each time: it takes no footer that is known.
     """

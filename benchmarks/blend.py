@@ -1,4 +1,4 @@
-"""What does blending cost? Two streams blended, against the same two drained one after the other.
+"""The cost of blending: two streams blended, against the same two drained one after the other.
 
 python benchmarks/blend.py [GiB of the table] [runs]
 

@@ -1,4 +1,4 @@
-"""What share of a GPU's bus do batches reach, and does a training step wait for them?
+"""The part of a GPU's bus that batches reach, and whether a training step waits for them.
 
 python benchmarks/device.py [GiB] [runs]
 

@@ -1,7 +1,7 @@
 """How long does `import torch_dataloader_utils` take? Limit: an interpreter that imports nothing.
 
-Fresh processes in turn, by their processor time (user and system), which other work on the machine hardly changes. The
-import itself must stay under 150 ms, because it loads neither torch nor pyarrow.
+Fresh processes, alternating, by their processor time (user and system), which other work on the machine hardly changes.
+The import itself must stay under 150 ms, because it loads neither torch nor pyarrow.
 """
 
 import resource

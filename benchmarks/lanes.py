@@ -1,8 +1,8 @@
-"""What do lanes cost, which make global batches the same on any number of ranks?
+"""The cost of lanes, which make global batches the same on any number of ranks.
 
 python benchmarks/lanes.py [GiB] [runs]
 
-The limit is the same loader without lanes. Batches of 1,024 rows are drawn as micro-batches, one lane after the other.
+The limit is the same loader without lanes. Batches of 1,024 rows are taken as micro-batches, one lane after the other.
 """
 
 import sys

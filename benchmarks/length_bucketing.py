@@ -2,7 +2,7 @@
 
 Padding is the share of padded batches that is no data: 1 − Σ lengths / Σ (rows · longest of the batch). Batches without
 padding are so full: Σ lengths / (batches · limit). All figures come from loaders over real Parquet files, after every
-row was seen exactly once; the cost is CPU time, the best of five passes that take turns, so that other work on the
+row was seen exactly once; the cost is CPU time, the best of five alternating passes, so that other work on the
 machine disturbs it little.
 
     python benchmarks/length_bucketing.py [--rows 200000] [--batch-size 32] [--sigma 0.8]
@@ -56,7 +56,7 @@ def filled_share(lengths: np.ndarray, batches: Iterable[np.ndarray], max_tokens:
 
 
 def processor_seconds(*runs: Callable[[], Any]) -> list[float]:
-    """The least of five calls of each, all threads, called in turn."""
+    """The least of five calls of each, all threads, alternating."""
     times = alternate(dict(enumerate(runs)), runs=5, clock="processor")
     return [min(seconds) for seconds in times.values()]
 

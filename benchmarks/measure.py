@@ -19,7 +19,7 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time, "thread": t
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, and how busy it was when the script began."""
+    """The machine that the figures were measured on, and how busy it was when the script began."""
     model = "unknown"
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()

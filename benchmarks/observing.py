@@ -1,4 +1,4 @@
-"""What counting costs: µs a batch with the meter taken out, with it, with a callback, and with progress shown.
+"""The cost of counting: µs a batch with the meter taken out, with it, with a callback, and with progress shown.
 
 The batches are small views (64 rows of three columns), so that nothing hides the difference.
 """
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def send(answer: Answer) -> None:
-    """What a queue does with an answer of a worker, again and again."""
+    """The way of a worker's response through a queue, again and again."""
     for _ in range(SENT):
         pickle.loads(pickle.dumps(answer))
 

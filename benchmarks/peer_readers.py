@@ -38,7 +38,7 @@ def as_it_is(batch: Any) -> Any:
 
 
 def processes(workers: int, *, start: str = "fork") -> dict[str, Any]:
-    """What a DataLoader is told about its workers."""
+    """The arguments of a DataLoader about its workers."""
     if workers == 0:
         return {"num_workers": 0}
     return {"num_workers": workers, "persistent_workers": True, "multiprocessing_context": start}
@@ -54,7 +54,7 @@ def tensors_of(source: Any, *, joined: bool = False) -> dict[str, list[torch.Ten
 
 
 class PolarsBatches(IterableDataset):
-    """What people write by hand: a file as a frame, its columns as tensors, slices of each row group's as batches."""
+    """A loader written by hand: a file as a frame, its columns as tensors, slices of each row group's as batches."""
 
     def __init__(self, files: list[str], batch: int) -> None:
         self.files, self.batch = files, batch

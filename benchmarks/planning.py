@@ -1,4 +1,4 @@
-"""What does the plan of one of 1,024 ranks × 8 workers over 1,000,000 row groups cost?
+"""The cost of the plan of one of 1,024 ranks × 8 workers over 1,000,000 row groups.
 
 python benchmarks/planning.py [row groups]
 """

@@ -1,6 +1,6 @@
-"""What a row costs by number: single rows and whole batches, with a cache that holds the data and one that does not.
+"""The cost of rows by number: single rows and whole batches, with a cache that holds the data and one that does not.
 
-CPU time (all threads) a row, the best of five calls that take turns, so that other work on the machine disturbs it
+CPU time (all threads) a row, the best of five alternating calls, so that other work on the machine disturbs it
 little. The data is 50 float32 columns and a label.
 
     python benchmarks/random_rows.py [--rows 200000] [--group-rows 20000] [--batch-size 1024]
@@ -32,7 +32,7 @@ def write_features(path: Path, num_rows: int, group_rows: int) -> None:
 
 
 def collate_rows(rows: RowDataset, indices: list[int]) -> Any:
-    """What DataLoader does with a map-style data set."""
+    """Rows as DataLoader asks a map-style data set for them."""
     return default_collate(rows.__getitems__(indices))
 
 

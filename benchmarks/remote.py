@@ -75,7 +75,7 @@ def checked(run: Callable[[], int], rows: int) -> Callable[[], None]:
 
 
 def measure(server: S3Server, readers: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Seconds of each reader in turn after a round that does not count, and the requests of its last pass."""
+    """Seconds of each reader, alternating, after a round that does not count, and the requests of its last pass."""
     found: dict[str, dict[str, Any]] = {reader: {"seconds": []} for reader in readers}
     for counted in [False] + [True] * rounds:
         for reader, run in readers.items():

@@ -1,4 +1,4 @@
-"""What the shape stage costs: conversion, batches, window shuffles, slabs; beside bare torch where there is a limit.
+"""The cost of the shape stage: conversion, batches, window shuffles, slabs; beside bare torch where there is a limit.
 
     python benchmarks/shape_blocks.py [--rounds 25]
 
@@ -55,7 +55,7 @@ def bare_split(tensors: dict[str, torch.Tensor], batch_rows: int) -> None:
 
 
 def bare_gather(blocks: list[dict[str, torch.Tensor]], order: torch.Tensor) -> list[torch.Tensor]:
-    """What one would write first: join the blocks' columns, then index."""
+    """The way one would write first: join the blocks' columns, then index."""
     return [torch.cat([block[name] for block in blocks])[order] for name in blocks[0]]
 
 

@@ -1,4 +1,4 @@
-"""What do worker processes cost, by their number, the size of batches and their form?
+"""The cost of worker processes, by their number, the size of batches and their form.
 
     python benchmarks/workers.py [GiB] [runs] [most workers]
 

@@ -1,4 +1,4 @@
-"""Loader throughput on this machine, and how evenly a plan deals rows: .demo/loader.png.
+"""Loader throughput on this machine, and how evenly a plan divides rows: .demo/loader.png.
 
     pip install matplotlib
     python -m examples.plot_loader
@@ -54,7 +54,7 @@ def plot_throughput(axes: Axes, inventory: Inventory) -> None:
 
 
 def plot_balance(axes: Axes, inventory: Inventory) -> None:
-    """Rows of every rank, with and without levelling."""
+    """Rows of every rank, with and without balancing."""
     for offset, sharding in enumerate(("chunks", "rows")):
         plan = plan_epoch(inventory, num_ranks=NUM_RANKS, batch_size=256, shuffle=True, rank_sharding=sharding)
         axes.bar(np.arange(NUM_RANKS) + 0.4 * offset, plan.rank_rows, width=0.4, label=f'rank_sharding="{sharding}"')

@@ -1,4 +1,4 @@
-"""What the examples share: the data of `make demo`, written if it is not there, and an audit over all ranks."""
+"""Parts that all examples use: the data of `make demo`, written if it is not there, and an audit over all ranks."""
 
 import shutil
 import tempfile

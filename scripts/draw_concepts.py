@@ -104,11 +104,11 @@ class Picture:
 
 
 def draw_equal_steps(data: Path) -> str:
-    """Whole chunks, levelled rows, and drop_last, on three ranks."""
+    """Whole chunks, balanced rows, and drop_last, on three ranks."""
     picture = Picture()
     for title, options in {
         'rank_sharding="chunks": every chunk stays on one rank, steps differ': {"rank_sharding": "chunks"},
-        'rank_sharding="rows": the same chunks, levelled; every row once, equal steps': {},
+        'rank_sharding="rows": the same chunks, balanced; every row once, equal steps': {},
         "drop_last=True: full batches only": {"drop_last": True},
     }.items():
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What `make demo` runs: write a data set, print its plan, train on it with two processes, audit what they received.
+"""`make demo`: write a data set, print its plan, train on it with two processes, audit what they received.
 
 data.py    writes .demo/trips: Parquet files of uneven sizes in hive directories, and the same rows as ORC
 train.py   one rank of the training, started twice by torchrun; notes the row ids of every batch

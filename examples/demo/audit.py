@@ -12,7 +12,7 @@ class AuditError(Exception):
 
 
 def audit(received: Path, *, num_rows: int, num_ranks: int, num_epochs: int) -> list[str]:
-    """What holds, a line each.
+    """The properties that hold, a line each.
 
     Raises:
         AuditError: a row is missing or came twice, ranks took different steps, epochs came in one order, or the

@@ -56,7 +56,7 @@ def make_state():
 
 
 def make_plan():
-    """Who reads which rows of which row groups, windows and cuts included."""
+    """The rows of each row group by rank and worker, windows and cuts included."""
     plan = plan_epoch(
         make_inventory(),
         num_ranks=2,

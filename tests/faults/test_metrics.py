@@ -1,4 +1,4 @@
-"""What a loader says of itself while something holds it up, and after it failed."""
+"""Metrics of a loader while something holds it up, and after it failed."""
 
 import multiprocessing
 import threading
@@ -29,7 +29,7 @@ def loader_of(where: str, access: StoreAccess | None = None, **options: Any) -> 
 
 def what_limits(metrics: Metrics) -> str:
     """The table of docs/how-to/metrics.md, "Reading them"; empty where no number stands out."""
-    if metrics.wait_share < 1 / MARGIN:
+    if metrics.wait_fraction < 1 / MARGIN:
         return "trainer"
     first = standing_out(
         decoded=metrics.stall_seconds, transform=metrics.transform_seconds, handover=metrics.handover_seconds

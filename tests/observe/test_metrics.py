@@ -16,7 +16,7 @@ from torch_dataloader_utils._observe.metrics import Metrics
 
 
 class Recorder(LoaderCallback):
-    """Keeps what it is told."""
+    """Keeps the calls that it gets."""
 
     def __init__(self):
         self.events = []
@@ -184,7 +184,7 @@ def test_time_of_the_trainer_is_not_waiting(table, monkeypatch):
     # Every look at the clock is a second: two for each of 12 calls of next(), and one before and after the pass.
     assert metrics.wait_seconds == 12
     assert metrics.seconds == 25
-    assert metrics.wait_share == 12 / 25
+    assert metrics.wait_fraction == 12 / 25
     assert metrics.rows_per_second == 165 / 25
 
 
@@ -192,7 +192,7 @@ def test_metrics_subtract():
     earlier = Metrics(rows=10, seconds=1.0, queue_depth=3)
     later = Metrics(rows=25, seconds=1.5, queue_depth=1)
     assert later - earlier == Metrics(rows=15, seconds=0.5, queue_depth=1)
-    assert Metrics().rows_per_second == Metrics().wait_share == Metrics().decoded_bytes_per_second == 0.0
+    assert Metrics().rows_per_second == Metrics().wait_fraction == Metrics().decoded_bytes_per_second == 0.0
 
 
 def test_requests_to_remote_storage_are_counted(table):

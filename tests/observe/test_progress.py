@@ -121,7 +121,7 @@ def test_bars_come_on_a_terminal(table):
 
 
 def _read_all(terminal):
-    """What a terminal shows; reading it fails once its other end is closed."""
+    """The text that a terminal shows; reading it fails once its other end is closed."""
     parts = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a plan means, in a few lines that know nothing of how it was made: units to plan rows, programs to batches."""
+"""A plan in a few lines that know nothing of how it was made: units to plan rows, programs to batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from torch_dataloader_utils.plan.strategy_call import StrategyCall
 
 
 def make_space(files, group_bytes=(70, 400, 31, 0, 90, 2, 1300)):
-    """A row space of files given as lists of row counts; row groups have these bytes in turn, whatever their rows."""
+    """A row space of files given as lists of row counts; their row groups have these bytes again and again."""
     file = np.repeat(np.arange(len(files)), [len(groups) for groups in files]).astype(np.int32)
     rows = np.array([rows for groups in files for rows in groups], dtype=np.int64)
     zeros = np.zeros_like(rows)
@@ -66,7 +66,7 @@ def batches_of(program):
 
 
 def rank_batches(plan, rank):
-    """What a rank's trainer receives from the plan's position on."""
+    """The batches that a rank's trainer receives from the plan's position on."""
     workers = [iter(batches_of(program)) for program in plan.programs(rank)]
     steps = int(plan.rank_steps[rank])
     return [next(workers[step % len(workers)]) for step in range(plan.position.done, steps)]

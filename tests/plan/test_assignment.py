@@ -1,4 +1,4 @@
-"""Who gets which chunk: heaviest first by bytes, whole chunks kept from the front, and another worker each epoch."""
+"""Assigned chunks: heaviest first by bytes, whole ones kept from the front, and to another worker each epoch."""
 
 from dataclasses import replace
 from itertools import product

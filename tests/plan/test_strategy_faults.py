@@ -1,4 +1,4 @@
-"""Split strategies that give the wrong thing: each is told what it gave, on which rows, and what to write instead."""
+"""Split strategies that return the wrong thing: errors say what it was, on which rows, and what to write instead."""
 
 import re
 from collections import Counter
@@ -20,11 +20,11 @@ ROWS = [50, 33, 0, 60]
 class ByHand:
     """Gives what a function of the files gives, on every rank."""
 
-    def __init__(self, deal):
-        self.deal = deal
+    def __init__(self, generate):
+        self.generate_shards = generate
 
     def generate(self, files, num_workers, epoch):
-        return self.deal(files)
+        return self.generate_shards(files)
 
 
 def units(strategy, num_ranks=1, num_workers=1, rows=ROWS):
@@ -90,7 +90,7 @@ def test_a_worker_that_is_no_whole_number_is_refused(worker):
 
 
 @pytest.mark.parametrize(
-    ("deal", "says"),
+    ("generate", "says"),
     [
         (lambda files: [Shard(0, Split(files[0]))], r"Shard\(0, \.\.\.\) a Split for its splits"),
         (lambda _: [Shard(0, None)], r"Shard\(0, \.\.\.\) a NoneType for its splits"),
@@ -104,9 +104,9 @@ def test_a_worker_that_is_no_whole_number_is_refused(worker):
         (lambda files: [Shard(0, [Split(files[0], RowRange(True, 50))])], r"offset=True, length=50\).*whole numbers"),
     ],
 )
-def test_splits_that_are_no_rows_of_files_are_told_what_to_give(deal, says):
+def test_errors_of_splits_that_are_no_rows_of_files_say_what_to_return(generate, says):
     with pytest.raises(ConfigTypeError, match=rf"ByHand\.generate\(\) gave .*{says}"):
-        units(ByHand(deal))
+        units(ByHand(generate))
 
 
 def test_a_file_of_elsewhere_is_named_without_its_password():

@@ -1,4 +1,4 @@
-"""What messages say of a row group shows no signature of a presigned URL."""
+"""Messages about a row group show no signature of a presigned URL."""
 
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
 

@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
-from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, cut_runs, join_batches
+from torch_dataloader_utils.plan.token_batches import cap_rows, cut_batches, group_chunks, join_batches
 
 MAX_TOKENS = 40
 
@@ -74,7 +74,7 @@ def batches_of(program, lengths):
 
 
 def rank_batches(plan, lengths, rank):
-    """What a rank's trainer receives from the plan's position on."""
+    """The batches that a rank's trainer receives from the plan's position on."""
     workers = [iter(batches_of(program, lengths)) for program in plan.programs(rank)]
     return [next(workers[step % len(workers)]) for step in range(plan.position.done, int(plan.rank_steps[rank]))]
 
@@ -86,7 +86,7 @@ def deliver(plan, lengths):
 
 
 def tokens(plan, lengths, batch):
-    """What counts of a batch: its rows as they are, or all padded to the longest."""
+    """The tokens that count of a batch: its rows as they are, or all padded to the longest."""
     if plan.options.padding_free:
         return sum(lengths[row] for row in batch)
     multiple = plan.options.pad_to_multiple_of
@@ -173,20 +173,20 @@ def test_every_epoch_has_as_many_steps_and_rows(files, lengths, options, topolog
 
 @given(files, options)
 @settings(max_examples=100 * EFFORT, deadline=None)
-def test_runs_are_whole_chunks_and_windows_about_as_large_as_asked(files, options):
+def test_groups_are_whole_chunks_and_windows_about_as_large_as_asked(files, options):
     space = make_space(files)
     chunks = chunk_row_groups(space, options)
-    runs = cut_runs(chunks, options)
+    groups = group_chunks(chunks, options)
     found = []
-    for run in runs:
-        pieces = list(zip(run.windows.piece_start.tolist(), run.windows.piece_stop.tolist(), strict=True))
+    for group in groups:
+        pieces = list(zip(group.windows.piece_start.tolist(), group.windows.piece_stop.tolist(), strict=True))
         found.append({row for start, stop in pieces for row in range(start, stop)})
-        assert run.rows.max() <= options.shuffle_rows
-        assert run.num_rows == len(found[-1])
-        assert len(runs) == 1 or run.rows[0] > options.shuffle_rows * 0.6
+        assert group.rows.max() <= options.shuffle_rows
+        assert group.num_rows == len(found[-1])
+        assert len(groups) == 1 or group.rows[0] > options.shuffle_rows * 0.6
     assert sum(map(len, found)) == space.num_rows
     of_chunks = [set(range(start, stop)) for start, stop in zip(chunks.start, chunks.stop, strict=True)]
-    assert all(sum(chunk <= run for run in found) == 1 for chunk in of_chunks)
+    assert all(sum(chunk <= rows for rows in found) == 1 for chunk in of_chunks)
 
 
 @given(

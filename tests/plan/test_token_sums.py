@@ -27,12 +27,12 @@ def lognormal(count, most, sigma=0.8):
 def fill_row_by_row(lengths, max_tokens, max_rows):
     """The rule in plain words."""
     count = max(-(-sum(lengths) // max_tokens), -(-len(lengths) // max_rows), 1)
-    batches, dealt, left = [[] for _ in range(count)], [0] * count, []
+    batches, sums, left = [[] for _ in range(count)], [0] * count, []
     for rank, length in enumerate(lengths):
-        turn, place = divmod(rank, count)
-        batch = count - 1 - place if turn % 2 else place
-        dealt[batch] += length
-        if dealt[batch] <= max_tokens and rank < len(lengths) - 2 * count:
+        row, place = divmod(rank, count)
+        batch = count - 1 - place if row % 2 else place
+        sums[batch] += length
+        if sums[batch] <= max_tokens and rank < len(lengths) - 2 * count:
             batches[batch].append(rank)
         else:
             left.append(rank)

@@ -1,4 +1,4 @@
-"""What is copied and what is not, and rows that are not there."""
+"""Copies that are made and those that are not, and rows that are not there."""
 
 import tracemalloc
 from typing import Any

@@ -1,4 +1,4 @@
-"""How numbered work is divided: over processes, and into neighbouring parts of nearly the same length."""
+"""Numbered work divided: over processes, and into neighbouring parts of nearly the same length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Share:
 
 
 def even_counts(total: int, parts: int) -> Int64s:
-    """The length of each run, int64 [parts].
+    """The length of each part, int64 [parts].
 
     total=11 parts=4      3 3 3 2
     """
@@ -69,7 +69,7 @@ def even_counts(total: int, parts: int) -> Int64s:
 
 
 def even_span(total: int, parts: int, index: int) -> tuple[int, int]:
-    """One run: [start, stop).
+    """One part: [start, stop).
 
     total=11 parts=4 index=1      (3, 6)
     """

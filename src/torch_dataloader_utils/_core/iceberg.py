@@ -35,7 +35,7 @@ def _no_rows() -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableFields:
-    """What all files of a scan share; one object, so that it is pickled once.
+    """The facts that all files of a scan have in common; one object, so that it is pickled once.
 
     schema: the scanned Arrow schema as IPC bytes; every field, nested ones too, has its id as metadata
         "PARQUET:field_id".

@@ -79,7 +79,7 @@ class PartitionColumn:
 
 
 def pinned(identity: str, changed_ns: int | None) -> str:
-    """What reads within one job are pinned to: the identity, and of a local file the time of its last change.
+    """The identity that reads within one job are pinned to, with the time of a local file's last change.
 
     "2048-1700000000", 1700000005      "2048-1700000000@1700000005"
     """
@@ -115,7 +115,7 @@ class FileTable:
         return _unpickled, (node(), {name: getattr(self, name) for name in self.__slots__})
 
     def pin(self, file: int) -> str:
-        """What reads of a file are pinned to; see `pinned`."""
+        """The identity that reads of a file are pinned to; see `pinned`."""
         return pinned(self.identities[file], None if self.changed_ns is None else int(self.changed_ns[file]))
 
     def take(self, indices: Int64s) -> "FileTable":
@@ -191,7 +191,7 @@ class RowGroupTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Inventory:
-    """What a data set holds, frozen; the first argument of every plan.
+    """The files and row groups of a data set, frozen; the first argument of every plan.
 
     Attributes:
         schema: the full Arrow schema (partition columns last), as IPC bytes, so that this module needs no Arrow.
@@ -293,7 +293,7 @@ class Inventory:
 
 
 def check_inventory(inventory: Any) -> Inventory:
-    """What a caller gave as inventory, if it is one.
+    """The inventory that a caller gave, if it is one.
 
     Raises:
         ConfigTypeError: something else, such as the path of a file.

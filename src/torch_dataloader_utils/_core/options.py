@@ -1,4 +1,4 @@
-"""What a plan depends on besides the data: options that bind a state, and topologies that may change."""
+"""All that a plan depends on besides the data: options that bind a state, and topologies that may change."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -167,7 +167,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Who reads, and in which portions; may change from one resume to the next.
+    """Ranks, workers and the size of batches; may change from one resume to the next.
 
     num_workers: lanes of one rank's loader, at least 1 (a loader without worker processes plans as one worker).
     """

@@ -14,7 +14,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Purpose(IntEnum):
-    """What a permutation is for; two purposes never share random words. Values are part of the state format."""
+    """The purpose of a permutation; two purposes never have the same random words. A part of the state format."""
 
     CHUNKS = 1
     WINDOW = 2

@@ -1,4 +1,4 @@
-"""What one worker does in one epoch: its lanes, and which rows of which lane make each batch."""
+"""The work of one worker in one epoch: its lanes, and which rows of which lane make each batch."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.token_budget import WindowOrder
 from torch_dataloader_utils._core.units import RowSpace, Units, ranges
 
 BatchParts = tuple[tuple[int, int], ...]
+"""(lane, rows) pairs: which rows of which lanes make a batch, in the order in which they stand in it."""
 
 
 class Batching(Protocol):
@@ -22,7 +23,7 @@ class Batching(Protocol):
         ...
 
     def parts(self, batch: int) -> BatchParts:
-        """(lane, rows) pairs of batch number `batch`, in the order in which their rows stand in it."""
+        """The parts of batch number `batch`."""
         ...
 
 
@@ -85,7 +86,7 @@ def numbers_of_rank(begin: int, end: int, rank: int, num_ranks: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatingLanes:
-    """Micro-batches taken in turn from many lanes (see plan/lanes.py for the numbering).
+    """Micro-batches from many lanes in rotation (see plan/lanes.py for the numbering).
 
     Batch i of this worker is step `first_step + i * num_workers`, and consists of the micro-batches numbered
     first_number + step * numbers_per_step + j whose remainder by num_ranks is `rank`, ascending.
@@ -119,7 +120,7 @@ class RotatingLanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerProgram:
-    """The lanes of one worker for the rest of one epoch, and the batching that draws from them.
+    """The lanes of one worker for the rest of one epoch, and the batching that makes batches of them.
 
     by_length: how windows are ordered by length (_core/token_budget.py); None where they are not.
     """

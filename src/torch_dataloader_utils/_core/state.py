@@ -147,7 +147,7 @@ _OPTIONAL_KEYS = {"worker", "settings"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a state is bound to: the data (a fingerprint) and the options that order its rows.
+    """The data (as a fingerprint) and the options that order its rows, which a state is bound to.
 
     settings: (name, short text) of what the fingerprint is made of; a misfit names those that differ.
     """
@@ -225,8 +225,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises:
         CheckpointMismatchError: states of different data, options, epochs or histories.
-        ConfigTypeError: no list. ConfigError: not one state a rank, or not in rank order, which only states of unknown
-            row counts tell.
+        ConfigTypeError: no list. ConfigError: not one state a rank, or not in rank order, which is seen only in states
+            of unknown row counts.
     """
     if isinstance(states, str | Mapping) or not isinstance(states, Sequence):
         raise ConfigTypeError(f"merge_states got {of_type(states)}: pass a list of the states of all ranks.")
@@ -247,7 +247,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _log_of_epoch(epoch: int, rank: int, state: Mapping[str, Any]) -> tuple[Segment, ...]:
-    """What a rank received of `epoch`, which is the state's own or the one before that it has finished."""
+    """The log of `epoch`, which is the state's own or the one before that its rank has finished."""
     log = _decode_log(state["log"])
     if state["epoch"] == epoch:
         return () if _is_of_epoch_before(log) else log

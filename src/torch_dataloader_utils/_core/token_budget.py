@@ -20,8 +20,8 @@ _GAP_ROWS = 2
 def fill_batches(lengths: Int64s, max_tokens: int, max_rows: int) -> Int64s:
     """The batch of each row, numbered from 0, int64 [rows].
 
-    There are as many batches as the sum of lengths, or the rows, need at least. Rows are dealt to them there and back,
-    so that each has rows of all lengths. A batch keeps the first that fit. The others, and the shortest, go to the
+    There are as many batches as the sum of lengths, or the rows, need at least. Rows go to them there and back, so
+    that each has rows of all lengths. A batch keeps the first that fit. The others, and the shortest, go to the
     batch with most room, longest first, or where that is too little to a new one.
 
     lengths: falling, none above max_tokens.
@@ -34,14 +34,14 @@ def fill_batches(lengths: Int64s, max_tokens: int, max_rows: int) -> Int64s:
     ranks[1::2] = ranks[1::2, ::-1]
     padded = np.zeros(ranks.size)
     padded[:count] = lengths
-    dealt = padded[ranks]
-    fits = np.cumsum(dealt, axis=0) <= min(max_tokens, _MOST_TOKENS)
+    by_batch = padded[ranks]
+    fits = np.cumsum(by_batch, axis=0) <= min(max_tokens, _MOST_TOKENS)
     fits &= ranks < count - _GAP_ROWS * num_batches
     batch = np.empty(ranks.size, dtype=np.int64)
     batch[ranks] = np.where(fits, np.arange(num_batches), -1)
     batch = batch[:count]
     left = np.flatnonzero(batch < 0)
-    tokens = np.where(fits, dealt, 0).sum(axis=0).astype(np.int64)
+    tokens = np.where(fits, by_batch, 0).sum(axis=0).astype(np.int64)
     begun = list(zip(tokens.tolist(), fits.sum(axis=0).tolist(), range(num_batches), strict=True))
     batch[left] = _place(lengths[left].tolist(), begun, max_tokens, max_rows)
     return batch
@@ -86,7 +86,7 @@ class EqualBuckets:
     bucket_rows: int
 
     def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
-        """A permutation of a window's rows, int64: runs of `bucket_rows` rows of similar length, in random order.
+        """A permutation of a window's rows, int64: buckets of `bucket_rows` rows of similar length, in random order.
 
         Sort by length, equal lengths in random order; cut into buckets; shuffle the buckets; shuffle inside each. The
         rows left over make one short bucket, cut at a random place among the lengths, which comes last: so every batch
@@ -101,22 +101,22 @@ class EqualBuckets:
         whole, rest = divmod(count, self.bucket_rows)
         num_buckets = whole + bool(rest)
         words = random_words(2 * count + num_buckets + 1, seed=seed, epoch=epoch, purpose=Purpose.BUCKETS, index=index)
-        ties, places, turns, short_word = np.split(words, [count, 2 * count, 2 * count + num_buckets])
+        ties, places, bucket_words, short_word = np.split(words, [count, 2 * count, 2 * count + num_buckets])
         sizes = np.full(num_buckets, self.bucket_rows, dtype=np.int64)
-        turn = np.empty(num_buckets, dtype=np.int64)
-        turn[np.argsort(turns, kind="stable")] = np.arange(num_buckets)
+        place_of_bucket = np.empty(num_buckets, dtype=np.int64)
+        place_of_bucket[np.argsort(bucket_words, kind="stable")] = np.arange(num_buckets)
         if rest:
             short = int(short_word[0] % np.uint64(num_buckets))
             sizes[short] = rest
-            turn[short] = num_buckets
+            place_of_bucket[short] = num_buckets
         by_length = np.lexsort((ties, lengths))
-        turn_of_row = np.repeat(turn, sizes)
-        return by_length[np.lexsort((places, turn_of_row))].astype(np.int64, copy=False)
+        bucket_place = np.repeat(place_of_bucket, sizes)
+        return by_length[np.lexsort((places, bucket_place))].astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """How large a batch may be; implements `_core.buckets.WindowOrder`.
+    """How large a batch may be; implements `WindowOrder`.
 
     max_tokens: most of rows × padded length of the longest row. max_rows: most rows. pad_to_multiple_of: what the
         collate function rounds lengths up to. padding_free: max_tokens is the most of the sum of lengths instead.
@@ -175,11 +175,11 @@ class TokenBudget:
         count = int(batch.max(initial=-1)) + 1
         total = count + 2 * len(widths)
         words = random_words(total, seed=seed, epoch=epoch, purpose=Purpose.BUCKETS, index=index)
-        turns, ties, places = np.split(words, [count, count + len(widths)])
-        turn = np.empty(count, dtype=np.int64)
-        turn[np.argsort(turns, kind="stable")] = np.arange(count)
+        batch_words, ties, places = np.split(words, [count, count + len(widths)])
+        place_of_batch = np.empty(count, dtype=np.int64)
+        place_of_batch[np.argsort(batch_words, kind="stable")] = np.arange(count)
         by_width = np.lexsort((ties, -widths))
-        return by_width[np.lexsort((places, turn[batch]))].astype(np.int64, copy=False)
+        return by_width[np.lexsort((places, place_of_batch[batch]))].astype(np.int64, copy=False)
 
     def batches(self, widths: Int64s) -> Int64s:
         """The batch of each row of a window, numbered from 0, int64 [rows]. widths: falling."""

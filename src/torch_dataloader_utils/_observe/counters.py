@@ -33,7 +33,7 @@ class Counts(ctypes.Structure):
     requests, retries, fetched_bytes: sent to remote storage, sent again after a failure, received.
     fetch_ns: waiting for remote storage. decode_ns: reading, decoding and shaping, with fetch_ns. stall_ns: waiting for
     a row group that is not decoded. transform_ns: in functions of the user. make_ns: of a worker process, making
-    answers, with stall_ns and transform_ns.
+    responses, with stall_ns and transform_ns.
 
     A time that is being spent is negative: what was spent before, minus the clock when it began. So it begins and ends
     by one write, and a reader who adds the clock has what was spent up to now. The clock is the same in all processes.
@@ -112,7 +112,7 @@ def totals(memory: Int64s, now_ns: int) -> dict[str, int]:
 
 
 class WorkerCounters:
-    """What one worker does, counted where `memory` says (see `counts_shape`); None: where only this object sees it.
+    """The counters of one worker, in `memory` (see `counts_shape`); None: where only this object sees them.
 
     rows: handed out in batches. main: of the thread that takes batches, which alone may write to both.
     """

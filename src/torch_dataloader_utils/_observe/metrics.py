@@ -11,7 +11,7 @@ class Metrics:
     All but queue_depth only grow, so the difference of two of them is what happened in between: `later - earlier`.
 
         metrics = loader.metrics()
-        metrics.rows_per_second, metrics.wait_share
+        metrics.rows_per_second, metrics.wait_fraction
 
     Attributes:
         passes: passes that reached their last batch.
@@ -66,12 +66,12 @@ class Metrics:
         return self.decoded_bytes / self.seconds if self.seconds else 0.0
 
     @property
-    def wait_share(self) -> float:
+    def wait_fraction(self) -> float:
         """The part of the time in passes that the trainer waited for data: 0.0 is a loader that is never waited for."""
         return self.wait_seconds / self.seconds if self.seconds else 0.0
 
     def __sub__(self, earlier: "Metrics") -> "Metrics":
-        """What happened since `earlier`; queue_depth is the later one's."""
+        """The counts and times since `earlier`; queue_depth is the later one's."""
         changes = {
             field.name: getattr(self, field.name) - getattr(earlier, field.name)
             for field in fields(self)

@@ -66,7 +66,7 @@ def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
 class LogLines:
     """A line every interval and one at the end, at level INFO, with the figures as extras for structured handlers.
 
-    Where nobody has configured logging the lines go to stderr: whoever asked for progress wants to see it.
+    The lines go to stderr if logging is not configured.
     """
 
     def __init__(self, run: EpochRun, interval_seconds: float) -> None:
@@ -96,7 +96,7 @@ class LogLines:
             _rows(metrics.rows, run.num_rows),
             f"{metrics.rows_per_second:,.0f}",
             metrics.decoded_bytes_per_second / 1e6,
-            100 * metrics.wait_share,
+            100 * metrics.wait_fraction,
             ending,
             extra={"event": event, "epoch": run.epoch, "rank": run.rank, "metrics": metrics.to_dict()},
         )

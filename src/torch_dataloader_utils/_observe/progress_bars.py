@@ -102,9 +102,9 @@ class TerminalBars:
             if rank not in self._bars:
                 total = num_rows if num_rows >= 0 else None
                 name = f"epoch {self._run.epoch} rank {rank}"
-                self._bars[rank] = self._progress.add_task(name, total=total, pace="")
-            pace = _pace(rows, num_rows, decoded_bytes, metrics.seconds)
-            self._progress.update(self._bars[rank], completed=rows, pace=pace)
+                self._bars[rank] = self._progress.add_task(name, total=total, rate="")
+            rate = _rate(rows, num_rows, decoded_bytes, metrics.seconds)
+            self._progress.update(self._bars[rank], completed=rows, rate=rate)
         self._progress.refresh()
 
     def close(self, metrics: Metrics, *, completed: bool) -> None:  # noqa: ARG002
@@ -128,16 +128,16 @@ def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=32),
-        TextColumn("{task.fields[pace]}"),
+        TextColumn("{task.fields[rate]}"),
         console=console,
         auto_refresh=False,
     )
 
 
-def _pace(rows: int, num_rows: int, decoded_bytes: int, seconds: float) -> str:
+def _rate(rows: int, num_rows: int, decoded_bytes: int, seconds: float) -> str:
     if seconds <= 0:
         return f"{rows:,} rows"
-    share = f"{rows / num_rows:4.0%} " if num_rows > 0 else ""
+    percent = f"{rows / num_rows:4.0%} " if num_rows > 0 else ""
     left = seconds_left(rows, num_rows if num_rows >= 0 else None, rows / seconds)
     ending = "" if left is None else f"  {time_left(left)}"
-    return f"{share}{rows:,} rows  {decoded_bytes / seconds / 1e6:.0f} MB/s{ending}"
+    return f"{percent}{rows:,} rows  {decoded_bytes / seconds / 1e6:.0f} MB/s{ending}"

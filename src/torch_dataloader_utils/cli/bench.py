@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Measure throughput on your data, and what to choose.
 
-    Each way to load runs in turn with bare pyarrow (a thread a core, nothing done with the rows), so that all see the
+    Each way to load alternates with bare pyarrow (a thread a core, nothing done with the rows), so that all see the
     same machine; one uncounted round warms the page cache and starts worker processes.
     """
     from torch_dataloader_utils._runtime.threads import available_cpus
@@ -99,7 +99,7 @@ def measure(
     most_seconds: float,
     options: dict[str, Any],
 ) -> "tuple[list[Rate], dict[Setting, list[Rate]]]":
-    """(runs of the limit, runs of each setting): one round that does not count, then `rounds` that do, in turn."""
+    """(runs of the limit, runs of each setting): one round that does not count, then `rounds` that do, alternating."""
     from torch_dataloader_utils._runtime.threads import available_cpus
     from torch_dataloader_utils.cli.measure import build_loader, time_bare_reader, time_loader
 

@@ -69,15 +69,15 @@ def check_coverage(plan: EpochPlan) -> Coverage:
 
 
 def _delivered(program: WorkerProgram) -> list[Units]:
-    """The units of each lane, as far as the batching draws from them."""
+    """The units of each lane, as far as the batching takes rows of them."""
     count = program.batching.num_batches
     if count is None:
         return list(program.lanes)
     rows = [0] * len(program.lanes)
     for batch in range(count):
-        for lane, drawn in program.batching.parts(batch):
-            rows[lane] += drawn
-    return [lane.split_at(drawn)[0] for lane, drawn in zip(program.lanes, rows, strict=True)]
+        for lane, taken in program.batching.parts(batch):
+            rows[lane] += taken
+    return [lane.split_at(taken)[0] for lane, taken in zip(program.lanes, rows, strict=True)]
 
 
 class _Spans:

@@ -60,7 +60,7 @@ def command(
 
 
 def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
-    """The rank's first batches: its workers take turns, as in a loader, but all in this process."""
+    """The rank's first batches: its workers in rotation, as in a loader, but all in this process."""
     from torch_dataloader_utils.stream.worker import WorkerStream
 
     works = dataset.plan.worker_inputs(dataset.rank)

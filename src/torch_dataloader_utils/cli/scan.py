@@ -27,7 +27,7 @@ Examples:
 @click.option("--files", "lists_files", is_flag=True, help="List the files.")
 @json_option
 def command(source: DataSource, save_path: str | None, lists_files: bool, as_json: bool) -> None:
-    """What is there: files, row groups, schema, sizes, warnings.
+    """Show the data: files, row groups, schema, sizes, warnings.
 
     Reads metadata only (of text files, which have none, the lines are counted).
     """

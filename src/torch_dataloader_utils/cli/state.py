@@ -109,7 +109,7 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
 
 
 def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
-    """What remains under the state's own topology; None where what decides it is not at hand.
+    """The rows that remain under the state's own topology; None where the data that decides it is not at hand.
 
     Not at hand may be row counts, the lengths behind a token budget, or a split strategy, whose name alone is in the
     state.

@@ -65,7 +65,7 @@ class Assignment(Protocol):
         ...
 
     def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
-        """What each worker of a rank still has to do; costs no work for the other ranks.
+        """The work that each worker of a rank still has to do; costs no work for the other ranks.
 
         received: under this topology.
 

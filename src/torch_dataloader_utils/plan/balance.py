@@ -1,4 +1,9 @@
-"""Levelling: moves as few row ranges as possible so that each list of units has exactly its target number of rows."""
+"""Balancing and assigning units.
+
+Balancing moves as few row ranges as possible so that each list of units has exactly its target number of rows: between
+ranks, between lanes, between the workers of a rank. Assigning gives chunks to workers, the heaviest first to the least
+loaded.
+"""
 
 import heapq
 from collections import deque
@@ -15,7 +20,7 @@ from torch_dataloader_utils._core.units import Units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Rows [start, stop) of the rows that leave list `donor`, numbered in the order in which they leave it."""
+    """Rows [start, stop) of those that leave list `donor`, numbered in the order in which they leave it."""
 
     donor: int
     start: int
@@ -29,24 +34,24 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The row ranges that move between lists, by list, so that one list is levelled without looking at all others.
+    """The row ranges that move between lists, by list, so that one list is balanced without looking at all others.
 
-    given_rows: how many rows leave each donor. received: the transfers to each receiver, in order.
+    leaving_rows: how many rows leave each donor. received: the transfers to each receiver, in order.
     """
 
-    given_rows: dict[int, int]
+    leaving_rows: dict[int, int]
     received: dict[int, list[Transfer]]
 
     @classmethod
     def of(cls, moves: Iterable[tuple[int, int, int]]) -> "Transfers":
         """From (donor, receiver, rows), in the order in which rows move."""
-        given_rows: dict[int, int] = {}
+        leaving_rows: dict[int, int] = {}
         received: dict[int, list[Transfer]] = {}
         for donor, receiver, rows in moves:
-            start = given_rows.get(donor, 0)
-            given_rows[donor] = start + rows
+            start = leaving_rows.get(donor, 0)
+            leaving_rows[donor] = start + rows
             received.setdefault(receiver, []).append(Transfer(donor=donor, start=start, stop=start + rows))
-        return cls(given_rows=given_rows, received=received)
+        return cls(leaving_rows=leaving_rows, received=received)
 
     def __len__(self) -> int:
         return sum(map(len, self.received.values()))
@@ -54,7 +59,7 @@ class Transfers:
     @property
     def rows(self) -> int:
         """Rows that move, over all lists."""
-        return sum(self.given_rows.values())
+        return sum(self.leaving_rows.values())
 
 
 def even_targets(rows: Int64s) -> Int64s:
@@ -112,12 +117,12 @@ def balanced_list(index: int, units_of: Callable[[int], Units], transfers: Trans
     `units_of(i)` gives list i before balancing; it is called for `index` and its donors only.
 
     Rows leave a list from its end: whole units, and then the beginning of the last unit that is left, so that the
-    receiver decodes no more than it was given.
+    receiver decodes no more than it receives.
 
         units of 4, 5 rows; 2 and 5 leave      rows 3-4 of the first are kept; rows 1-2 of the second leave, then
                                                rows 3-5 of it and 1-2 of the first
     """
-    parts = [_leaving(units_of(index), transfers.given_rows.get(index, 0), None)]
+    parts = [_leaving(units_of(index), transfers.leaving_rows.get(index, 0), None)]
     parts += [
         _leaving(units_of(transfer.donor), transfer.start, transfer.stop)
         for transfer in transfers.received.get(index, ())
@@ -126,21 +131,21 @@ def balanced_list(index: int, units_of: Callable[[int], Units], transfers: Trans
 
 
 def _leaving(units: Units, start: int, stop: int | None) -> Units:
-    """Rows [start, stop) (None: to the end) of those that leave a list (see `balanced_list`), in its order."""
+    """Rows [start, stop) (None: to the end) of those that leave a list (see `balanced_list`), in the list's order."""
     last_first = units.take(slice(None, None, -1))
     until_stop = last_first if stop is None else last_first.split_at(stop)[0]
     return until_stop.split_at(start)[1].take(slice(None, None, -1))
 
 
-def slice_units(units: Units, share: int, num_shares: int) -> Units:
-    """The units of one share, `units[share::num_shares]`."""
-    return units.take(slice(share, None, num_shares))
+def slice_units(units: Units, index: int, num_slices: int) -> Units:
+    """The units of one slice, `units[index::num_slices]`; slices are ranks, or lanes."""
+    return units.take(slice(index, None, num_slices))
 
 
-def rows_per_rank(units: Units, num_shares: int) -> Int64s:
-    """Rows of every share of `slice_units`, int64 [num_shares], without building the shares."""
-    rows = np.zeros(num_shares, dtype=np.int64)
-    np.add.at(rows, np.arange(len(units)) % num_shares, units.rows)
+def rows_per_slice(units: Units, num_slices: int) -> Int64s:
+    """Rows of every slice of `slice_units`, int64 [num_slices], without building the slices."""
+    rows = np.zeros(num_slices, dtype=np.int64)
+    np.add.at(rows, np.arange(len(units)) % num_slices, units.rows)
     return rows
 
 

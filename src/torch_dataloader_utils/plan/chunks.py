@@ -1,4 +1,4 @@
-"""Row groups to chunks: runs of neighbouring row groups of one file."""
+"""Row groups to chunks, which are neighbouring row groups of one file, and the order of chunks in an epoch."""
 
 import numpy as np
 

@@ -190,24 +190,24 @@ def describe_mixing(plan: EpochPlan) -> str:
         return ""
     of_worker = num_chunks / (topology.num_ranks * topology.num_workers)
     batch_rows, chunk_rows = topology.batch_size, chunks.num_rows / num_chunks
-    drawn = batch_rows / chunk_rows
+    mixed = batch_rows / chunk_rows
     if options.shuffle_rows:
         # A row of the batch comes from each of the chunks in its window with the same probability.
         held = max(1, options.interleave, options.shuffle_rows / chunk_rows)
-        drawn = max(drawn, held * (1 - (1 - 1 / held) ** batch_rows))
+        mixed = max(mixed, held * (1 - (1 - 1 / held) ** batch_rows))
     if options.lane_rows:
-        drawn = max(drawn, batch_rows / options.lane_rows)
-    drawn = max(1, min(drawn, of_worker))
+        mixed = max(mixed, batch_rows / options.lane_rows)
+    mixed = max(1, min(mixed, of_worker))
     few = f", few: {FEW_CHUNKS} or more are needed to mix well" if of_worker < FEW_CHUNKS else ""
     each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
     return (
         f"{counted(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {counted(batch_rows, 'row')} draws from "
-        f"about {counted(round(drawn), 'chunk')}"
+        f"about {counted(round(mixed), 'chunk')}"
     )
 
 
 def _order(options: PlanOptions) -> str:
-    """What decides the order of rows."""
+    """The options that decide the order of rows, in words."""
     text = f"seed {options.seed}, "
     text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
     if options.shuffle_rows:
@@ -282,19 +282,19 @@ def _rank_table(plan: EpochPlan, rank: int) -> "pa.Table":
     groups, paths, space = plan.inventory.groups, plan.inventory.files.paths, plan.inputs.space
     for worker, program in enumerate(plan.programs(rank)):
         for lane, units in enumerate(program.lanes or (Units.none(),)):
-            uses = group_slices(units, space.group_start[:-1], space.group_start[1:])
-            begin = space.group_start[uses.group]
+            slices = group_slices(units, space.group_start[:-1], space.group_start[1:])
+            begin = space.group_start[slices.group]
             values = {
-                "rank": np.full(len(uses), rank, dtype=np.int32),
-                "worker": np.full(len(uses), worker, dtype=np.int32),
-                "lane": np.full(len(uses), lane, dtype=np.int32),
-                "unit": uses.unit,
-                "window": units.window[uses.unit],
-                "path": pa.array([paths[file] for file in groups.file[uses.group].tolist()], pa.string()),
-                "row_group": groups.ordinal[uses.group],
-                "start_row": uses.start,
-                "stop_row": uses.stop,
-                "bytes": space.bytes_between(begin + uses.start, begin + uses.stop),
+                "rank": np.full(len(slices), rank, dtype=np.int32),
+                "worker": np.full(len(slices), worker, dtype=np.int32),
+                "lane": np.full(len(slices), lane, dtype=np.int32),
+                "unit": slices.unit,
+                "window": units.window[slices.unit],
+                "path": pa.array([paths[file] for file in groups.file[slices.group].tolist()], pa.string()),
+                "row_group": groups.ordinal[slices.group],
+                "start_row": slices.start,
+                "stop_row": slices.stop,
+                "bytes": space.bytes_between(begin + slices.start, begin + slices.stop),
             }
             for name, value in values.items():
                 columns.setdefault(name, []).append(pa.array(value))

@@ -22,7 +22,7 @@ from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
-from torch_dataloader_utils.plan.balance import Transfers, balanced_list, plan_transfers, rows_per_rank, slice_units
+from torch_dataloader_utils.plan.balance import Transfers, balanced_list, plan_transfers, rows_per_slice, slice_units
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.windows import shuffle_windows
 
@@ -74,7 +74,7 @@ class Lanes:
 
     @cached_property
     def _transfers(self) -> Transfers:
-        return plan_transfers(rows_per_rank(self.units, self.num_lanes), self._lane_rows)
+        return plan_transfers(rows_per_slice(self.units, self.num_lanes), self._lane_rows)
 
     @cached_property
     def _built(self) -> dict[int, Units]:

@@ -57,7 +57,7 @@ def plan_epoch(
 
     Args:
         inventory: what `scan_files` or `scan_iceberg` found.
-        num_ranks: training processes. num_workers: lanes of each rank's loader (0 counts as 1).
+        num_ranks: training processes. num_workers: workers of each rank's loader (0 counts as 1).
         batch_size: rows of a batch of one rank.
         shuffle: permute chunks by (seed, epoch).
         seed: any integer, taken modulo 2^64.
@@ -141,7 +141,7 @@ class Planner:
 
     @cached_property
     def identity(self) -> Identity:
-        """What states are bound to."""
+        """The data and options that states are bound to."""
         fingerprint, settings = planning_fingerprint(self.inventory), data_settings(self.inventory)
         return Identity(fingerprint=fingerprint, options=self.options, settings=settings)
 
@@ -169,11 +169,11 @@ class Planner:
 
     @property
     def assigns_every_row_once(self) -> bool:
-        """Whether ranks share the rows; a strategy without rank arguments gives every rank all of them."""
+        """Whether every row is on one rank; a strategy without rank arguments gives every rank all of them."""
         return self.strategy is None or takes_ranks(self.strategy)
 
     def span(self, num_spans: int, index: int) -> "Planner":
-        """The planner of one of `num_spans` runs of neighbouring plan rows; a span can be cut into spans again.
+        """The planner of one of `num_spans` spans of neighbouring plan rows; a span can be cut into spans again.
 
         `index` is in [0, num_spans), which the caller has checked. Sizes differ by at most one row, the longer ones
         first:

@@ -30,7 +30,7 @@ from torch_dataloader_utils.plan.balance import (
     balanced_list,
     even_targets,
     plan_transfers,
-    rows_per_rank,
+    rows_per_slice,
     slice_units,
     worker_order,
 )
@@ -101,7 +101,7 @@ class SlicedChunks:
 
     @cached_property
     def _sliced_rows(self) -> Int64s:
-        return rows_per_rank(self.units, self.topology.num_ranks)
+        return rows_per_slice(self.units, self.topology.num_ranks)
 
     @cached_property
     def rank_rows(self) -> Int64s:

@@ -17,10 +17,10 @@ from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 
 @dataclass(frozen=True, slots=True)
 class TargetSizeSplitStrategy:
-    """Chunks of about target_bytes (or target_rows, which win), dealt in turn to ranks and by LPT to workers.
+    """Chunks of about target_bytes (or target_rows, which win), sliced to ranks and assigned by LPT to workers.
 
     Without either, chunks are of 128 MiB; with shuffle of a 1,024th of the data, if that is less. A file without row
-    groups is one chunk. The same as without a strategy, except that ranks are not levelled.
+    groups is one chunk. The same as without a strategy, except that ranks are not balanced.
     """
 
     target_bytes: int | None = None
@@ -49,7 +49,7 @@ class TargetSizeSplitStrategy:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinSplitStrategy:
-    """Whole files in turn: to ranks as files[rank::num_ranks], file i of those to worker i modulo num_workers."""
+    """Whole files by number: to ranks as files[rank::num_ranks], file i of those to worker i modulo num_workers."""
 
     shuffle: bool = False
     seed: int = 42

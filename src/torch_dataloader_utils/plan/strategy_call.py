@@ -1,4 +1,4 @@
-"""Calls a split strategy, turns its shards into units, and checks that every row comes exactly once."""
+"""Calls a split strategy, makes units of its shards, and checks that every row comes exactly once."""
 
 import inspect
 import operator
@@ -31,13 +31,13 @@ from torch_dataloader_utils.plan.strategies import file_starts
 Expected = TypeVar("Expected")
 
 
-def take_shards(name: str, given: object) -> list[Shard]:
-    """The shards that strategy `name` gave, each with a list of its splits. Generators are read here, once.
+def take_shards(name: str, returned: object) -> list[Shard]:
+    """The shards that strategy `name` returned, each with a list of its splits. Generators are read here, once.
 
     Raises:
         ConfigTypeError: no list of shards of splits of files, or a worker or rows that are no whole numbers.
     """
-    shards = given if isinstance(given, Iterable) else [given]
+    shards = returned if isinstance(returned, Iterable) else [returned]
     return [_take_shard(name, _expect(name, each, Shard)) for each in shards]
 
 
@@ -176,7 +176,7 @@ def takes_ranks(strategy: SplitStrategy) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyCall:
-    """A strategy and the files that it deals; `units` calls it and checks the result."""
+    """A strategy and the files that it assigns; `units` calls it and checks the result."""
 
     strategy: SplitStrategy
     files: Sequence[DataFileInfo]
@@ -197,10 +197,10 @@ class StrategyCall:
         ranks = []
         for rank in range(num_ranks):
             with self._noted(f"epoch {epoch}, rank {rank} of {num_ranks}"):
-                given = self._generate(
+                returned = self._generate(
                     files=list(self.files), num_workers=num_workers, epoch=epoch, num_ranks=num_ranks, rank=rank
                 )
-                ranks.append(self._workers(given, num_workers))
+                ranks.append(self._workers(returned, num_workers))
         self._check(ranks)
         return tuple(ranks)
 
@@ -213,25 +213,25 @@ class StrategyCall:
             error.add_note(f"Split strategy {self._name} was asked for {asked_for}.")
             raise
 
-    def _generate(self, *given: Any, **named: Any) -> object:
+    def _generate(self, *arguments: Any, **named: Any) -> object:
         """Call `generate`, after a check that it takes these arguments: a TypeError then comes from its own code."""
         signature = inspect.signature(self.strategy.generate)
         try:
-            signature.bind(*given, **named)
+            signature.bind(*arguments, **named)
         except TypeError as error:
             raise ConfigTypeError(
                 f"{self._name}.generate({', '.join(signature.parameters)}) cannot be called with "
                 f"{', '.join(named or _WITHOUT_RANKS)}: {error}. Write generate(self, files, num_workers, epoch, "
                 "num_ranks, rank), with these names."
             ) from error
-        return self.strategy.generate(*given, **named)
+        return self.strategy.generate(*arguments, **named)
 
-    def _workers(self, given: object, num_workers: int) -> RankUnits:
+    def _workers(self, returned: object, num_workers: int) -> RankUnits:
         """Each worker's units, from the shards of one rank."""
         starts = file_starts(self.space, len(self.files))
         index = {file.path: position for position, file in enumerate(self.files)}
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
-        for shard in take_shards(self._name, given):
+        for shard in take_shards(self._name, returned):
             if not 0 <= shard.id < num_workers:
                 raise ConfigError(
                     f"{self._name} gave a shard for worker {shard.id} of {num_workers}. Number shards from 0."
@@ -349,7 +349,7 @@ def _load(name: str) -> SplitStrategy:
         strategy: SplitStrategy = loaded() if isinstance(loaded, type) else loaded
     except Exception as error:
         raise ConfigError(
-            f"Split strategy {name!r} ({point.value}) does not load: {type(error).__name__}: {error}. Mend the package "
-            "that announces it. A class is called without arguments: pass an object of one that needs some."
+            f"Split strategy {name!r} ({point.value}) does not load: {type(error).__name__}: {error}. Correct the "
+            "package that announces it. A class is called without arguments: pass an object of one that needs some."
         ) from error
     return strategy

@@ -24,26 +24,26 @@ from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.windows import cut_windows
 
 # Of the words of purpose CHUNKS; number 0 orders chunks.
-_RUNS = 1
-# Windows that a run of chunks holds at least: they are cut equal, so with two each has more than two thirds of
-# `shuffle_rows`. More would leave small data sets with few runs to permute.
-_WINDOWS_PER_RUN = 2
+_CHUNK_GROUPS = 1
+# Windows that a group of chunks holds at least: they are cut equal, so with two each has more than two thirds of
+# `shuffle_rows`. More would leave small data sets with few groups to permute.
+_WINDOWS_PER_GROUP = 2
 
 
 def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: PlanOptions, epoch: int) -> Units:
     """All batches of an epoch in their order, one window unit a batch; windows are cut from all chunks.
 
     Windows hold the same rows in every epoch, so that every epoch has as many batches. What depends on (seed, epoch):
-    the order of the runs of chunks that windows are cut from, the order of batches in a window, and which of equally
-    long rows share a batch.
+    the order of the groups of chunks that windows are cut from, the order of batches in a window, and which of equally
+    long rows are in one batch.
 
     chunks: in an order that is the same for every epoch. lengths: of every plan row.
     """
-    runs = cut_runs(chunks, options)
+    groups = group_chunks(chunks, options)
     if options.shuffle:
-        order = permutation(len(runs), seed=options.seed, epoch=epoch, purpose=Purpose.CHUNKS, index=_RUNS)
-        runs = [runs[run] for run in order.tolist()]
-    windows = Units.concat(runs).windows
+        order = permutation(len(groups), seed=options.seed, epoch=epoch, purpose=Purpose.CHUNKS, index=_CHUNK_GROUPS)
+        groups = [groups[group] for group in order.tolist()]
+    windows = Units.concat(groups).windows
     rows = [
         budget.batch_rows(
             np.concatenate([lengths[start:stop] for start, stop in zip(*windows.pieces(window), strict=True)]),
@@ -60,30 +60,30 @@ def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: P
     return Units(start=start, stop=stop, window=window, windows=windows)
 
 
-def cut_runs(chunks: Units, options: PlanOptions) -> list[Units]:
-    """The windows of each run of neighbouring chunks: at most `shuffle_rows` rows, and about equal ones.
+def group_chunks(chunks: Units, options: PlanOptions) -> list[Units]:
+    """The windows of each group of neighbouring chunks: at most `shuffle_rows` rows, and about equal ones.
 
-    A run has at least `interleave` chunks and rows for two windows, if there are as many. No row group lies in two
-    runs: runs can be permuted without keeping a row group in memory from one window to a far one.
+    A group has at least `interleave` chunks and rows for two windows, if there are as many. No row group lies in two
+    groups: they can be permuted without keeping a row group in memory from one window to a far one.
 
         shuffle_rows=4, interleave=2, chunks a (6 rows), b (3), c (5), d (5)
         a1 a2 b1 | a3 a4 b2 | a5 a6 b3      and      c1 c2 d1 d2 | c3 c4 d3 d4 | c5 d5
     """
     window_rows = options.shuffle_rows or max(1, chunks.num_rows)
-    least_rows = _WINDOWS_PER_RUN * window_rows
+    least_rows = _WINDOWS_PER_GROUP * window_rows
     ends = np.cumsum(chunks.rows)
-    runs, first = [], 0
+    groups, first = [], 0
     while first < len(chunks):
         before = int(ends[first] - chunks.rows[first])
         stop = max(first + options.interleave, int(np.searchsorted(ends, before + least_rows)) + 1)
         left = len(chunks) - stop
         if left < options.interleave or ends[-1] - ends[stop - 1] < least_rows:
             stop = len(chunks)
-        run = chunks.take(slice(first, stop))
-        num_windows = -(-run.num_rows // window_rows)
-        runs.append(cut_windows(run, -(-run.num_rows // num_windows), options.interleave))
+        group = chunks.take(slice(first, stop))
+        num_windows = -(-group.num_rows // window_rows)
+        groups.append(cut_windows(group, -(-group.num_rows // num_windows), options.interleave))
         first = stop
-    return runs
+    return groups
 
 
 def join_batches(batches: Units) -> Units:
@@ -180,7 +180,7 @@ class TokenAssignment:
 
     @cached_property
     def batches(self) -> Units:
-        """What is assigned: batches of at most batch_size rows, halved until ranks have equally many.
+        """The batches that are assigned: of at most batch_size rows, halved until ranks have equally many.
 
         With drop_last nothing is halved; where all batches have one row, some ranks may be one short.
         """

@@ -22,7 +22,7 @@ def shuffle_windows(lane: Units, options: PlanOptions, batch_rows: int) -> Units
 def cut_windows(lane: Units, window_rows: int, interleave: int) -> Units:
     """The lane's rows as window units, in the order in which the windows are read.
 
-    `interleave` units of the lane (plain ones) are open at once. A window takes an equal share of its `window_rows`
+    `interleave` units of the lane (plain ones) are open at once. A window takes equally many of its `window_rows`
     rows from each open unit; a unit that runs out is replaced by the next one, so all but the last window are full.
 
         window_rows=4, interleave=2, units a (6 rows) and b (3 rows)
@@ -35,7 +35,7 @@ def group_windows(lane: Units, group_start: Int64s, window_rows: int | None, int
     """The lane's rows as windows of whole row groups, for plans without row counts.
 
     Without `window_rows` each row group is a window of its own, in the lane's order and not permuted. With it,
-    windows take row groups in turn from `interleave` open units until they have that many rows.
+    windows take row groups from `interleave` open units in rotation until they have that many rows.
     """
     units = [_groups_of(start, stop, group_start) for start, stop in zip(lane.start, lane.stop, strict=True)]
     if window_rows is None:
@@ -94,10 +94,10 @@ def _take_windows(lane: Units, window_rows: int, interleave: int) -> Iterator[li
 
 
 def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
-    """Take one share from each open unit in turn; returns how many rows the window still needs."""
-    share = -(-missing // len(opened))
+    """Take equally many rows from each open unit; returns how many rows the window still needs."""
+    most = -(-missing // len(opened))
     for index, (start, stop) in enumerate(opened):
-        taken = min(share, missing, stop - start)
+        taken = min(most, missing, stop - start)
         if taken:
             pieces.append((start, start + taken))
             opened[index] = (start + taken, stop)

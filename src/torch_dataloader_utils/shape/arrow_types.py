@@ -1,4 +1,4 @@
-"""What columns of an Arrow type become: numbers of a fixed shape, lists of them, or Python objects."""
+"""Arrow types, and the kinds of columns they become: numbers of a fixed shape, lists of them, or Python objects."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +87,7 @@ def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
 
 
 def classify(data_type: pa.DataType) -> ColumnType:
-    """What columns of this type become. Dictionaries and run ends count as their values.
+    """The kind of column of this type. Dictionaries and run ends count as their values.
 
     list<list<int>>, list<string>, string, struct, map, decimal, list_view      Python objects
     list<float>, large_list<timestamp>, list<fixed_size_list<float>[3]>          ragged

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -10,6 +10,8 @@ from torch_dataloader_utils.shape.one_buffer import as_stored
 from torch_dataloader_utils.shape.ragged import Ragged
 
 LEAF, RAGGED = 0, 1
+
+Container = TypeVar("Container", bound=dict[str, Any])
 
 _CONTAINERS: set[type] = {dict, tuple, list}
 
@@ -59,7 +61,7 @@ class BatchTree(NamedTuple):
         return self.container(*columns) if hasattr(self.container, "_fields") else self.container(columns)
 
 
-def container(kind: type[Any]) -> type[Any]:
+def container(kind: type[Container]) -> type[Container]:
     """A decorator: makes a subclass of dict, whose constructor takes items as dict's does, a container."""
     _CONTAINERS.add(kind)
     return kind

@@ -28,8 +28,8 @@ class Output(Protocol):
         """All rows of every column."""
         ...
 
-    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
-        """For every column its pieces of `batch_rows` rows, the last one shorter if it must be."""
+    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its parts of `batch_rows` rows, the last one shorter if it must be."""
         ...
 
     def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:
@@ -45,8 +45,8 @@ class TensorOutput:
         """All rows of every column."""
         return (column.value() for column in columns)
 
-    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
-        """For every column its pieces of `batch_rows` rows."""
+    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its parts of `batch_rows` rows."""
         return [column.split(batch_rows) for column in columns]
 
     def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> TensorBatch:
@@ -67,9 +67,9 @@ class ArrayOutput:
         """All rows of every column."""
         return (_value(column, dtype) for column, dtype in zip(columns, self.dtypes, strict=True))
 
-    def pieces(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
-        """For every column its pieces of `batch_rows` rows."""
-        return [_pieces(column, dtype, batch_rows) for column, dtype in zip(columns, self.dtypes, strict=True)]
+    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+        """For every column its parts of `batch_rows` rows."""
+        return [_parts(column, dtype, batch_rows) for column, dtype in zip(columns, self.dtypes, strict=True)]
 
     def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
         """The batch of these named columns; a dict without columns does not know its row count."""
@@ -86,12 +86,12 @@ def _value(column: Column, dtype: np.dtype[Any]) -> Any:
             return column.value()
 
 
-def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
+def _parts(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
     match column:
         case Rows() | Matrix():
             return _split(_typed(column.value(), dtype), batch_rows)
         case Lists():
-            return (_list_of_arrays(piece, dtype) for piece in column.split(batch_rows))
+            return (_list_of_arrays(rows, dtype) for rows in column.split(batch_rows))
         case Objects():
             return column.split(batch_rows)
 
@@ -99,10 +99,10 @@ def _pieces(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[A
 def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
     """Views of `batch_rows` rows; iterating over one more axis is a fifth of the cost of slicing."""
     full = len(array) // batch_rows
-    pieces = list(array[: full * batch_rows].reshape(full, batch_rows, *array.shape[1:]))
+    parts = list(array[: full * batch_rows].reshape(full, batch_rows, *array.shape[1:]))
     if full * batch_rows < len(array):
-        pieces.append(array[full * batch_rows :])
-    return pieces
+        parts.append(array[full * batch_rows :])
+    return parts
 
 
 def _typed(tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -154,8 +154,8 @@ class ColumnBlock:
             for start in range(0, self.num_rows, batch_rows):
                 yield output.batch((), min(batch_rows, self.num_rows - start))
             return
-        for pieces in zip(*output.pieces(self.columns, batch_rows), strict=True):
-            yield output.batch(zip(names, pieces, strict=True), 0)
+        for parts in zip(*output.split(self.columns, batch_rows), strict=True):
+            yield output.batch(zip(names, parts, strict=True), 0)
 
 
 def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:

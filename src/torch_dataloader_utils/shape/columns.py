@@ -5,7 +5,7 @@
     Lists     ragged numbers            values [total, ...] and offsets [rows + 1]
     Objects   everything else           an Arrow array, Python objects only on the way out
 
-`split` gives the pieces that go into torch batches; `arrays` has those of numpy batches.
+`split` gives the columns of torch batches; `column_blocks.ArrayOutput` those of numpy batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -198,7 +198,7 @@ class Objects:
 
 Column = Rows | Matrix | Lists | Objects
 
-# Columns of this many rows and more are made in lots, each in one piece of memory. Shorter ones have memory of their
+# Columns of this many rows and more are made several at once, in one piece of memory. Shorter ones have memory of their
 # own, so that keeping one column keeps no other, unless several of them fit into a page.
 _ROWS_TOGETHER = 4096
 _PAGE_BYTES = 4096
@@ -232,7 +232,7 @@ def _gather(name: str, parts: Sequence[Any], gatherer: Gatherer) -> Column:
 
 
 def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
-    """Every column, given as its parts (two or more), joined; plain numbers in lots, as `gather_columns` does.
+    """Every column, given as its parts (two or more), joined; plain numbers several columns at a time.
 
     num_rows: of all parts together.
     """
@@ -241,8 +241,8 @@ def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Col
         flat, others = {}, range(len(columns))
     joined: dict[int, Column] = {index: type(columns[index][0]).concat(columns[index]) for index in others}
     for dtype, indices in flat.items():
-        for start, lot in new_lots(len(indices), num_rows, dtype, COLUMNS_AT_ONCE):
-            for index, out in zip(indices[start : start + COLUMNS_AT_ONCE], lot, strict=True):
+        for start, matrix in new_lots(len(indices), num_rows, dtype, COLUMNS_AT_ONCE):
+            for index, out in zip(indices[start : start + COLUMNS_AT_ONCE], matrix, strict=True):
                 joined[index] = Rows(join([part.values for part in columns[index]], out=out))
     return tuple(joined[index] for index in range(len(columns)))
 

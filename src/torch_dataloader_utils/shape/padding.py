@@ -66,15 +66,16 @@ class PadRagged:
             if name not in chosen:
                 padded[name] = column
                 continue
-            width = self._width(column)
-            padded[name] = self._pad(name, column, width)
+            rows = batch.ragged(name)
+            width = self._width(rows)
+            padded[name] = self._pad(name, rows, width)
             if self.with_masks:
                 if name + MASK_SUFFIX in batch:
                     raise ConfigError(
                         f"PadRagged: the batch already has {name + MASK_SUFFIX!r}. Rename the column, give nulls of "
                         f"{name!r} a fill value instead of a mask, or pass with_masks=False."
                     )
-                padded[name + MASK_SUFFIX] = value_mask(column.offsets, width, self.side)
+                padded[name + MASK_SUFFIX] = value_mask(rows.offsets, width, self.side)
         return padded
 
     def _chosen(self, batch: TensorBatch) -> set[str]:

@@ -31,7 +31,7 @@ def signed(tensor: Tensor) -> Tensor:
 
 
 def unsigned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `signed` made of a tensor of `dtype`, under that dtype again.
+    """A tensor that `signed` made of one of `dtype`, under that dtype again.
 
     Others are not viewed: derivatives do not go through a view as bits.
     """
@@ -39,7 +39,7 @@ def unsigned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def portable(tensor: Tensor) -> Tensor | UnsignedTensor:
-    """What to pickle for `tensor`: its own rows only, of a dtype that pickles. `from_portable` undoes it."""
+    """The value to pickle for `tensor`: its own rows only, of a dtype that pickles. `from_portable` undoes it."""
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
         tensor = tensor.clone()
     return UnsignedTensor(signed(tensor), tensor.dtype) if tensor.dtype in _SIGNED else tensor

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -160,7 +160,13 @@ class Ragged:
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
 
-    def __getitem__(self, rows: int | slice | Tensor) -> Any:
+    @overload
+    def __getitem__(self, rows: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, rows: slice | Tensor) -> "Ragged": ...
+
+    def __getitem__(self, rows: int | slice | Tensor) -> "Tensor | Ragged":
         """One row (a view), a slice of rows (a Ragged of views), or the rows at an int64 or bool tensor (copied).
 
         The tensor may be on the CPU where the rows are on a device.

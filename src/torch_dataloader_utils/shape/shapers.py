@@ -199,7 +199,7 @@ class ColumnCopies:
     """Copies the columns of one block into recycled memory, each as it comes, while a core has it in its cache.
 
     For worker processes: there, recycled memory is shared with the trainer's process, so it is sent without another
-    copy; and a few large pieces are sent in less time than one for each column.
+    copy; and a few large regions are sent in less time than one for each column.
 
     Columns of one number a row (and masks of one bool) go side by side; they are copied if together they take at least
     `least_bytes`. Any other column is copied if it takes as much alone. Smaller ones stay where they are.

@@ -3,22 +3,31 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.shape.batch_tree import BatchTree, container
-from torch_dataloader_utils.shape.gather import in_lots
+from torch_dataloader_utils.shape.gather import in_groups
 from torch_dataloader_utils.shape.one_buffer import is_plain, move_as_one
 from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 
+BatchColumn = Tensor | Ragged | list[Any]
+"""A Tensor of shape [rows, ...], ragged rows, or one Python object a row."""
+
+Kind = TypeVar("Kind", Ragged, list[Any])
+
 
 @container
-class TensorBatch(dict[str, Any]):
+class TensorBatch(dict[str, Tensor]):
     """Columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
+
+    To type checkers every column is a Tensor, as most are, so that `model(batch["x"])` needs no cast. The others have
+    their type from `batch.ragged("tokens")` and `batch.objects("name")`.
 
     It is a dict, so that code for dicts of tensors handles it (`DataLoader`, Accelerate, Lightning, the HF Trainer),
     also code that makes a new dict of the same type from items. Tensors are views of the row group they were read from:
@@ -28,10 +37,39 @@ class TensorBatch(dict[str, Any]):
 
     __slots__ = ("__weakref__", "_rows_without_columns")
 
+    # Any: of `BatchColumn`, mypy would refuse a dict literal with columns of two kinds.
     def __init__(self, columns: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), *, num_rows: int = 0) -> None:
         """The batch of these columns; `num_rows` counts only where there is no column to ask."""
         super().__init__(columns)
         self._rows_without_columns = num_rows
+
+    if TYPE_CHECKING:  # dict's own, which costs no Python call
+
+        def __setitem__(self, name: str, column: BatchColumn) -> None: ...
+
+    def ragged(self, name: str) -> Ragged:
+        """The column as the `Ragged` that it is.
+
+        Raises:
+            KeyError: no such column. ConfigTypeError: a column of tensors or objects.
+        """
+        return self._of_kind(name, Ragged, "ragged rows")
+
+    def objects(self, name: str) -> list[Any]:
+        """The column as the Python list that it is: texts, nested lists, decimals, ...
+
+        Raises:
+            KeyError: no such column. ConfigTypeError: a column of numbers.
+        """
+        return self._of_kind(name, list, "Python objects")
+
+    def _of_kind(self, name: str, kind: type[Kind], what: str) -> Kind:
+        column: BatchColumn = self[name]
+        if not isinstance(column, kind):
+            raise ConfigTypeError(
+                f"column {name!r} of the batch is {of_type(column)}, not {what}: take it as batch[{name!r}]."
+            )
+        return column
 
     @property
     def num_rows(self) -> int:
@@ -55,7 +93,7 @@ class TensorBatch(dict[str, Any]):
         return self._move(move, _pageable)
 
     def pin_memory(self) -> "TensorBatch":
-        """The same rows in page-locked memory, one piece of it; DataLoader(pin_memory=True) calls this."""
+        """The same rows in page-locked memory, in one buffer; DataLoader(pin_memory=True) calls this."""
         return self._move(lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory(), _page_locked)
 
     def cut(self, rows: Sequence[int]) -> "Iterator[TensorBatch]":
@@ -63,11 +101,11 @@ class TensorBatch(dict[str, Any]):
         if not self:
             yield from (TensorBatch(num_rows=count) for count in rows)
             return
-        names, lots = tuple(self), in_lots(rows)
-        lot_rows = [sum(lot) for lot in lots]
-        for lot, *columns in zip(lots, *(_cut(column, lot_rows) for column in self.values()), strict=True):
-            for pieces in zip(*(_cut(column, lot) for column in columns), strict=True):
-                yield TensorBatch(zip(names, pieces, strict=True))
+        names, groups = tuple(self), in_groups(rows)
+        group_rows = [sum(group) for group in groups]
+        for group, *columns in zip(groups, *(_cut(column, group_rows) for column in self.values()), strict=True):
+            for parts in zip(*(_cut(column, group) for column in columns), strict=True):
+                yield TensorBatch(zip(names, parts, strict=True))
 
     def _move(self, move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]) -> "TensorBatch":
         """Every tensor moved by `move`: all plain ones at once, in memory from `allocate` if they are scattered."""
@@ -115,7 +153,7 @@ def _page_locked(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
-def _cut(column: Any, rows: Sequence[int]) -> Sequence[Any]:
+def _cut(column: BatchColumn, rows: Sequence[int]) -> Sequence[BatchColumn]:
     if isinstance(column, Tensor):
         return torch.unsafe_split_with_sizes(column, rows)
     borders = pairwise(accumulate(rows, initial=0))

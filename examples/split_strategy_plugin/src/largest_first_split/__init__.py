@@ -10,8 +10,8 @@ from torch_dataloader_utils.splits import DataFileInfo, Shard, Split
 class LargestFirst:
     """Balances bytes over all workers of all ranks without ever cutting a file.
 
-    A pure function of its arguments: every rank computes the whole deal and takes its own part. Ties go to the file
-    that comes first and to the lowest worker.
+    A pure function of its arguments: every rank computes the whole assignment and takes its own part. Ties go to the
+    file that comes first and to the lowest worker.
 
         sizes 5 3 3 2, two ranks of one worker      rank 0: 5, 2      rank 1: 3, 3
     """
