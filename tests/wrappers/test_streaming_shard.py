@@ -197,7 +197,7 @@ def test_impossible_options_are_refused(arguments, options, message):
 
 
 @pytest.mark.parametrize(
-    "option", ["split_batches", "drop_last", "even_batches", "contiguous", "shard_files", "source_splits_workers"]
+    "option", ["split_batches", "drop_last", "even_batches", "contiguous", "source_splits_workers"]
 )
 def test_an_option_that_is_on_or_off_takes_no_text(option):
     with pytest.raises(ConfigTypeError, match=f"{option}='no': pass True or False"):

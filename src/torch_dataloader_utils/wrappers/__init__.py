@@ -12,8 +12,11 @@ Not for: files. `StructuredDataset` and `IcebergDataset` plan and read those.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch_dataloader_utils.wrappers.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
-from torch_dataloader_utils.wrappers.padding import pad_stack_1d
+from torch_dataloader_utils.wrappers.buffer_sorted import (
+    BufferSortedDataset,
+    DatasetImplementingSortKeyProtocol,
+    pad_stack_1d,
+)
 from torch_dataloader_utils.wrappers.sharded import ShardedDataset, ShardIndexingMode
 from torch_dataloader_utils.wrappers.streaming import SupportsRowSharding, streaming_shard
 from torch_dataloader_utils.wrappers.token_batches import TokenBatchSampler
