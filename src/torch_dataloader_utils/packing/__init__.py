@@ -23,17 +23,17 @@ from torch_dataloader_utils.packing.global_batch import (
     broadcast_to_pp_group,
     reroute_samples_to_dcp_ranks,
 )
+from torch_dataloader_utils.packing.global_lengths import get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.groups import (
     PackingGroups,
     broadcast_scalars,
     broadcast_tensor,
     create_packing_groups,
 )
-from torch_dataloader_utils.packing.lengths import get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, create_data_iterator
 from torch_dataloader_utils.packing.packed_loader import PackedLoader, PackingConfig, wrap_data_iterator
 from torch_dataloader_utils.packing.plan.inputs import CostModel
-from torch_dataloader_utils.packing.plan.measure import ScheduleQuality, lower_bound, measure_schedule
+from torch_dataloader_utils.packing.plan.quality import ScheduleQuality, lower_bound, measure_schedule
 from torch_dataloader_utils.packing.plan.schedule import Schedule
 from torch_dataloader_utils.packing.planned_loader import PlannedPackedLoader, SequenceSource
 from torch_dataloader_utils.packing.samples import pad_sample

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, DataError
+from torch_dataloader_utils.packing.global_lengths import GlobalBatch, announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.groups import (
     Group,
     PackingGroups,
@@ -21,7 +22,6 @@ from torch_dataloader_utils.packing.groups import (
     group_size,
     maxima,
 )
-from torch_dataloader_utils.packing.lengths import GlobalBatch, announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import (
     DataIterator,
     Microbatch,

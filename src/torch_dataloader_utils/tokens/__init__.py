@@ -22,7 +22,7 @@ from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
 from torch_dataloader_utils.tokens.index_format import CorpusFacts, select_dtype
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
-from torch_dataloader_utils.tokens.pack.layout import Pieces, fill_best_fit, fill_greedily
+from torch_dataloader_utils.tokens.pack.layout import DocumentPieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.samplers import (
     FullValidationSampler,
     GlobalBatchSampler,
@@ -39,6 +39,7 @@ __all__ = [
     "BlendedMegatronDatasetConfig",
     "CorpusFacts",
     "CorpusReport",
+    "DocumentPieces",
     "FullValidationSampler",
     "GPTDataset",
     "GPTDatasetConfig",
@@ -46,7 +47,6 @@ __all__ = [
     "IndexedDataset",
     "IndexedDatasetBuilder",
     "MegatronDataset",
-    "Pieces",
     "PretrainingRandomSampler",
     "PretrainingSampler",
     "SpecialTokens",

@@ -19,7 +19,7 @@ from torch_dataloader_utils.wrappers.buffer_sorted import (
 )
 from torch_dataloader_utils.wrappers.sharded import ShardedDataset, ShardIndexingMode
 from torch_dataloader_utils.wrappers.streaming import SupportsRowSharding, streaming_shard
-from torch_dataloader_utils.wrappers.token_batches import TokenBatchSampler
+from torch_dataloader_utils.wrappers.token_batch_sampler import TokenBatchSampler
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.datasets.row_dataset import RowDataset

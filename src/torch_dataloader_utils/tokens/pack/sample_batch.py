@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.shape.reused_memory import RECYCLED
 from torch_dataloader_utils.tokens.documents import Documents
 from torch_dataloader_utils.tokens.pack.layout import (
-    Pieces,
+    DocumentPieces,
     Segments,
     boundaries,
     find_segments,
@@ -139,7 +139,7 @@ def _inline(array: Array, start: Int64s) -> npt.NDArray[np.int32]:
 
 
 def pack_documents(
-    documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int
+    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
 ) -> pa.RecordBatch:
     """The samples of one row group, `packing.fields` as columns; those beyond the pieces' are all padding.
 
@@ -174,7 +174,9 @@ def _prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _token_rows(documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int) -> Array:
+def _token_rows(
+    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
+) -> Array:
     """Tokens of all samples, [num_samples, sample_tokens]."""
     if packing.fill == "best_fit":
         return _place_pieces(documents, tokens, pieces, packing, num_samples)
@@ -219,7 +221,7 @@ def _cut_stream(stream: Array, packing: TokenPacking, num_samples: int) -> Array
 
 
 def _place_pieces(
-    documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int
+    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
 ) -> Array:
     """Samples from pieces in any order: each with its EOD (if it ends its document), then the sample's padding."""
     width = packing.sample_tokens
