@@ -1,4 +1,4 @@
-"""The schedulers by name: what a global batch of lengths becomes, and the runtime that carries it out."""
+"""The schedulers by name: from the lengths of a global batch to its schedule, and the runtime that carries it out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ SampleLengths = Sequence[tuple[int, int]]
 
 @dataclass(eq=False)
 class BasePackingScheduler(ABC):
-    """Decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
+    """A scheduler decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
+
+    The name is Megatron-Core's, as subclasses written for it work here.
 
     Args:
         max_seqlen_per_dp_cp_rank: most tokens of one microbatch on one rank.

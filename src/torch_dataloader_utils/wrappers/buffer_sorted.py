@@ -120,7 +120,7 @@ class BufferSortedDataset(Dataset[ItemT]):
             self._base_dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order depends on; JSON if the state of the data set is."""
+        """Everything the order depends on; JSON if the state of the data set is."""
         return {
             "version": _STATE_VERSION,
             "epoch": self._epoch.value,

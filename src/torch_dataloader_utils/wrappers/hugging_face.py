@@ -299,8 +299,8 @@ class ShardExamples(WrappedExamples):
 
     def _kept_rows(self, position: int, count: int) -> npt.NDArray[np.int64]:
         layout = self.layout
-        turn = np.arange(position, position + count) // layout.run_items % layout.num_shards
-        return np.flatnonzero(turn == layout.index)
+        shard = np.arange(position, position + count) // layout.run_items % layout.num_shards
+        return np.flatnonzero(shard == layout.index)
 
     def _checked_state(self) -> dict[str, Any]:
         # `datasets` merges a loaded state into ours without asking, so ours is checked where it is used.

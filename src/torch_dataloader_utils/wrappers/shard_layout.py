@@ -17,10 +17,10 @@ from torch_dataloader_utils.errors import ConfigError
 
 
 class TailPolicy(StrEnum):
-    """What becomes of the items after the last complete group."""
+    """The treatment of the items after the last complete group."""
 
     KEEP = "keep"
-    """Each goes to the shard whose turn it is: nothing lost, nothing repeated, lengths differ."""
+    """Each goes to the shard that is next: nothing lost, nothing repeated, lengths differ."""
     DROP = "drop"
     """They are left out, so every shard gives the same number of items."""
     PAD = "pad"
@@ -44,7 +44,7 @@ class ShardLayout(Protocol):
 
     @property
     def tail(self) -> TailPolicy:
-        """What becomes of the items after the last complete group."""
+        """The treatment of the items after the last complete group."""
 
     @property
     def total(self) -> int | None:
@@ -168,7 +168,7 @@ class ContiguousLayout:
 
 
 def group_items(layout: ShardLayout) -> int:
-    """Items in one turn of all shards."""
+    """Items in one group: a run of every shard."""
     return layout.num_shards * layout.run_items
 
 
@@ -185,7 +185,7 @@ def shard_positions(layout: ShardLayout, total: int) -> npt.NDArray[np.int64]:
 
 
 def describe_layout(layout: ShardLayout) -> dict[str, Any]:
-    """What a saved position depends on, as JSON values; the same on every shard, so the index is not in it."""
+    """Everything a saved position depends on, as JSON values; the same on every shard, so the index is not in it."""
     return {
         "num_shards": layout.num_shards,
         "run_items": layout.run_items,

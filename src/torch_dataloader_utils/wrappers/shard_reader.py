@@ -21,7 +21,7 @@ class ShardReader(Generic[ItemT]):
     """Reads the runs of one shard, or of one worker of it, in order.
 
     With W workers, worker w takes the runs w, w + W, w + 2W, … Runs are batches, so a DataLoader of that batch
-    size, which asks its workers in turn, gives the batches in the order one process would give them.
+    size, which asks its workers round robin, gives the batches in the order one process would give them.
 
     Memory: one run with `TailPolicy.DROP` (it may be given only once its whole group was seen), one group with
     `TailPolicy.PAD`, else nothing.
@@ -81,7 +81,7 @@ class ShardReader(Generic[ItemT]):
 
         Raises:
             CheckpointMismatchError: the stream is already past the next item of this shard.
-            RowCountError: a stream of declared length ended early, or (told by the last shard) went on after it.
+            RowCountError: a stream of declared length ended early, or went on after it (raised by the last shard).
         """
         yield from self._read_runs(items)
         if self.layout.total is not None and self.layout.index == self.layout.num_shards - 1:

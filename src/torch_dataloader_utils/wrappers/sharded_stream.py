@@ -41,11 +41,11 @@ class StreamSource(Generic[ItemT]):
 
     @property
     def name(self) -> str:
-        """What to call the source in a message."""
+        """The name of the source in messages."""
         return type(self._source).__name__
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the source the epoch of the next pass, as far as it wants to know."""
+        """Pass the epoch of the next pass on to the source, if it takes epochs."""
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
         elif isinstance(generator := getattr(self._source, "generator", None), torch.Generator):
@@ -97,13 +97,13 @@ _STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "s
 
 
 class ShardedStream(IterableDataset[ItemT]):
-    """What `streaming_shard` gives for a source that has no sharding of its own.
+    """One shard of a source that has no sharding of its own; `streaming_shard` makes it.
 
     Every pass walks the source and gives the items of this shard; what lies between is stepped over untouched, so
     a transform that is applied to this data set runs for its own items only.
 
     Workers: DataLoader worker w of W takes the runs w, w + W, … of the shard, unless the source says that it gives
-    every worker its own part. Nested shards are cut one in the other; the outermost deals to the workers.
+    every worker its own part. Nested shards are cut one in the other; the outermost divides among the workers.
 
     State: JSON if the state of the source is, of constant size. Loading it steps a plain source forward without
     giving items; a source (or iterator) with `state_dict` and `load_state_dict` is put back where it stood.
@@ -124,7 +124,7 @@ class ShardedStream(IterableDataset[ItemT]):
             layout: which items are ours.
             source_splits_workers: whether the source already gives each DataLoader worker its own part.
         """
-        # A shard of a shard: the outer one deals to the workers, so the inner one must not.
+        # A shard of a shard: the outer one divides among the workers, so the inner one must not.
         self._source = StreamSource(source.all_workers if isinstance(source, ShardedStream) else source)
         self._layout = layout
         self._source_splits_workers: bool = source_splits_workers or (
@@ -142,7 +142,7 @@ class ShardedStream(IterableDataset[ItemT]):
 
     @property
     def all_workers(self) -> "ShardedStream[ItemT]":
-        """The same shard, not dealt to DataLoader workers, with passes over the source of its own."""
+        """The same shard, undivided in DataLoader workers, with its own passes over the source."""
         whole = copy.copy(self)
         whole._source = copy.copy(self._source)
         whole._source_splits_workers = True

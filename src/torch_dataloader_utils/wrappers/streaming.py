@@ -29,10 +29,10 @@ class SupportsRowSharding(Protocol):
     """A data set that shards itself by row ranges, so that a shard reads nothing it does not keep."""
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool) -> Any:
-        """The data set of one shard: one span of rows if `contiguous`, else a share dealt in turn.
+        """The data set of one shard: one span of rows if `contiguous`, else rows taken round robin.
 
-        What is dealt in turn, single rows or runs of them, is the data set's own choice; over all shards every row
-        must come once.
+        Whether single rows or runs of them go round is the data set's own choice; over all shards every row must come
+        once.
         """
 
 
@@ -51,8 +51,8 @@ def streaming_shard(
 ) -> Any:
     """The part of a data set that one of `num_shards` ranks reads, for transforms to come after it.
 
-    Sample mode (no batch size) deals items in turn; batch mode deals runs of a batch, in exactly the order of
-    accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
+    Sample mode (no batch size) gives the shards single items round robin; batch mode runs of a batch, in exactly the
+    order of accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
 
         streaming_shard(data, 2, r)                                      0 2 4 6 8      1 3 5 7 9
         streaming_shard(data, 2, r, batch_size=2)                        0 1 4 5 8 9    2 3 6 7 0 1
@@ -79,7 +79,7 @@ def streaming_shard(
             Default: True with a batch size, False without.
         contiguous: one span of neighbouring items for each shard; needs the length.
         length: for contiguous spans, items in the data set, if it cannot tell. A pass that finds another number is a
-            RowCountError, which for more items the last shard tells alone.
+            RowCountError; where there are more items, only the last shard raises it.
         source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
             shard does that.
 
@@ -119,7 +119,7 @@ def streaming_shard(
 
 
 def _shard_hugging_face(dataset: Any, layout: ShardLayout) -> Any:
-    """The shard of a data set of `datasets`, which whoever made it has installed."""
+    """The shard of a data set of `datasets`; that it exists means that the package is installed."""
     if hasattr(dataset, "select"):  # map-style
         return dataset.select(shard_positions(layout, len(dataset)))
     version = sys.modules["datasets"].__version__
@@ -144,7 +144,7 @@ def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int
     if total is None:
         raise ConfigTypeError(
             f"contiguous=True cuts spans, which needs the length, and {type(dataset).__name__} has none. Give length=, "
-            "or shard in turn."
+            "or leave contiguous out."
         )
     if own_length not in (None, total):
         raise ConfigError(f"length={total}, and the {type(dataset).__name__} has {own_length} items. Leave length out.")

@@ -136,7 +136,7 @@ def split_last_packs(packs: Packs, *, multiple: int, policy: SchedulePolicy) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """What the placement reads, longest first: plain lists, since it goes through them one by one.
+    """The sequences to place, longest first: plain lists, since placing goes through them one by one.
 
     Attributes:
         positions: positions in the global batch.

@@ -138,7 +138,7 @@ def arrange_packs(
     of the means, which nothing can beat, plus the greatest load (with several spans: plus one greatest load for
     each). For packs of one span no other order of the same packs does better.
 
-    Mirroring gives the heaviest pack of a microbatch to the first and to the last rank in turn, so that the totals
+    Mirroring gives the heaviest pack of a microbatch to the first and to the last rank alternately, so that the totals
     of the ranks stay close, too. Inside a pack the samples are in ascending order.
 
     Args:

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReport:
-    """What was built: `prefixes` in order, and what they hold and left out."""
+    """The corpora that were built: `prefixes` in order, the counts of what they hold, and of what was left out."""
 
     prefixes: tuple[str, ...]
     document_count: int
@@ -99,8 +99,8 @@ def build_corpus(
             uploaded part by part, and is there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
         tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
-            or the name of a function of a module, tells whether old parts can be used: remove the parts after
-            changing its body. Anything else (a lambda, a partial, an object) begins afresh after a failure.
+            or the name of a function of a module, decides whether old parts can be used: remove the parts after
+            changing its body. Anything else (a lambda, a partial, an object) begins again after a failure.
         eod: id put at the end of each document.
         vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the vocabulary's.

@@ -46,7 +46,7 @@ _MERGED_ITEMS = (1 << 28) - 1
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array in recycled memory, because touching fresh pages costs as much as a copy."""
     num_bytes = prod(shape) * dtype.itemsize
-    # Everything made of an array over a memoryview keeps it, and the loan with it.
+    # Everything made of an array over a memoryview keeps it, and so the memory is not recycled before that is gone.
     memory = RECYCLED.take(num_bytes).data[:num_bytes]
     array: Array = np.frombuffer(memory, dtype=dtype).reshape(shape)
     return array
@@ -100,7 +100,7 @@ def join_slices(sources: Sequence[Array], source: npt.NDArray[np.integer], start
     buffers: list[pa.Buffer] = []
     for number, array in enumerate(sources):
         own = source == number
-        # The first 4 bytes of a longer view serve comparisons, and nobody compares these.
+        # The first 4 bytes of a longer view serve comparisons, and these are never compared.
         views[own, 2:] = _locate(start[own] * item, len(buffers))
         views[own & is_inline, 1:] = _inline(array, start[own & is_inline])
         content = np.ascontiguousarray(array).view(np.uint8)
