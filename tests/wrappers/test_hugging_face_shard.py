@@ -71,12 +71,12 @@ def contents(stream, num_shards, **options):
     return [ids(streaming_shard(stream, num_shards, index, **options)) for index in range(num_shards)]
 
 
-def test_one_file_is_dealt_item_by_item():
+def test_one_file_is_divided_item_by_item():
     assert contents(generated([8]), 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert contents(generated([10]), 4) == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
 
 
-def test_rows_are_dealt_one_by_one_whatever_the_files():
+def test_rows_go_round_robin_whatever_the_files():
     assert contents(generated([7, 1, 1, 1]), 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 
 

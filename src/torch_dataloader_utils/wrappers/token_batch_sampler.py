@@ -159,7 +159,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._made[1]
 
     def _own_batches(self) -> Int64s:
-        """Numbers of this rank's batches: a range of all, divided into ranges for workers, which are read round robin."""
+        """Numbers of this rank's batches: a range of all, cut into ranges for workers, which are read round robin."""
         steps = len(self)
         order = np.arange(steps)
         worker, place = order % self._num_workers, order // self._num_workers
