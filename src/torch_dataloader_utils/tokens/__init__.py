@@ -17,7 +17,7 @@ from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, G
 from torch_dataloader_utils.tokens.corpus_build.corpus import CorpusReport, build_corpus
 from torch_dataloader_utils.tokens.corpus_build.tokenizers import TokenizerFile
 from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
-from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
+from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset, GPTSample
 from torch_dataloader_utils.tokens.index_format import CorpusFacts, select_dtype
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
@@ -42,6 +42,7 @@ __all__ = [
     "FullValidationSampler",
     "GPTDataset",
     "GPTDatasetConfig",
+    "GPTSample",
     "GlobalBatchSampler",
     "IndexedDataset",
     "IndexedDatasetBuilder",
