@@ -27,7 +27,7 @@ from torch_dataloader_utils.packing import (
     measure_schedule,
 )
 from torch_dataloader_utils.packing.plan.fit import first_fit, split_last_packs
-from torch_dataloader_utils.packing.plan.schedule import Groups, Int64s, Schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, SampleGroups, Schedule
 
 TOKENS_PER_RANK, CP_SIZE, DP_SIZE = 8192, 4, 16
 LONGEST = TOKENS_PER_RANK * CP_SIZE
@@ -37,7 +37,7 @@ COST = CostModel.transformer(4096)
 class FirstFitScheduler(BasePackingScheduler):
     """First-fit in the original order: the baseline."""
 
-    def get_groups_and_subsamples(self, sample_id_seqlens: list[tuple[int, int]]) -> Groups:
+    def get_groups_and_subsamples(self, sample_id_seqlens: list[tuple[int, int]]) -> SampleGroups:
         lengths = np.array([length for _, length in sample_id_seqlens])
         packs = first_fit(lengths, np.arange(len(lengths)), capacity=self.shape.pack_tokens)
         packs = split_last_packs(packs, multiple=self.shape.dp_size, policy=self.policy)

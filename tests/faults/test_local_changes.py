@@ -1,4 +1,4 @@
-"""Local files that are overwritten in place, with their size and time as before: the time of the last change differs."""
+"""Local files overwritten in place, with size and time as before: the time of the last change differs."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""What one process of the distributed test does: every shape and scheduler, then every way to fail."""
+"""One process of the distributed test: every shape and scheduler, then every way to fail."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ SHAPES: dict[int, list[tuple[int, int, int, int]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one process got from one global batch; `devices` of a batch: where its tensors were."""
+    """One global batch as one process got it; `devices` of a batch: where its tensors were."""
 
     coordinates: tuple[int, int, int, int]
     facts: tuple[int, int, int]
@@ -132,7 +132,7 @@ def own_samples(groups: PackingGroups) -> Iterator[dict[str, torch.Tensor]] | No
 
 
 def batches_of(scheduled, groups: PackingGroups) -> list[dict[str, object]]:
-    """All microbatches of this process, as plain values; with virtual stages those of each stage in turn."""
+    """All microbatches of this process, as plain values; with virtual stages those of one stage after the other."""
     iterators = scheduled.data_iterator if isinstance(scheduled.data_iterator, list) else [scheduled.data_iterator]
     vpp_size = len(iterators) if len(iterators) > 1 else None
     found = []

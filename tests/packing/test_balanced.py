@@ -20,7 +20,7 @@ from torch_dataloader_utils.packing import (
 )
 from torch_dataloader_utils.packing.plan.fit import first_fit
 from torch_dataloader_utils.packing.plan.inputs import span_sizes
-from torch_dataloader_utils.packing.plan.measure import occupied_tokens, slowest_per_microbatch
+from torch_dataloader_utils.packing.plan.quality import occupied_tokens, slowest_per_microbatch
 from torch_dataloader_utils.packing.plan.schedule import arrange_packs
 
 TOKENS = 16

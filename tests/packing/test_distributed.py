@@ -187,7 +187,7 @@ def test_tensor_rank_0_without_a_microbatch_ends_its_peers(saved):
         "ConfigError: tensor-parallel rank 0 has no data iterator",
         "ConfigError: the microbatch of",
     ]
-    assert all(told.startswith(start) for told, start in zip(of_first, wanted, strict=True))
+    assert all(message.startswith(start) for message, start in zip(of_first, wanted, strict=True))
     assert of_peer == ["DataError: tensor-parallel rank 0 could not give this microbatch; its own error says why."] * 3
 
 

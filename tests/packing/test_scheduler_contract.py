@@ -1,4 +1,4 @@
-"""What a user's own scheduler may return, and what the library says when it returns something else."""
+"""Schedulers of a user: the answers that are accepted, and the error for each of the others."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from torch_dataloader_utils.packing.packed_loader import create_scheduler
 
 
 class Fixed(BasePackingScheduler):
-    """Gives the groups it was told to give."""
+    """Gives the groups that it was made with."""
 
     groups: list[list[list[int]]]
 

@@ -266,7 +266,7 @@ def test_a_branch_of_github_is_read_in_the_form_of_fsspec(monkeypatch: pytest.Mo
     assert list(load_inventory(tmp_path / "saved").files.paths) == [f"{url}/a.parquet"]
 
 
-def test_threads_take_turns_at_a_client_with_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_build_ranks_first_at_a_client_with_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     together, overlaps = Barrier(2), []
 
     def cat_file(self: Any, path: str, start: int, end: int) -> bytes:

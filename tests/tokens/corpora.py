@@ -13,7 +13,7 @@ Documents = Sequence[Sequence[Sequence[int]]]
 # The corpus of the format's worked example: two documents, three sequences.
 EXAMPLE: Documents = (((1, 2, 3), (4, 5)), ((9, 8, 7, 6),))
 
-# Nobody answers at this address: whoever looks for the corpus gets another error than a refusal.
+# No server answers at this address: code that looks for the corpus there gets another error than a refusal.
 NOBODY = "http://127.0.0.1:9/corpus"
 
 

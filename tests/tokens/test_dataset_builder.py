@@ -20,7 +20,7 @@ from torch_dataloader_utils.tokens import (
     Split,
 )
 from torch_dataloader_utils.tokens.config import IndexBuilder
-from torch_dataloader_utils.tokens.dataset_builder import take_turns
+from torch_dataloader_utils.tokens.dataset_builder import build_ranks_first
 
 
 def _build(sizes: list[int | None], **options: Any) -> list[Any]:
@@ -256,6 +256,6 @@ def test_a_builder_that_fails_does_not_leave_others_waiting(monkeypatch: pytest.
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "barrier", lambda: barriers.append(1))
-    with pytest.raises(ZeroDivisionError), take_turns("job"):
+    with pytest.raises(ZeroDivisionError), build_ranks_first("job"):
         raise ZeroDivisionError
     assert barriers == [1]

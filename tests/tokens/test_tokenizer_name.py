@@ -1,4 +1,4 @@
-"""What parts of an earlier run are bound to: a tokenizer that can be told from others."""
+"""Parts of an earlier run are bound to a tokenizer by its name or fingerprint."""
 
 import functools
 import subprocess
@@ -90,10 +90,10 @@ def test_parts_of_a_tokenizer_that_is_like_others_are_not_taken(
     source: Path, make: Callable[[int], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert _go_on(source, make(11), make(22)) == (0, {22})
-    told = [record.message for record in caplog.records]
-    assert len(told) == 2
-    assert "all 4 parts again" in told[0]
-    assert "set its attribute fingerprint" in told[0]
+    warnings_given = [record.message for record in caplog.records]
+    assert len(warnings_given) == 2
+    assert "all 4 parts again" in warnings_given[0]
+    assert "set its attribute fingerprint" in warnings_given[0]
 
 
 def test_parts_of_a_tokenizer_with_a_name_are_taken(source: Path, caplog: pytest.LogCaptureFixture) -> None:

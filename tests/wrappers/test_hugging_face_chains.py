@@ -63,7 +63,7 @@ def parquet_files(tmp_path_factory):
 
 @contextmanager
 def inside_worker(number, num_workers):
-    """What torch says inside worker `number` of a DataLoader, without its process."""
+    """The information that torch gives inside worker `number` of a DataLoader, without its process."""
     torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=num_workers, seed=number, dataset=None)
     try:
         yield

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.effort import EFFORT
 from tests.wrappers.streams import oracle_shard
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, RowCountError
+from torch_dataloader_utils.errors import CheckpointMismatchError, RowCountError
 from torch_dataloader_utils.wrappers import streaming_shard
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets")
@@ -71,35 +71,13 @@ def contents(stream, num_shards, **options):
     return [ids(streaming_shard(stream, num_shards, index, **options)) for index in range(num_shards)]
 
 
-def test_one_file_is_dealt_item_by_item():
+def test_one_file_is_divided_item_by_item():
     assert contents(generated([8]), 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert contents(generated([10]), 4) == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
 
 
-def test_rows_are_dealt_one_by_one_whatever_the_files():
+def test_rows_go_round_robin_whatever_the_files():
     assert contents(generated([7, 1, 1, 1]), 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
-
-
-def test_whole_files_where_they_are_asked_for():
-    assert contents(generated([3, 3, 2, 2]), 2, shard_files=True) == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]
-    assert contents(generated([3, 2, 2, 2]), 3, shard_files=True) == [[0, 1, 2, 7, 8], [3, 4], [5, 6]]
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "match"),
-    [
-        (lambda: generated([4]), {}, "has 1 for 2 shards"),
-        (lambda: generated([4, 4]).take(5), {}, "behind TakeExamplesIterable"),
-        (lambda: generated([4, 4]).map(lambda row, _: row, with_indices=True), {}, "counts rows"),
-        (lambda: generated([4, 4]), {"batch_size": 2}, "leave out batch_size"),
-        (lambda: generated([4, 4]), {"contiguous": True, "length": 8}, "leave out batch_size"),
-        (lambda: datasets.Dataset.from_dict({"id": range(8)}), {}, "a Dataset has no files"),
-        (lambda: range(8), {}, "a range has no files"),
-    ],
-)
-def test_whole_files_are_refused_where_they_are_not_what_was_asked_for(source, options, match):
-    with pytest.raises(ConfigError, match=match):
-        streaming_shard(source(), 2, 0, shard_files=True, **options)
 
 
 def test_map_after_the_cut_runs_for_kept_rows_only():
@@ -130,15 +108,12 @@ def test_images_of_other_shards_are_not_decoded():
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=6),
     st.integers(1, 5),
-    st.booleans(),
     st.integers(0, 2),
 )
-def test_every_row_once_whatever_the_files_and_the_epoch(sizes, num_shards, shard_files, epoch):
+def test_every_row_once_whatever_the_files_and_the_epoch(sizes, num_shards, epoch):
     seen = collections.Counter()
     for index in range(num_shards):
-        shard = streaming_shard(
-            generated(sizes), num_shards, index, shard_files=shard_files and len(sizes) >= num_shards
-        )
+        shard = streaming_shard(generated(sizes), num_shards, index)
         shard.set_epoch(epoch)
         seen.update(ids(shard))
     assert seen == collections.Counter(range(sum(sizes)))
@@ -191,7 +166,6 @@ def test_a_span_that_has_ended_stays_at_its_end_and_notices_more_rows_than_decla
     "options",
     [
         {},
-        {"shard_files": True},
         {"batch_size": 3},
         {"batch_size": 3, "drop_last": True},
         {"batch_size": 3, "even_batches": False},
@@ -219,11 +193,11 @@ def ends_at_once(monkeypatch):
 
 @pytest.mark.usefixtures("ends_at_once")
 @pytest.mark.parametrize("kind", ["generator", "parquet"])
-@pytest.mark.parametrize(("options", "epoch"), [({}, 1), ({"shard_files": True}, 0)], ids=str)
-def test_resume_is_exact_after_a_shuffle_before_the_cut(parquet_stream, kind, options, epoch):
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_resume_is_exact_after_a_shuffle_before_the_cut(parquet_stream, kind, epoch):
     def make():
         source = parquet_stream if kind == "parquet" else generated([18, 7, 25])
-        shard = streaming_shard(source.shuffle(seed=5, buffer_size=8), 2, 0, **options)
+        shard = streaming_shard(source.shuffle(seed=5, buffer_size=8), 2, 0)
         shard.set_epoch(epoch)
         return shard.map(lambda row: {"id": row["id"]})
 
@@ -274,7 +248,7 @@ def test_resume_reads_on_and_does_not_start_over():
 
 def test_a_state_is_of_its_own_rank_or_right_on_others(parquet_stream):
     for stream in (parquet_stream, generated([18, 7, 25])):
-        for options in ({"shard_files": True}, {"batch_size": 3, "drop_last": True}, {"batch_size": 3}, {}):
+        for options in ({"batch_size": 3, "drop_last": True}, {"batch_size": 3}, {}):
             wholes = contents(stream, 3, **options)
             for taken in range(1, 10):
                 shard = streaming_shard(stream, 3, 0, **options)
@@ -288,24 +262,23 @@ def test_a_state_is_of_its_own_rank_or_right_on_others(parquet_stream):
                         assert ids(resumed) == wholes[index][taken:]
 
 
-def test_a_state_of_another_shard_of_files_says_so():
-    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0, shard_files=True)
+def test_a_state_of_another_shard_of_tables_says_so(parquet_stream):
+    shard = streaming_shard(parquet_stream, 4, 0)
     next(iter(shard))
-    other = streaming_shard(generated([5, 5, 5, 5]), 4, 1, shard_files=True)
+    other = streaming_shard(parquet_stream, 4, 1)
     other.load_state_dict(shard.state_dict())
     with pytest.raises(CheckpointMismatchError, match="load each on its own"):
         list(other)
 
 
 @pytest.mark.parametrize("num_shards", [2, 3])
-def test_a_state_of_whole_files_is_refused_where_they_are_dealt_otherwise(num_shards):
-    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0, shard_files=True)
+def test_a_state_of_another_number_of_shards_is_refused(num_shards):
+    shard = streaming_shard(generated([5, 5, 5, 5]), 4, 0)
     next(iter(shard))
-    for options in ({"num_shards": num_shards, "shard_files": True}, {"num_shards": 4}):
-        other = streaming_shard(generated([5, 5, 5, 5]), index=0, **options)
-        other.load_state_dict(shard.state_dict())
-        with pytest.raises(CheckpointMismatchError, match="Shard with the same options, into as many"):
-            list(other)
+    other = streaming_shard(generated([5, 5, 5, 5]), num_shards, 0)
+    other.load_state_dict(shard.state_dict())
+    with pytest.raises(CheckpointMismatchError, match="Shard with the same options, into as many"):
+        list(other)
 
 
 def test_batches_dropped_at_an_end_are_dropped_once():

@@ -63,18 +63,20 @@ class Items:
 @pytest.mark.parametrize(("case", "wanted"), FOUR_SHARDS)
 def test_content_and_length(case, wanted):
     count, mode, is_padded = case
-    dealt = [ShardedDataset(list(range(count)), 4, index, mode, is_padded) for index in range(4)]
-    assert [[shard[index] for index in range(len(shard))] for shard in dealt] == wanted
+    every_shard = [ShardedDataset(list(range(count)), 4, index, mode, is_padded) for index in range(4)]
+    assert [[shard[index] for index in range(len(shard))] for shard in every_shard] == wanted
 
 
 @settings(max_examples=200 * EFFORT, deadline=None)
 @given(st.integers(0, 60), st.integers(1, 12), st.sampled_from(ShardIndexingMode), st.booleans())
 def test_every_item_once_and_lengths_that_add_up(count, total_shards, mode, is_padded):
-    dealt = [ShardedDataset(list(range(count)), total_shards, index, mode, is_padded) for index in range(total_shards)]
-    flat = [item for shard in dealt for item in shard]
-    assert [len(list(shard)) for shard in dealt] == [len(shard) for shard in dealt]
+    every_shard = [
+        ShardedDataset(list(range(count)), total_shards, index, mode, is_padded) for index in range(total_shards)
+    ]
+    flat = [item for shard in every_shard for item in shard]
+    assert [len(list(shard)) for shard in every_shard] == [len(shard) for shard in every_shard]
     if is_padded:
-        assert {len(shard) for shard in dealt} == {-(-count // total_shards)}
+        assert {len(shard) for shard in every_shard} == {-(-count // total_shards)}
         assert set(flat) == set(range(count))
         assert all(item == count - 1 for item in flat if flat.count(item) > 1)
     else:

@@ -55,7 +55,7 @@ def contents(dataset, num_shards, **options):
     return [list(shard) for shard in shards(dataset, num_shards, **options)]
 
 
-def test_sample_mode_deals_items_in_turn():
+def test_sample_mode_gives_items_round_robin():
     assert contents(range(8), 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert contents(range(10), 4) == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
 
@@ -63,18 +63,20 @@ def test_sample_mode_deals_items_in_turn():
 @pytest.mark.parametrize(("case", "wanted"), ACCELERATE_ORDERS)
 def test_batch_mode_has_the_order_of_iterable_dataset_shard_and_its_true_length(case, wanted):
     count, batch_size, num_shards, drop_last, split_batches = case
-    dealt = shards(range(count), num_shards, batch_size=batch_size, drop_last=drop_last, split_batches=split_batches)
-    assert [list(shard) for shard in dealt] == wanted
-    assert [len(shard) for shard in dealt] == [len(items) for items in wanted]
+    every_shard = shards(
+        range(count), num_shards, batch_size=batch_size, drop_last=drop_last, split_batches=split_batches
+    )
+    assert [list(shard) for shard in every_shard] == wanted
+    assert [len(shard) for shard in every_shard] == [len(items) for items in wanted]
 
 
 @pytest.mark.parametrize(("case", "wanted"), BATCH_SAMPLER_ORDERS)
 def test_even_batches_means_what_it_means_for_batch_sampler_shard(case, wanted):
     count, batch_size, num_shards, drop_last, split_batches, even_batches = case
     options = {"batch_size": batch_size, "drop_last": drop_last, "split_batches": split_batches}
-    dealt = shards(range(count), num_shards, even_batches=even_batches, **options)
-    assert [list(shard) for shard in dealt] == wanted
-    assert [len(shard) for shard in dealt] == [len(items) for items in wanted]
+    every_shard = shards(range(count), num_shards, even_batches=even_batches, **options)
+    assert [list(shard) for shard in every_shard] == wanted
+    assert [len(shard) for shard in every_shard] == [len(items) for items in wanted]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +103,9 @@ options_of_a_cut = st.fixed_dictionaries(
 def test_shards_agree_with_the_oracle(count, num_shards, options, contiguous):
     run_items = options["batch_size"] or 1
     tail = "drop" if options["drop_last"] else "pad" if options["even_batches"] else "keep"
-    dealt = shards(list(range(count)), num_shards, contiguous=contiguous, **options)
-    given_items = [list(shard) for shard in dealt]
-    assert [len(items) for items in given_items] == [len(shard) for shard in dealt]
+    every_shard = shards(list(range(count)), num_shards, contiguous=contiguous, **options)
+    given_items = [list(shard) for shard in every_shard]
+    assert [len(items) for items in given_items] == [len(shard) for shard in every_shard]
     if not contiguous:
         assert given_items == [
             oracle_shard(list(range(count)), num_shards, index, run_items, tail) for index in range(num_shards)
@@ -197,7 +199,7 @@ def test_impossible_options_are_refused(arguments, options, message):
 
 
 @pytest.mark.parametrize(
-    "option", ["split_batches", "drop_last", "even_batches", "contiguous", "shard_files", "source_splits_workers"]
+    "option", ["split_batches", "drop_last", "even_batches", "contiguous", "source_splits_workers"]
 )
 def test_an_option_that_is_on_or_off_takes_no_text(option):
     with pytest.raises(ConfigTypeError, match=f"{option}='no': pass True or False"):
@@ -309,7 +311,7 @@ def test_ranks_times_workers_have_no_duplicates(is_nested):
     assert seen == collections.Counter(range(50))
 
 
-def test_a_source_that_deals_to_workers_itself_is_not_dealt_twice():
+def test_a_source_that_divides_among_workers_itself_is_not_divided_twice():
     class WorkerAware(IterableDataset):
         def __iter__(self):
             info = torch.utils.data.get_worker_info()

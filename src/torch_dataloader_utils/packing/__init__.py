@@ -1,15 +1,14 @@
-"""Variable-length sequences of a global batch, packed and spread over data × context parallel ranks.
+"""Packing schedules: sequences of unequal length, packed and spread over data- and context-parallel ranks.
 
 In: samples of one sequence each (`wrap_data_iterator`, `PackedLoader`), or a source and its lengths
 (`PlannedPackedLoader`, which sends nothing). Out: per global batch an iterator of packed microbatches, their number,
 Σ length and Σ length²; per microbatch the tokens of this rank and where sequences begin
-(`get_batch_on_this_rank_for_sequence_packing`).
+(`get_batch_on_this_rank_for_sequence_packing`). `plan/` computes schedules, the modules here move the data.
 
-Promises: every sequence once, no rank above its capacity, the same number of microbatches on every rank, the same
-schedule on every rank and in every run. All communication is torch.distributed, gloo or NCCL.
-
-Not for: packing documents into samples of one length (`tokens` before training, `tokens.pack` while reading), and the
-attention that respects `cu_seqlens`.
+Promises: every sequence once, no rank above its capacity, the same number of microbatches and the same schedule on
+every rank, in every run. All communication is torch.distributed, gloo or NCCL. Not for: documents that are joined to
+samples of one length (`tokens` before training, `tokens.pack` while reading), and the attention that respects
+`cu_seqlens`. Names of Megatron-Core's scheduling stay as they are there (`BasePackingScheduler`, `scheduler_map`).
 """
 
 from torch_dataloader_utils.packing.batch import (
@@ -23,17 +22,17 @@ from torch_dataloader_utils.packing.global_batch import (
     broadcast_to_pp_group,
     reroute_samples_to_dcp_ranks,
 )
+from torch_dataloader_utils.packing.global_lengths import get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.groups import (
     PackingGroups,
     broadcast_scalars,
     broadcast_tensor,
     create_packing_groups,
 )
-from torch_dataloader_utils.packing.lengths import get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import build_packed_microbatches, create_data_iterator
 from torch_dataloader_utils.packing.packed_loader import PackedLoader, PackingConfig, wrap_data_iterator
 from torch_dataloader_utils.packing.plan.inputs import CostModel
-from torch_dataloader_utils.packing.plan.measure import ScheduleQuality, lower_bound, measure_schedule
+from torch_dataloader_utils.packing.plan.quality import ScheduleQuality, lower_bound, measure_schedule
 from torch_dataloader_utils.packing.plan.schedule import Schedule
 from torch_dataloader_utils.packing.planned_loader import PlannedPackedLoader, SequenceSource
 from torch_dataloader_utils.packing.samples import pad_sample

@@ -98,7 +98,7 @@ class PackedSeqParams:
 
 
 class PackedBatch(NamedTuple):
-    """What a stage computes on, in the order in which Megatron's training loop unpacks it.
+    """The tensors that a stage computes on, in the order in which Megatron's training loop unpacks it.
 
     tokens and position_ids are int64 [1, tokens] on the first stage and None elsewhere; labels (int64) and
     loss_mask (float32) on the last stage. attention_mask is None: packed_seq_params says what attends to what.

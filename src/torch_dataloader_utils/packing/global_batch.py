@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torch_dataloader_utils.errors import ConfigError, DataError
+from torch_dataloader_utils.packing.global_lengths import GlobalBatch, announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.groups import (
     Group,
     PackingGroups,
@@ -21,7 +22,6 @@ from torch_dataloader_utils.packing.groups import (
     group_size,
     maxima,
 )
-from torch_dataloader_utils.packing.lengths import GlobalBatch, announce_failure, get_batch_and_global_seqlens
 from torch_dataloader_utils.packing.microbatches import (
     DataIterator,
     Microbatch,
@@ -159,7 +159,7 @@ class ScheduledBatch(NamedTuple):
 
 
 class Scheduling(Protocol):
-    """What the runtime asks of a scheduler."""
+    """A scheduler, as the runtime needs it."""
 
     @property
     def shape(self) -> PackingShape:
@@ -229,7 +229,7 @@ def length_statistics(lengths: Int64s) -> tuple[int, int]:
 def _announced_iterator(
     data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
 ) -> Iterator[Item] | None:
-    """`_own_iterator`; if it fails on a rank that others expect lengths from, it first tells them."""
+    """`_own_iterator`; if it fails on a rank from which others expect lengths, it first sends them a failure."""
     try:
         return _own_iterator(data_iterator, groups, virtual_pipeline_size)
     except ConfigError:
@@ -281,7 +281,7 @@ def _schedule_own(
 def _agreed_schedule(scheduler: Scheduling, lengths: Int64s, groups: PackingGroups) -> Schedule:
     """The schedule, once all data × context parallel ranks have the same one; a collective call.
 
-    The schedule says which rank sends what to which. Ranks with different schedules would wait for tokens that nobody
+    The schedule says which rank sends what to which. Ranks with different schedules would wait for tokens that no rank
     sends, or use memory that was never written as tokens.
 
     Raises:

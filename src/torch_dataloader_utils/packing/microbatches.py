@@ -52,7 +52,7 @@ def packed_metadata(
     device: torch.device,
     is_hybrid: bool = False,
 ) -> list[Microbatch]:
-    """What a pipeline stage needs to know of each microbatch of one rank, with no token in it.
+    """Each microbatch of one rank without its tokens, as a pipeline stage without data needs it.
 
     Per microbatch: `cu_seqlens` and `cu_seqlens_padded` (int32 [sequences + 1], starts at 0, in tokens of the whole
     pack over all its ranks), `max_seqlen` (int32 scalar, padded), and with `is_hybrid` `local_cp_size` (int32

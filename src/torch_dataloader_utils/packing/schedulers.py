@@ -1,4 +1,4 @@
-"""The schedulers by name: what a global batch of lengths becomes, and the runtime that carries it out."""
+"""The schedulers by name: from the lengths of a global batch to its schedule, and the runtime that carries it out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from torch_dataloader_utils.packing.groups import PackingGroups
 from torch_dataloader_utils.packing.plan.algorithms import compute_balanced_schedule, hybrid_schedule, next_fit_schedule
 from torch_dataloader_utils.packing.plan.fit import checked_lengths
 from torch_dataloader_utils.packing.plan.inputs import CostModel, PackingShape, SchedulePolicy, alignment_of
-from torch_dataloader_utils.packing.plan.measure import check_schedule
-from torch_dataloader_utils.packing.plan.schedule import Groups, Int64s, Schedule
+from torch_dataloader_utils.packing.plan.quality import check_schedule
+from torch_dataloader_utils.packing.plan.schedule import Int64s, SampleGroups, Schedule
 from torch_dataloader_utils.packing.samples import REQUIRED_KEYS
 
 SampleLengths = Sequence[tuple[int, int]]
@@ -21,7 +21,9 @@ SampleLengths = Sequence[tuple[int, int]]
 
 @dataclass(eq=False)
 class BasePackingScheduler(ABC):
-    """Decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
+    """A scheduler decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
+
+    The name is Megatron-Core's, as subclasses written for it work here.
 
     Args:
         max_seqlen_per_dp_cp_rank: most tokens of one microbatch on one rank.
@@ -58,7 +60,7 @@ class BasePackingScheduler(ABC):
         self.policy = SchedulePolicy(over_long=self.over_long, missing_packs=self.missing_packs)
 
     @abstractmethod
-    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
         """Per microbatch, per rank of the data × context parallel group, the ids of its sequences.
 
         A pure function: no communication, no randomness, the same answer on every rank. Neighbouring ranks with
@@ -115,7 +117,7 @@ class BasePackingScheduler(ABC):
 class DpBalancedScheduler(BasePackingScheduler):
     """Next-fit in the original order, the same number of packs on every rank; see `next_fit_schedule`."""
 
-    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
         """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
         return next_fit_schedule(lengths, shape=self.shape, policy=self.policy).to_groups(ids)
@@ -133,7 +135,7 @@ class ComputeBalancedScheduler(BasePackingScheduler):
 
     cost: CostModel = field(default_factory=CostModel, kw_only=True)
 
-    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
         """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
         return compute_balanced_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
@@ -164,7 +166,7 @@ class HybridContextParallelScheduler(BasePackingScheduler):
                 f"widen_above is {self.widen_above}; it must be at least 1: no rank can do less than the mean."
             )
 
-    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> Groups:
+    def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
         """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
         schedule = hybrid_schedule(

@@ -1,14 +1,13 @@
-"""Token corpora (`<prefix>.bin`, `<prefix>.idx`) and fixed-length samples drawn from them, blended or not.
+"""Tokens in documents: corpora in Megatron's format, samples of one length drawn from them, and packing while reading.
 
-In: token lists in Parquet or ORC, text with a tokenizer, or corpora that Megatron-Core's tools wrote.
-Out: corpora in the same format, byte for byte, and map-style data sets for `torch.utils.data.DataLoader`.
+    corpus_build/   a column of text or token lists  →  a corpus: `<prefix>.bin` and `<prefix>.idx`
+    here            corpora                          →  map-style data sets of samples, blended or not (`GPTDataset`)
+    pack/           a column of token lists          →  samples of one length on the fly, without a corpus
 
 Promises: the same files, seed and options give the same samples in the same order as Megatron-Core, so the position
 in an old checkpoint keeps its meaning; a file cut or damaged anywhere is an error, never other tokens; indices are
-built once per cache directory and published whole.
-
-Not for: streaming from Parquet while training (see the streaming data sets), or balancing samples of unequal length
-over ranks (see `torch_dataloader_utils.packing`).
+built once per cache directory and appear whole. Not for: sequences of unequal length that are computed as they are
+(`packing` schedules them over ranks, `wrappers.TokenBatchSampler` limits the tokens of a batch).
 """
 
 from torch_dataloader_utils.tokens.blend_index import BlendIndex, blend_by_weight, blend_exhaustively
@@ -18,11 +17,11 @@ from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig, G
 from torch_dataloader_utils.tokens.corpus_build.corpus import CorpusReport, build_corpus
 from torch_dataloader_utils.tokens.corpus_build.tokenizers import TokenizerFile
 from torch_dataloader_utils.tokens.dataset_builder import BlendedMegatronDatasetBuilder
-from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset
+from torch_dataloader_utils.tokens.gpt_dataset import GPTDataset, GPTSample
 from torch_dataloader_utils.tokens.index_format import CorpusFacts, select_dtype
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset
-from torch_dataloader_utils.tokens.pack.layout import Pieces, fill_best_fit, fill_greedily
+from torch_dataloader_utils.tokens.pack.layout import DocumentPieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.samplers import (
     FullValidationSampler,
     GlobalBatchSampler,
@@ -39,14 +38,15 @@ __all__ = [
     "BlendedMegatronDatasetConfig",
     "CorpusFacts",
     "CorpusReport",
+    "DocumentPieces",
     "FullValidationSampler",
     "GPTDataset",
     "GPTDatasetConfig",
+    "GPTSample",
     "GlobalBatchSampler",
     "IndexedDataset",
     "IndexedDatasetBuilder",
     "MegatronDataset",
-    "Pieces",
     "PretrainingRandomSampler",
     "PretrainingSampler",
     "SpecialTokens",

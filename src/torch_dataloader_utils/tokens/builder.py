@@ -281,7 +281,7 @@ def _check_modes(modes: Sequence[int]) -> bytes:
 def find_corpora(directory: str | Path) -> list[str]:
     """Prefixes of all corpora directly in `directory`, sorted by name; the order a merge of the directory takes.
 
-    At least one: a merge of several directories would leave out an empty one without a word.
+    At least one: a merge of several directories would leave out an empty one and not say so.
 
     Raises:
         ConfigTypeError: no path. NoDataError: no such directory on a local disk, or no corpus in it.

@@ -26,8 +26,8 @@ from torch_dataloader_utils.tokens.split import Split, SplitMatrix, parse_split
 # Prefixes, and their weights (None: their lengths).
 Blend = tuple[Sequence[str], Sequence[float] | None]
 
-# Who builds indices that are not in the cache: whoever gets the lock in the cache directory first, or rank 0 of the
-# job, or local rank 0 of each node, with everybody else waiting at a barrier of torch.distributed.
+# The builder of indices that are not in the cache: the process that gets the lock in the cache directory first, or
+# rank 0 of the job, or local rank 0 of each node, with all others waiting at a barrier of torch.distributed.
 IndexBuilder = Literal["lock", "job", "node"]
 
 _NO_PAD = -1
@@ -62,7 +62,7 @@ _SAMPLE_FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendedMegatronDatasetConfig:
-    """What to read, how to divide it, and where indices are kept.
+    """The corpora to read, how they are divided, and where indices are kept.
 
     Args:
         random_seed: seed of the document and sample shuffles; below 2^32, as numpy's RandomState takes it.
@@ -211,7 +211,7 @@ def _check_validation_sets(per_split: Sequence[Blend | None] | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
-    """What a sample of a `GPTDataset` holds.
+    """The same, and the contents of a sample of `GPTDataset`.
 
     Args:
         reset_position_ids: positions begin at 0 again after an end-of-document token.

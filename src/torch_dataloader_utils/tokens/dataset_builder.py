@@ -19,7 +19,7 @@ from torch_dataloader_utils.tokens.split import Bookends, Split, split_range
 
 
 @contextlib.contextmanager
-def take_turns(builder: IndexBuilder) -> Iterator[None]:
+def build_ranks_first(builder: IndexBuilder) -> Iterator[None]:
     """Run the block on the building ranks first, and on the others once those are done.
 
     "job" builds on rank 0, for a cache that all nodes share; "node" on local rank 0 of each node, for caches on local
@@ -101,8 +101,8 @@ class BlendedMegatronDatasetBuilder:
         With index_builder "job" or "node" all ranks must call this: those that do not build wait at a barrier of
         torch.distributed until the indices are there. With "lock", each rank may call it when it likes.
         """
-        # A trusted cache is full: nobody builds, and nobody has to wait.
-        with take_turns("lock" if self.config.fast_cache_load else self.config.index_builder):
+        # A trusted cache is full: no rank builds, and none has to wait.
+        with build_ranks_first("lock" if self.config.fast_cache_load else self.config.index_builder):
             return [self._build_split(split) for split in Split]
 
     def _check_weighted_blends(self) -> None:
@@ -114,7 +114,7 @@ class BlendedMegatronDatasetBuilder:
                 raise ConfigError(f"The blend for {split.name} has weights: it needs a size too, or None as weights.")
 
     def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
-        """What a split is made of, and which part of each corpus it takes."""
+        """The corpora of a split, and the part of each that it takes."""
         if self.config.blend_per_split is not None:
             return self.config.blend_per_split[split.value], _EVERYTHING
         matrix = self.config.split_matrix

@@ -1,7 +1,7 @@
 """Samples of a fixed number of tokens, cut from a corpus whose documents are laid end to end."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.tokens.config import GPTDatasetConfig, read_token, select_pad_token
 from torch_dataloader_utils.tokens.index_cache import KeptIndex, select_cache
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset, Part
-from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, Sample, SequenceIds
+from torch_dataloader_utils.tokens.megatron_dataset import MegatronDataset, SequenceIds
 from torch_dataloader_utils.tokens.sample_index import CorpusEpochs, SampleIndices, build_indices, plan_epochs
 from torch_dataloader_utils.tokens.sequences import select_facts
 from torch_dataloader_utils.tokens.split import Split
@@ -71,6 +71,18 @@ def build_document_borders(part_tokens: Sequence[int], sequence_length: int) -> 
 
 # Part of the cache key: raise it when the same description gives other indices.
 _INDEX_VERSION = 1
+
+
+class GPTSample(TypedDict):
+    """One sample, L = sequence_length: see `GPTDataset` for which keys there are."""
+
+    tokens: Tensor
+    labels: Tensor
+    loss_mask: Tensor
+    position_ids: Tensor
+    attention_mask: NotRequired[Tensor]
+    cu_seqlens: NotRequired[Tensor]
+    max_seqlen: NotRequired[int]
 
 
 class GPTDataset(MegatronDataset):
@@ -195,7 +207,7 @@ class GPTDataset(MegatronDataset):
             return self._plan_epochs().sample_count
         return len(self.shuffle_index)
 
-    def __getitem__(self, index: int | None) -> Sample:
+    def __getitem__(self, index: int | None) -> GPTSample:
         """Sample `index`. None stands for padding of a batch: some sample, with a loss mask of zeros."""
         text, part_tokens = self._read_sample(0 if index is None else index)
         config, pad = self.config, self._pad
@@ -204,7 +216,17 @@ class GPTDataset(MegatronDataset):
         else:
             tokens, labels = text, torch.roll(text, shifts=-1)
             labels[-1] = pad
-        sample = {"tokens": tokens, "labels": labels, **self._build_masks(tokens, labels)}
+        documents = self._number_documents(tokens)
+        sample: GPTSample = {
+            "tokens": tokens,
+            "labels": labels,
+            "loss_mask": self._build_loss_mask(tokens, labels),
+            "position_ids": build_position_ids(
+                config.sequence_length, documents if config.reset_position_ids else None
+            ),
+        }
+        if config.create_attention_mask:
+            sample["attention_mask"] = self._build_attention_mask(documents)
         if index is None:
             sample["loss_mask"] = torch.zeros_like(sample["loss_mask"])
         if config.inter_document_masking:
@@ -214,22 +236,21 @@ class GPTDataset(MegatronDataset):
         labels[labels == pad] = 0
         return sample
 
-    def _build_masks(self, tokens: Tensor, labels: Tensor) -> Sample:
-        config, length = self.config, self.config.sequence_length
-        loss_mask = torch.ones(length)
+    def _number_documents(self, tokens: Tensor) -> Tensor | None:
+        """See `number_documents`; None where positions and attention do not look at documents."""
+        config = self.config
         eod = read_token(config.tokenizer, "eod")
-        documents = None
-        if eod is not None:
-            if config.eod_mask_loss:
-                loss_mask[tokens == eod] = 0.0
-            if config.reset_position_ids or config.reset_attention_mask:
-                documents = number_documents(tokens, eod)
+        if eod is None or not (config.reset_position_ids or config.reset_attention_mask):
+            return None
+        return number_documents(tokens, eod)
+
+    def _build_loss_mask(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        loss_mask = torch.ones(self.config.sequence_length)
+        eod = read_token(self.config.tokenizer, "eod")
+        if eod is not None and self.config.eod_mask_loss:
+            loss_mask[tokens == eod] = 0.0
         loss_mask[labels == self._pad] = 0.0
-        masks: Sample = {"loss_mask": loss_mask}
-        masks["position_ids"] = build_position_ids(length, documents if config.reset_position_ids else None)
-        if config.create_attention_mask:
-            masks["attention_mask"] = self._build_attention_mask(documents)
-        return masks
+        return loss_mask
 
     def _build_attention_mask(self, documents: Tensor | None) -> Tensor:
         length = self.config.sequence_length

@@ -221,9 +221,9 @@ def _open_lock(path: Path) -> int:
 def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[None]:
     """Hold the lock file, and remove it in the end.
 
-    The kernel gives the lock up when its process dies, so nobody has to guess whether an owner is alive. A process may
-    get the lock of a file that was removed while it waited. That lock excludes nobody, so the process opens the file
-    that is there now and tries again.
+    The kernel gives the lock up when its process dies, so no process has to guess whether an owner is alive. A
+    process may get the lock of a file that was removed while it waited. That lock excludes no other, so the process
+    opens the file that is there now and tries again.
     """
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_POLL_SECONDS

@@ -94,7 +94,7 @@ def integer_limits(dtype: TokenDtype) -> tuple[int, int]:
 
 
 def wider_dtype(*tokens: int) -> str:
-    """What to do about tokens that a corpus's type does not hold, for messages.
+    """Advice on tokens that a corpus's type does not hold, for messages.
 
     tokens: those that do not fit, or the lowest and the highest of them.
     """
@@ -118,7 +118,7 @@ _REBUILD = "Copy or build the corpus again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHeader:
-    """What the first 34 bytes say; counts are not yet trusted until `check_index_size` has passed."""
+    """The first 34 bytes, decoded; counts are not trusted until `check_index_size` has passed."""
 
     dtype: TokenDtype
     sequence_count: int
@@ -284,10 +284,10 @@ def encode_index(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """What is known of a corpus before it is opened.
+    """Counts and identities of a corpus, known before it is opened.
 
     `document_count` counts entries of the document array (documents + 1), as the format does. `token_count` and
-    `identities` (size and identity of .idx and .bin) are None when the file that told us did not know them.
+    `identities` (size and identity of .idx and .bin) are None where the sequences file does not have them.
     """
 
     sequence_count: int

@@ -13,7 +13,7 @@ from torch_dataloader_utils.tokens.config import BlendedMegatronDatasetConfig
 from torch_dataloader_utils.tokens.indexed_dataset import IndexedDataset
 from torch_dataloader_utils.tokens.split import Split
 
-Sample = dict[str, Any]
+Sample = Mapping[str, Any]
 SequenceIds = range | npt.NDArray[np.integer]
 
 

@@ -99,7 +99,7 @@ class MappedFile:
         found = next((each for each in mapped if each is not None), None)
         if found is None:
             raise FileChangedError(f"{path} was replaced each time it was opened. Open it when it is written.")
-        # Views outlive this object: nobody closes the map by hand, it goes when the last view goes.
+        # Views outlive this object: the map is never closed by hand, it goes when the last view goes.
         self._view, self.stat = found
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:

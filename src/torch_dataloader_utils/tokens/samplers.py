@@ -18,7 +18,7 @@ Batch = list[int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankShare:
+class RankPart:
     """The part of one rank in each step: `micro_batch_size` samples on each of `data_parallel_size` ranks."""
 
     micro_batch_size: int
@@ -47,7 +47,7 @@ class RankShare:
 
 @dataclass(eq=False)
 class _StepSampler(Sampler[Batch]):
-    """What samplers over steps of all ranks have in common: how many samples there are, and this rank's share."""
+    """The options of samplers over steps of all ranks: how many samples there are, and this rank's part of a step."""
 
     total_samples: int
     consumed_samples: int
@@ -58,7 +58,7 @@ class _StepSampler(Sampler[Batch]):
     def __post_init__(self) -> None:
         hold_integers(self, "total_samples", least=1)
         hold_integers(self, "consumed_samples", least=0)
-        self._share = RankShare(
+        self._part = RankPart(
             micro_batch_size=self.micro_batch_size,
             data_parallel_rank=self.data_parallel_rank,
             data_parallel_size=self.data_parallel_size,
@@ -67,7 +67,7 @@ class _StepSampler(Sampler[Batch]):
 
 @dataclass(eq=False)
 class PretrainingSampler(_StepSampler):
-    """Samples in order, dealt to ranks in neighbouring micro-batches.
+    """Samples in order; neighbouring micro-batches go to neighbouring ranks.
 
     Samples that do not fill a step of all ranks are left out, or filled up with None:
 
@@ -90,13 +90,13 @@ class PretrainingSampler(_StepSampler):
 
     def __len__(self) -> int:
         remaining = self.total_samples - self.consumed_samples
-        step = self._share.step_samples
+        step = self._part.step_samples
         return remaining // step if self.drop_last else -(-remaining // step)
 
     def __iter__(self) -> Iterator[Batch]:
-        share, first = self._share, self.consumed_samples + self._share.offset
-        for start in range(first, first + len(self) * share.step_samples, share.step_samples):
-            samples = range(start, start + share.micro_batch_size)
+        part, first = self._part, self.consumed_samples + self._part.offset
+        for start in range(first, first + len(self) * part.step_samples, part.step_samples):
+            samples = range(start, start + part.micro_batch_size)
             yield [sample if sample < self.total_samples else None for sample in samples]
 
 
@@ -110,7 +110,7 @@ class PretrainingRandomSampler(_StepSampler):
 
     Args:
         data_sharding: each rank permutes a bucket of its own, so that ranks share no samples over epochs. Otherwise
-            all samples are permuted and dealt to ranks one by one.
+            all samples are permuted, and rank r takes r, r + R, r + 2R, ….
     """
 
     data_sharding: bool = True
@@ -120,42 +120,42 @@ class PretrainingRandomSampler(_StepSampler):
         hold_flags(self, "data_sharding")
         if self._epoch_samples == 0:
             raise ConfigError(
-                f"{self.total_samples} samples do not fill one step of {self._share.step_samples}. Lower "
+                f"{self.total_samples} samples do not fill one step of {self._part.step_samples}. Lower "
                 "micro_batch_size, or train on fewer ranks."
             )
-        if self.consumed_samples % self._share.step_samples:
+        if self.consumed_samples % self._part.step_samples:
             raise ConfigError(
-                f"{self.consumed_samples} consumed samples are no whole number of steps of {self._share.step_samples}. "
+                f"{self.consumed_samples} consumed samples are no whole number of steps of {self._part.step_samples}. "
                 "Resume with the micro_batch_size and the ranks that they were consumed with."
             )
 
     @property
     def _epoch_samples(self) -> int:
-        return self.total_samples - self.total_samples % self._share.step_samples
+        return self.total_samples - self.total_samples % self._part.step_samples
 
     def __len__(self) -> int:
         """Batches left in the current epoch."""
-        return (self._epoch_samples - self.consumed_samples % self._epoch_samples) // self._share.step_samples
+        return (self._epoch_samples - self.consumed_samples % self._epoch_samples) // self._part.step_samples
 
     def __iter__(self) -> Iterator[Batch]:
-        share = self._share
+        part = self._part
         epoch, done = divmod(self.consumed_samples, self._epoch_samples)
         samples = self._order_bucket(epoch) if self.data_sharding else self._order_all(epoch)
-        for start in range(done // share.data_parallel_size, len(samples), share.micro_batch_size):
-            self.consumed_samples += share.step_samples
-            batch: Batch = [*samples[start : start + share.micro_batch_size]]
+        for start in range(done // part.data_parallel_size, len(samples), part.micro_batch_size):
+            self.consumed_samples += part.step_samples
+            batch: Batch = [*samples[start : start + part.micro_batch_size]]
             yield batch
 
     def _order_bucket(self, epoch: int) -> list[int]:
-        bucket = self._epoch_samples // self._share.data_parallel_size
-        first = self._share.data_parallel_rank * bucket
+        bucket = self._epoch_samples // self._part.data_parallel_size
+        first = self._part.data_parallel_rank * bucket
         return [first + sample for sample in self._permute(bucket, epoch)]
 
     def _order_all(self, epoch: int) -> list[int]:
         # Megatron permutes what fills micro-batches of one rank, and uses the start that fills whole steps.
-        permuted = self.total_samples - self.total_samples % self._share.micro_batch_size
+        permuted = self.total_samples - self.total_samples % self._part.micro_batch_size
         order = self._permute(permuted, epoch)[: self._epoch_samples]
-        return order[self._share.data_parallel_rank :: self._share.data_parallel_size]
+        return order[self._part.data_parallel_rank :: self._part.data_parallel_size]
 
     @staticmethod
     def _permute(count: int, epoch: int) -> list[int]:
@@ -220,14 +220,14 @@ class FullValidationSampler(Sampler[int | None]):
 
     def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:
         self.total_samples = check_integer("total_samples", total_samples, least=1)
-        self._share = RankShare(
+        self._part = RankPart(
             micro_batch_size=1, data_parallel_rank=data_parallel_rank, data_parallel_size=data_parallel_size
         )
 
     def __len__(self) -> int:
-        return -(-self.total_samples // self._share.data_parallel_size)
+        return -(-self.total_samples // self._part.data_parallel_size)
 
     def __iter__(self) -> Iterator[int | None]:
-        ranks = self._share.data_parallel_size
-        for sample in range(self._share.data_parallel_rank, len(self) * ranks, ranks):
+        ranks = self._part.data_parallel_size
+        for sample in range(self._part.data_parallel_rank, len(self) * ranks, ranks):
             yield sample if sample < self.total_samples else None

@@ -19,7 +19,7 @@ SplitMatrix = tuple[Bookends | None, ...]
 
 
 class Split(Enum):
-    """The three uses of a corpus, in the order of a split string."""
+    """The three uses of a corpus, in the order of a split string; the name is Megatron-Core's."""
 
     train = 0
     valid = 1

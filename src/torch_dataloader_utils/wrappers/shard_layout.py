@@ -16,11 +16,11 @@ from torch_dataloader_utils._core.division import even_span
 from torch_dataloader_utils.errors import ConfigError
 
 
-class Tail(StrEnum):
-    """What becomes of the items after the last complete group."""
+class TailPolicy(StrEnum):
+    """The treatment of the items after the last complete group."""
 
     KEEP = "keep"
-    """Each goes to the shard whose turn it is: nothing lost, nothing repeated, lengths differ."""
+    """Each goes to the shard that is next: nothing lost, nothing repeated, lengths differ."""
     DROP = "drop"
     """They are left out, so every shard gives the same number of items."""
     PAD = "pad"
@@ -43,8 +43,8 @@ class ShardLayout(Protocol):
         """Items in one run."""
 
     @property
-    def tail(self) -> Tail:
-        """What becomes of the items after the last complete group."""
+    def tail(self) -> TailPolicy:
+        """The treatment of the items after the last complete group."""
 
     @property
     def total(self) -> int | None:
@@ -77,7 +77,7 @@ class StridedLayout:
     num_shards: int
     index: int
     run_items: int
-    tail: Tail
+    tail: TailPolicy
 
     @property
     def total(self) -> int | None:
@@ -93,18 +93,18 @@ class StridedLayout:
         """Runs that have an item, padding included."""
         groups, rest = divmod(total, group_items(self))
         match self.tail:
-            case Tail.KEEP:
+            case TailPolicy.KEEP:
                 return groups + (rest > self.index * self.run_items)
-            case Tail.DROP:
+            case TailPolicy.DROP:
                 return groups
-            case Tail.PAD:
+            case TailPolicy.PAD:
                 return groups + (rest > 0)
             case _:
                 assert_never(self.tail)
 
     def length(self, total: int) -> int:
-        """Items of this shard; never negative, and over all shards exactly `total` with `Tail.KEEP`."""
-        if self.tail is not Tail.KEEP:
+        """Items of this shard; never negative, and over all shards exactly `total` with `TailPolicy.KEEP`."""
+        if self.tail is not TailPolicy.KEEP:
             return self.num_runs(total) * self.run_items
         groups, rest = divmod(total, group_items(self))
         return groups * self.run_items + min(max(rest - self.index * self.run_items, 0), self.run_items)
@@ -119,7 +119,7 @@ class StridedLayout:
 class ContiguousLayout:
     """One span of neighbouring positions for each shard, in the order of the stream.
 
-    10 items, 4 shards, runs of 1 (the spans of `Tail.KEEP` differ by at most one, the longer ones first):
+    10 items, 4 shards, runs of 1 (the spans of `TailPolicy.KEEP` differ by at most one, the longer ones first):
 
         keep    0 1 2    3 4 5    6 7    8 9
         drop    0 1      2 3      4 5    6 7
@@ -129,15 +129,15 @@ class ContiguousLayout:
     num_shards: int
     index: int
     run_items: int
-    tail: Tail
+    tail: TailPolicy
     total: int
 
     def span(self) -> tuple[int, int]:
         """Positions [start, stop) of this shard; from `total` on they mean padding."""
-        if self.tail is Tail.KEEP:
+        if self.tail is TailPolicy.KEEP:
             return even_span(self.total, self.num_shards, self.index)
         group = group_items(self)
-        groups = self.total // group if self.tail is Tail.DROP else -(-self.total // group)
+        groups = self.total // group if self.tail is TailPolicy.DROP else -(-self.total // group)
         return self.index * groups * self.run_items, (self.index + 1) * groups * self.run_items
 
     def run_bounds(self, run: int) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class ContiguousLayout:
 
 
 def group_items(layout: ShardLayout) -> int:
-    """Items in one turn of all shards."""
+    """Items in one group: a run of every shard."""
     return layout.num_shards * layout.run_items
 
 
@@ -179,13 +179,13 @@ def shard_positions(layout: ShardLayout, total: int) -> npt.NDArray[np.int64]:
     (v − total) mod min(total, group). 3 items, 2 shards, runs of 2: 0 1 and 2 0.
     """
     positions = layout.virtual_positions(total)
-    if layout.tail is not Tail.PAD:
+    if layout.tail is not TailPolicy.PAD:
         return positions[positions < total]
     return np.where(positions < total, positions, (positions - total) % head_items(layout, total))
 
 
 def describe_layout(layout: ShardLayout) -> dict[str, Any]:
-    """What a saved position depends on, as JSON values; the same on every shard, so the index is not in it."""
+    """Everything a saved position depends on, as JSON values; the same on every shard, so the index is not in it."""
     return {
         "num_shards": layout.num_shards,
         "run_items": layout.run_items,
@@ -226,5 +226,5 @@ def plan_shard(
             )
         run_items //= num_shards
     pads = batch_size is not None if even_batches is None else check_flag("even_batches", even_batches)
-    tail = Tail.DROP if check_flag("drop_last", drop_last) else Tail.PAD if pads else Tail.KEEP
+    tail = TailPolicy.DROP if check_flag("drop_last", drop_last) else TailPolicy.PAD if pads else TailPolicy.KEEP
     return StridedLayout(num_shards=num_shards, index=index, run_items=run_items, tail=tail)

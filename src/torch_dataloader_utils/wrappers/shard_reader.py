@@ -6,7 +6,7 @@ from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, RowCountError
-from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, StridedLayout, Tail, group_items, head_items
+from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, StridedLayout, TailPolicy, group_items, head_items
 
 ItemT = TypeVar("ItemT")
 
@@ -21,10 +21,10 @@ class ShardReader(Generic[ItemT]):
     """Reads the runs of one shard, or of one worker of it, in order.
 
     With W workers, worker w takes the runs w, w + W, w + 2W, … Runs are batches, so a DataLoader of that batch
-    size, which asks its workers in turn, gives the batches in the order one process would give them.
+    size, which asks its workers round robin, gives the batches in the order one process would give them.
 
-    Memory: one run with `Tail.DROP` (it may be given only once its whole group was seen), one group with
-    `Tail.PAD`, else nothing.
+    Memory: one run with `TailPolicy.DROP` (it may be given only once its whole group was seen), one group with
+    `TailPolicy.PAD`, else nothing.
 
     Attributes:
         layout: which positions the shard has.
@@ -32,7 +32,7 @@ class ShardReader(Generic[ItemT]):
         position: items taken from the stream so far.
         yielded: items given so far; counted before they are given, so a suspended reader counts the last one.
         has_ended: whether the stream gave fewer items than were asked for; after that only padding is given.
-        held: the result of `hold` at the start of the current run (`Tail.DROP` on a strided layout only).
+        held: the result of `hold` at the start of the current run (`TailPolicy.DROP` on a strided layout only).
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ShardReader(Generic[ItemT]):
             worker: (id, number) of the worker.
             position: position of the first item that the stream will give.
             yielded: items that were given before.
-            head: the first group of the stream; needed with `Tail.PAD` unless position is 0.
+            head: the first group of the stream; needed with `TailPolicy.PAD` unless position is 0.
             hold: called before a run is read that may have to be read again on resume.
         """
         self.layout = layout
@@ -63,7 +63,7 @@ class ShardReader(Generic[ItemT]):
         self._head = head
         self._hold = hold
         self.has_ended = False
-        self._is_holding = layout.tail is Tail.DROP and isinstance(layout, StridedLayout)
+        self._is_holding = layout.tail is TailPolicy.DROP and isinstance(layout, StridedLayout)
 
     @property
     def is_inside_held_run(self) -> bool:
@@ -81,7 +81,7 @@ class ShardReader(Generic[ItemT]):
 
         Raises:
             CheckpointMismatchError: the stream is already past the next item of this shard.
-            RowCountError: a stream of declared length ended early, or (told by the last shard) went on after it.
+            RowCountError: a stream of declared length ended early, or went on after it (raised by the last shard).
         """
         yield from self._read_runs(items)
         if self.layout.total is not None and self.layout.index == self.layout.num_shards - 1:
@@ -89,7 +89,7 @@ class ShardReader(Generic[ItemT]):
 
     def _read_runs(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
         total = self.layout.total
-        if self.layout.tail is Tail.PAD and self._head is None:
+        if self.layout.tail is TailPolicy.PAD and self._head is None:
             items = self._remember_head(items)
         for run, offset in self._runs():
             start, stop = self.layout.run_bounds(run)
@@ -148,7 +148,7 @@ class ShardReader(Generic[ItemT]):
 
     def _give_padding(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
         total = self.position if self.layout.total is None else self.layout.total
-        if self.layout.tail is not Tail.PAD or total == 0:
+        if self.layout.tail is not TailPolicy.PAD or total == 0:
             return
         size = head_items(self.layout, total)
         # A span that is padding throughout has read nothing yet.

@@ -20,11 +20,11 @@ _SHARDING_KEYS = ("version", "total_shards", "indexing_mode", "total_items")
 
 
 class ShardIndexingMode(StrEnum):
-    """How the items are dealt to the shards.
+    """How the items are divided among the shards.
 
     14 items, 4 shards:
 
-        sequential, in turn:        0 4 8 12    1 5 9 13    2 6 10       3 7 11
+        sequential, round robin:    0 4 8 12    1 5 9 13    2 6 10       3 7 11
         chunked, in one block:      0 1 2 3     4 5 6 7     8 9 10 11    12 13
     """
 
@@ -60,7 +60,7 @@ class ShardedDataset(Dataset[ItemT]):
             dataset: has `__len__` and `__getitem__`.
             total_shards: number of shards, as a rule the data-parallel size.
             current_shard: which shard, in [0, total_shards).
-            indexing_mode: in turn or in blocks.
+            indexing_mode: round robin or in blocks.
             pad_to_equal_size_across_shards: whether short shards repeat the last item, so that no rank runs out
                 of steps before the others.
 

@@ -1,33 +1,109 @@
-"""One shard of a torch IterableDataset, a list, or a function that makes an iterable."""
+"""One shard of a torch IterableDataset, a list, or a function that makes an iterable; and passes over that source."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils._core.arguments import check_counts
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch
-from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, Tail, describe_layout, group_items
+from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, TailPolicy, describe_layout, group_items
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
-from torch_dataloader_utils.wrappers.stream_source import StreamSource
+from torch_dataloader_utils.wrappers.stateful import Stateful
 
 ItemT = TypeVar("ItemT")
+
+
+class StreamSource(Generic[ItemT]):
+    """An iterable, or a function that makes one.
+
+    The state is that of the iterator if it has one, else that of the iterable, as in torchdata. A source with neither
+    has the state None, and is iterated from the start to get back to a place.
+    """
+
+    def __init__(self, source: Iterable[ItemT] | Callable[[], Iterable[ItemT]]) -> None:
+        """Wraps a source."""
+        self._source = source
+        self._items: Iterator[ItemT] = iter(())
+        self._unopened_state: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pass in progress, often a generator, cannot be copied or sent to a worker.
+        return {"_source": self._source, "_items": iter(()), "_unopened_state": None}
+
+    def __len__(self) -> int:
+        """As the source; TypeError if it has no length."""
+        return len(self._source)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        """The name of the source in messages."""
+        return type(self._source).__name__
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch of the next pass on to the source, if it takes epochs."""
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        elif isinstance(generator := getattr(self._source, "generator", None), torch.Generator):
+            # accelerate's convention for a data set that shuffles with a generator of its own.
+            generator.manual_seed(epoch)
+
+    def open(self, state: Any = None) -> Iterator[ItemT]:
+        """A new pass, from a state that `state_dict` gave, or from the start."""
+        state, self._unopened_state = copy.deepcopy(state), None
+        self._items = self._iterate()
+        # Whose state it is, see `state_dict`.
+        if state is not None and isinstance(self._items, Stateful):
+            self._items.load_state_dict(state)
+        elif state is not None and isinstance(self._source, Stateful):
+            self._source.load_state_dict(state)
+            self._items = self._iterate()
+        return self._items
+
+    def _iterate(self) -> Iterator[ItemT]:
+        # An iterable may also be callable (a Hugging Face or torch pipeline object): iterating it wins.
+        items = self._source if isinstance(self._source, Iterable) else self._source()
+        if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+            raise ConfigTypeError(f"The function of the stream gave {of_type(items)}: return an iterable.")
+        return iter(items)
+
+    def resume(self, state: Any) -> Iterator[ItemT]:
+        """A pass from a state, opened when its first item is asked for.
+
+        A source keeps a loaded state until it is read; one that is never read would start its next pass there.
+        """
+        self._unopened_state = state
+        return self._open_later(state)
+
+    def state_dict(self) -> Any:
+        """Where the last pass stands; None if the source cannot say."""
+        if self._unopened_state is not None:
+            return copy.deepcopy(self._unopened_state)
+        for candidate in (self._items, self._source):
+            if isinstance(candidate, Stateful):
+                return copy.deepcopy(candidate.state_dict())
+        return None
+
+    def _open_later(self, state: Any) -> Iterator[ItemT]:
+        yield from self.open(state)
+
 
 _STATE_VERSION = 1
 _STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "source", "is_finished"}
 
 
 class ShardedStream(IterableDataset[ItemT]):
-    """What `streaming_shard` gives for a source that has no sharding of its own.
+    """One shard of a source that has no sharding of its own; `streaming_shard` makes it.
 
     Every pass walks the source and gives the items of this shard; what lies between is stepped over untouched, so
     a transform that is applied to this data set runs for its own items only.
 
     Workers: DataLoader worker w of W takes the runs w, w + W, … of the shard, unless the source says that it gives
-    every worker its own part. Nested shards are cut one in the other; the outermost deals to the workers.
+    every worker its own part. Nested shards are cut one in the other; the outermost divides among the workers.
 
     State: JSON if the state of the source is, of constant size. Loading it steps a plain source forward without
     giving items; a source (or iterator) with `state_dict` and `load_state_dict` is put back where it stood.
@@ -48,7 +124,7 @@ class ShardedStream(IterableDataset[ItemT]):
             layout: which items are ours.
             source_splits_workers: whether the source already gives each DataLoader worker its own part.
         """
-        # A shard of a shard: the outer one deals to the workers, so the inner one must not.
+        # A shard of a shard: the outer one divides among the workers, so the inner one must not.
         self._source = StreamSource(source.all_workers if isinstance(source, ShardedStream) else source)
         self._layout = layout
         self._source_splits_workers: bool = source_splits_workers or (
@@ -66,7 +142,7 @@ class ShardedStream(IterableDataset[ItemT]):
 
     @property
     def all_workers(self) -> "ShardedStream[ItemT]":
-        """The same shard, not dealt to DataLoader workers, with passes over the source of its own."""
+        """The same shard, undivided in DataLoader workers, with its own passes over the source."""
         whole = copy.copy(self)
         whole._source = copy.copy(self._source)
         whole._source_splits_workers = True
@@ -203,7 +279,7 @@ class ShardedStream(IterableDataset[ItemT]):
     def _resume(self, state: dict[str, Any]) -> tuple[ShardReader[ItemT], Iterator[ItemT]]:
         worker = self._check_worker(state)
         head = None
-        if self._layout.tail is Tail.PAD:
+        if self._layout.tail is TailPolicy.PAD:
             # Padding repeats the start of the stream, which the state does not carry: read that one group again.
             head = list(islice(self._source.open(), group_items(self._layout)))
         reader = ShardReader(

@@ -13,7 +13,7 @@ from torch_dataloader_utils.wrappers.shard_layout import (
     ContiguousLayout,
     ShardLayout,
     StridedLayout,
-    Tail,
+    TailPolicy,
     plan_shard,
     shard_positions,
 )
@@ -29,10 +29,10 @@ class SupportsRowSharding(Protocol):
     """A data set that shards itself by row ranges, so that a shard reads nothing it does not keep."""
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool) -> Any:
-        """The data set of one shard: one span of rows if `contiguous`, else a share dealt in turn.
+        """The data set of one shard: one span of rows if `contiguous`, else rows taken round robin.
 
-        What is dealt in turn, single rows or runs of them, is the data set's own choice; over all shards every row
-        must come once.
+        Whether single rows or runs of them go round is the data set's own choice; over all shards every row must come
+        once.
         """
 
 
@@ -47,13 +47,12 @@ def streaming_shard(
     even_batches: bool | None = None,
     contiguous: bool = False,
     length: int | None = None,
-    shard_files: bool = False,
     source_splits_workers: bool = False,
 ) -> Any:
     """The part of a data set that one of `num_shards` ranks reads, for transforms to come after it.
 
-    Sample mode (no batch size) deals items in turn; batch mode deals runs of a batch, in exactly the order of
-    accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
+    Sample mode (no batch size) gives the shards single items round robin; batch mode runs of a batch, in exactly the
+    order of accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
 
         streaming_shard(data, 2, r)                                      0 2 4 6 8      1 3 5 7 9
         streaming_shard(data, 2, r, batch_size=2)                        0 1 4 5 8 9    2 3 6 7 0 1
@@ -80,11 +79,7 @@ def streaming_shard(
             Default: True with a batch size, False without.
         contiguous: one span of neighbouring items for each shard; needs the length.
         length: for contiguous spans, items in the data set, if it cannot tell. A pass that finds another number is a
-            RowCountError, which for more items the last shard tells alone.
-        shard_files: gives each shard of a Hugging Face stream whole files, as many as there are for it, so that it
-            reads no others; shards then differ in rows as the files do, which stops collectives such as DDP's. Without,
-            every shard reads all files and keeps its rows, so N shards read the data N times, and differ by one row at
-            most.
+            RowCountError; where there are more items, only the last shard raises it.
         source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
             shard does that.
 
@@ -93,12 +88,12 @@ def streaming_shard(
         an exact `__len__`; or a data set of the kind that was given.
 
     Raises:
-        ConfigError: options that exclude each other, an index out of range, a length that is not the data set's, fewer
-            files than `shard_files` needs, or a source that is shuffled without a seed.
+        ConfigError: options that exclude each other, an index out of range, a length that is not the data set's, or
+            a source that is shuffled without a seed.
         ConfigTypeError: a data set that cannot be iterated twice, `contiguous` without a length, or an argument of
             another type.
     """
-    contiguous, shard_files = check_flag("contiguous", contiguous), check_flag("shard_files", shard_files)
+    contiguous = check_flag("contiguous", contiguous)
     source_splits_workers = check_flag("source_splits_workers", source_splits_workers)
     layout = plan_shard(
         num_shards=num_shards,
@@ -109,7 +104,7 @@ def streaming_shard(
         even_batches=even_batches,
     )
     if isinstance(dataset, SupportsRowSharding):
-        if batch_size is not None or layout.tail is not Tail.KEEP:
+        if batch_size is not None or layout.tail is not TailPolicy.KEEP:
             raise ConfigError(
                 f"{type(dataset).__name__} shards itself by rows and makes its own batches: give it batch_size and "
                 "drop_last, and streaming_shard neither."
@@ -117,30 +112,14 @@ def streaming_shard(
         return dataset.shard_rows(layout.num_shards, layout.index, contiguous)
     if not _is_hugging_face(dataset):
         _check_iterable(dataset)
-    if shard_files:
-        # Batch mode promises the order of accelerate, also for batches of one.
-        _check_has_files(dataset, is_cut_by_rows=batch_size is not None or layout.tail is not Tail.KEEP or contiguous)
     placed = _place(dataset, layout, contiguous=contiguous, length=length)
     if _is_hugging_face(dataset):
-        return _shard_hugging_face(dataset, placed, shard_files=shard_files)
+        return _shard_hugging_face(dataset, placed)
     return ShardedStream(dataset, placed, source_splits_workers=source_splits_workers)
 
 
-def _check_has_files(dataset: Any, *, is_cut_by_rows: bool) -> None:
-    if not _is_hugging_face(dataset) or hasattr(dataset, "select"):
-        raise ConfigError(
-            f"shard_files=True is for a Hugging Face IterableDataset, and a {type(dataset).__name__} has no files. "
-            "Leave it out."
-        )
-    if is_cut_by_rows:
-        raise ConfigError(
-            "shard_files=True gives whole files, which are no batches, spans or equal shards: leave out batch_size, "
-            "drop_last, even_batches and contiguous, or shard_files."
-        )
-
-
-def _shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool) -> Any:
-    """The shard of a data set of `datasets`, which whoever made it has installed."""
+def _shard_hugging_face(dataset: Any, layout: ShardLayout) -> Any:
+    """The shard of a data set of `datasets`; that it exists means that the package is installed."""
     if hasattr(dataset, "select"):  # map-style
         return dataset.select(shard_positions(layout, len(dataset)))
     version = sys.modules["datasets"].__version__
@@ -151,7 +130,7 @@ def _shard_hugging_face(dataset: Any, layout: ShardLayout, *, shard_files: bool)
         )
     # Imported here, because it needs `datasets`.
     hugging_face = importlib.import_module("torch_dataloader_utils.wrappers.hugging_face")
-    return hugging_face.shard_hugging_face(dataset, layout, shard_files=shard_files)
+    return hugging_face.shard_hugging_face(dataset, layout)
 
 
 def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int | None) -> ShardLayout:
@@ -165,7 +144,7 @@ def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int
     if total is None:
         raise ConfigTypeError(
             f"contiguous=True cuts spans, which needs the length, and {type(dataset).__name__} has none. Give length=, "
-            "or shard in turn."
+            "or leave contiguous out."
         )
     if own_length not in (None, total):
         raise ConfigError(f"length={total}, and the {type(dataset).__name__} has {own_length} items. Leave length out.")

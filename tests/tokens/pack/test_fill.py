@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tokens import Pieces, fill_best_fit, fill_greedily
+from torch_dataloader_utils.tokens import DocumentPieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.pack.layout import count_greedy_samples
 
 _LENGTHS = st.lists(st.integers(0, 20), max_size=25)
 
 
-def _samples(pieces: Pieces, lengths: list[int]) -> list[list[tuple[int, int]]]:
+def _samples(pieces: DocumentPieces, lengths: list[int]) -> list[list[tuple[int, int]]]:
     """Each sample as the (document, token) pairs it holds."""
     samples: list[list[tuple[int, int]]] = [[] for _ in range(pieces.sample_count)]
     for document, start, stop, sample in zip(

@@ -81,7 +81,7 @@ class BlendProgress:
 
     @property
     def position(self) -> BlendPosition:
-        """What the state says: the present place, or the start of the next epoch once the last batch is out."""
+        """The position for the state: the present place, or the start of the next epoch once the last batch is out."""
         return self.next_position if self._present is None else self._present
 
     @property
@@ -197,10 +197,10 @@ def blend(
 
     Args:
         sources: loaders from `create_dataloader`, or data sets; all of one rank. The blend iterates them: do not
-            iterate them besides.
+            iterate them elsewhere.
         weights: one positive number a source; shares are weights divided by their sum.
-        per: "batch" gives whole batches of the sources in turn, and weights are shares of batches. "sample" mixes rows:
-            weights are shares of rows, all sources have the same columns, and rows of one source stand together.
+        per: "batch" gives whole batches of the sources alternately, and weights are shares of batches. "sample" mixes
+            rows: weights are shares of rows, all sources have the same columns, and rows of one source stand together.
         stop: when an epoch of the blend ends: "first_exhausted" where a source would have to give more than it has;
             "all_exhausted" once every source has given all it has (others begin anew, in a new order, meanwhile); or
             after so many steps.

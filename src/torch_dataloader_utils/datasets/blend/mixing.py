@@ -156,7 +156,7 @@ def _is_like(first: Any, other: Any) -> bool:
 
 
 def _kind(column: Any) -> str:
-    """What `_is_like` looks at, in words."""
+    """The type that `_is_like` compares, in words."""
     match column:
         case Tensor() | np.ndarray():
             return f"{type(column).__name__} {column.dtype} {[*column.shape[1:]]}"

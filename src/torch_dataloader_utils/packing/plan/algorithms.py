@@ -7,8 +7,8 @@ import numpy as np
 
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing.plan.fit import (
+    OpenPacks,
     Packs,
-    Placement,
     Sequences,
     first_fit,
     fitting_positions,
@@ -17,7 +17,7 @@ from torch_dataloader_utils.packing.plan.fit import (
     split_last_packs,
 )
 from torch_dataloader_utils.packing.plan.inputs import CostModel, PackingShape, SchedulePolicy, alignment_of, span_sizes
-from torch_dataloader_utils.packing.plan.measure import slowest_per_microbatch
+from torch_dataloader_utils.packing.plan.quality import slowest_per_microbatch
 from torch_dataloader_utils.packing.plan.schedule import Int64s, Schedule, arrange_packs
 
 
@@ -86,8 +86,8 @@ def _longest_first_packs(
     lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy, costs: Int64s
 ) -> Packs:
     """Longest-first packs in few microbatches; empty packs where sequences are few and the policy allows it."""
-    lanes = np.zeros(len(lengths), dtype=np.int64)
-    sequences = Sequences.of(kept, lengths=lengths, costs=costs, lanes=lanes, tokens=[lengths])
+    levels = np.zeros(len(lengths), dtype=np.int64)
+    sequences = Sequences.of(kept, lengths=lengths, costs=costs, levels=levels, tokens=[lengths])
     group = shape.microbatch_multiple
     num_microbatches = -(-int(lengths[kept].sum()) // (shape.pack_tokens * shape.dp_size * group)) * group
     placement = place_longest_first(sequences, spans=[shape.cp_size], shape=shape, num_microbatches=num_microbatches)
@@ -132,9 +132,9 @@ def hybrid_schedule(
     tokens = [-(-lengths // alignment_of(span)) * alignment_of(span) for span in spans]
     kept = fitting_positions(tokens[-1], capacity=shape.max_seqlen_per_dp_cp_rank * shape.num_ranks, policy=policy)
     costs = cost.of(lengths)
-    lanes = _smallest_lanes(tokens, costs, kept, spans=spans, shape=shape, widen_above=widen_above)
-    placement = _place(lengths, kept, costs=costs, lanes=lanes, tokens=tokens, spans=spans, shape=shape)
-    pack_spans = [spans[lane] for lane in placement.lanes]
+    levels = _smallest_levels(tokens, costs, kept, spans=spans, shape=shape, widen_above=widen_above)
+    placement = _place(lengths, kept, costs=costs, levels=levels, tokens=tokens, spans=spans, shape=shape)
+    pack_spans = [spans[level] for level in placement.levels]
     idle = -sum(pack_spans) % (shape.num_ranks * shape.microbatch_multiple)
     if idle and policy.missing_packs == "error":
         raise ConfigError(
@@ -150,20 +150,20 @@ def hybrid_schedule(
     )
 
 
-def _smallest_lanes(
+def _smallest_levels(
     tokens: list[Int64s], costs: Int64s, kept: Int64s, *, spans: list[int], shape: PackingShape, widen_above: float
 ) -> Int64s:
     """Per position, the index of the smallest span that holds the sequence and costs a rank no more than allowed."""
-    lanes = np.full(len(costs), len(spans) - 1, dtype=np.int64)
-    for lane in reversed(range(len(spans))):
-        lanes[tokens[lane] <= spans[lane] * shape.max_seqlen_per_dp_cp_rank] = lane
-    occupied = np.take_along_axis(np.stack(tokens), lanes[None], axis=0)[0]
+    levels = np.full(len(costs), len(spans) - 1, dtype=np.int64)
+    for level in reversed(range(len(spans))):
+        levels[tokens[level] <= spans[level] * shape.max_seqlen_per_dp_cp_rank] = level
+    occupied = np.take_along_axis(np.stack(tokens), levels[None], axis=0)[0]
     num_microbatches = -(-int(occupied[kept].sum()) // (shape.max_seqlen_per_dp_cp_rank * shape.num_ranks))
     slots = num_microbatches * shape.num_ranks
     total = int(costs[kept].sum())
-    for lane, span in enumerate(spans[:-1]):
-        lanes[(lanes == lane) & (costs > widen_above * total * span / slots)] = lane + 1
-    return lanes
+    for level, span in enumerate(spans[:-1]):
+        levels[(levels == level) & (costs > widen_above * total * span / slots)] = level + 1
+    return levels
 
 
 def _place(
@@ -171,19 +171,19 @@ def _place(
     kept: Int64s,
     *,
     costs: Int64s,
-    lanes: Int64s,
+    levels: Int64s,
     tokens: list[Int64s],
     spans: list[int],
     shape: PackingShape,
-) -> Placement:
+) -> OpenPacks:
     """Longest-first packs in few microbatches, the sequences widened where they leave slots free."""
-    occupied = np.take_along_axis(np.stack(tokens), lanes[None], axis=0)[0, kept]
+    occupied = np.take_along_axis(np.stack(tokens), levels[None], axis=0)[0, kept]
     group = shape.microbatch_multiple
     num_groups = -(-int(occupied.sum()) // (shape.max_seqlen_per_dp_cp_rank * shape.num_ranks * group))
     num_microbatches = num_groups * group
     while True:
-        wide = _widen(lanes, kept, costs=costs, spans=spans, slots=num_microbatches * shape.num_ranks)
-        sequences = Sequences.of(kept, lengths=lengths, costs=costs, lanes=wide, tokens=tokens)
+        wide = _widen(levels, kept, costs=costs, spans=spans, slots=num_microbatches * shape.num_ranks)
+        sequences = Sequences.of(kept, lengths=lengths, costs=costs, levels=wide, tokens=tokens)
         placement = place_longest_first(sequences, spans=spans, shape=shape, num_microbatches=num_microbatches)
         if placement.num_microbatches == num_microbatches or not placement.free_slots:
             return placement
@@ -191,10 +191,10 @@ def _place(
         num_microbatches = placement.num_microbatches
 
 
-def _widen(lanes: Int64s, kept: Int64s, *, costs: Int64s, spans: list[int], slots: int) -> Int64s:
-    """Lanes whose spans fill `slots`: the costliest sequences (per rank) take the next span while there is room."""
-    wide = lanes.copy()
-    free = slots - int(np.asarray(spans)[lanes[kept]].sum())
+def _widen(levels: Int64s, kept: Int64s, *, costs: Int64s, spans: list[int], slots: int) -> Int64s:
+    """Levels whose spans fill `slots`: the costliest sequences (per rank) take the next span while there is room."""
+    wide = levels.copy()
+    free = slots - int(np.asarray(spans)[levels[kept]].sum())
     if free <= 0:
         return wide
     # spans[-1] is a multiple of every span: the compute per rank stays a whole number.
@@ -202,9 +202,9 @@ def _widen(lanes: Int64s, kept: Int64s, *, costs: Int64s, spans: list[int], slot
     heapq.heapify(queue)
     while queue and free:
         load, position = heapq.heappop(queue)
-        lane = int(wide[position])
-        if lane + 1 < len(spans) and spans[lane + 1] - spans[lane] <= free:
-            free -= spans[lane + 1] - spans[lane]
-            wide[position] = lane + 1
-            heapq.heappush(queue, (load * spans[lane] // spans[lane + 1], position))
+        level = int(wide[position])
+        if level + 1 < len(spans) and spans[level + 1] - spans[level] <= free:
+            free -= spans[level + 1] - spans[level]
+            wide[position] = level + 1
+            heapq.heappush(queue, (load * spans[level] // spans[level + 1], position))
     return wide

@@ -136,64 +136,64 @@ def split_last_packs(packs: Packs, *, multiple: int, policy: SchedulePolicy) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """What the placement reads, longest first: plain lists, since it goes through them one by one.
+    """The sequences to place, longest first: plain lists, since placing goes through them one by one.
 
     Attributes:
         positions: positions in the global batch.
         costs: compute of each sequence on one rank.
-        lanes: the smallest span (an index into the spans) that each sequence may take; never rises.
+        levels: the smallest span (an index into the spans) that each sequence may take; never rises.
         tokens: per span, the tokens that each sequence occupies there (padded for that span).
     """
 
     positions: list[int]
     costs: list[int]
-    lanes: list[int]
+    levels: list[int]
     tokens: list[list[int]]
 
     @classmethod
     def of(
-        cls, positions: Int64s, *, lengths: Int64s, costs: Int64s, lanes: Int64s, tokens: Sequence[Int64s]
+        cls, positions: Int64s, *, lengths: Int64s, costs: Int64s, levels: Int64s, tokens: Sequence[Int64s]
     ) -> "Sequences":
         """The sequences at `positions`: widest span first, then longest, ties by position.
 
         All arrays are indexed by position in the global batch.
         """
-        order = positions[np.lexsort((-lengths[positions], -lanes[positions]))]
+        order = positions[np.lexsort((-lengths[positions], -levels[positions]))]
         return cls(
             positions=order.tolist(),
             costs=costs[order].tolist(),
-            lanes=lanes[order].tolist(),
+            levels=levels[order].tolist(),
             tokens=[each[order].tolist() for each in tokens],
         )
 
 
 @dataclass(slots=True)
-class Placement:
+class OpenPacks:
     """Packs under construction, by index, on num_ranks × num_microbatches rank slots.
 
-    `lanes` has the index of each pack's span, `loads` its cost per rank times the number of ranks (so that it is
+    `levels` has the index of each pack's span, `loads` its cost per rank times the number of ranks (so that it is
     a whole number for every span), `rooms` its free tokens. `free_slots` belong to no pack yet.
     """
 
     num_microbatches: int
     free_slots: int
     packs: list[list[int]] = field(default_factory=list)
-    lanes: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
     rooms: list[int] = field(default_factory=list)
 
-    def open(self, lane: int, span: int, room: int) -> int:
+    def open(self, level: int, span: int, room: int) -> int:
         """A new empty pack on `span` free slots; gives its index."""
         self.free_slots -= span
         self.packs.append([])
-        self.lanes.append(lane)
+        self.levels.append(level)
         self.loads.append(0)
         self.rooms.append(room)
         return len(self.packs) - 1
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Level:
     """The packs of one span in two heaps, so that a full pack is looked at only when something may fit again.
 
     Sequences come in falling length. A pack without room for this one therefore waits in `full` until the
@@ -203,7 +203,7 @@ class _Lane:
     ready: list[tuple[int, int]] = field(default_factory=list)
     full: list[tuple[int, int]] = field(default_factory=list)
 
-    def settle(self, tokens: int, placement: Placement) -> None:
+    def settle(self, tokens: int, placement: OpenPacks) -> None:
         """Brings the least loaded pack with room for `tokens` to the top of `ready`, as (load, pack)."""
         ready, full, rooms = self.ready, self.full, placement.rooms
         while full and -full[0][0] >= tokens:
@@ -216,7 +216,7 @@ class _Lane:
 
 def place_longest_first(
     sequences: Sequences, *, spans: Sequence[int], shape: PackingShape, num_microbatches: int
-) -> Placement:
+) -> OpenPacks:
     """Packs of `sequences` on at least `num_microbatches` microbatches.
 
     A sequence opens a pack of its smallest span while slots are free; after that it joins the pack with the least
@@ -227,37 +227,37 @@ def place_longest_first(
         1 rank, 2 microbatches, 8 tokens, lengths 5 4 3 2, cost = length      5 | 4, then 5 | 4 3, then 5 2 | 4 3
     """
     num_ranks, tokens = shape.num_ranks, sequences.tokens
-    placement = Placement(num_microbatches=num_microbatches, free_slots=num_microbatches * num_ranks)
-    packs, lanes, loads, rooms = placement.packs, placement.lanes, placement.loads, placement.rooms
-    queues = [_Lane() for _ in spans]
-    for row, (position, cost, lane) in enumerate(
-        zip(sequences.positions, sequences.costs, sequences.lanes, strict=True)
+    placement = OpenPacks(num_microbatches=num_microbatches, free_slots=num_microbatches * num_ranks)
+    packs, levels, loads, rooms = placement.packs, placement.levels, placement.loads, placement.rooms
+    queues = [_Level() for _ in spans]
+    for row, (position, cost, level) in enumerate(
+        zip(sequences.positions, sequences.costs, sequences.levels, strict=True)
     ):
         pack = None
-        if placement.free_slots < spans[lane]:
-            pack = _least_loaded(queues, lane, row, tokens, placement)
+        if placement.free_slots < spans[level]:
+            pack = _least_loaded(queues, level, row, tokens, placement)
             if pack is None:
                 placement.num_microbatches += shape.microbatch_multiple
                 placement.free_slots += shape.microbatch_multiple * num_ranks
         if pack is None:
-            pack = placement.open(lane, spans[lane], shape.max_seqlen_per_dp_cp_rank * spans[lane])
+            pack = placement.open(level, spans[level], shape.max_seqlen_per_dp_cp_rank * spans[level])
         else:
-            lane = lanes[pack]
-            heapq.heappop(queues[lane].ready)
+            level = levels[pack]
+            heapq.heappop(queues[level].ready)
         packs[pack].append(position)
-        rooms[pack] -= tokens[lane][row]
-        loads[pack] += cost * (num_ranks // spans[lane])
-        heapq.heappush(queues[lane].ready, (loads[pack], pack))
+        rooms[pack] -= tokens[level][row]
+        loads[pack] += cost * (num_ranks // spans[level])
+        heapq.heappush(queues[level].ready, (loads[pack], pack))
     return placement
 
 
 def _least_loaded(
-    queues: list[_Lane], lane: int, row: int, tokens: list[list[int]], placement: Placement
+    queues: list[_Level], level: int, row: int, tokens: list[list[int]], placement: OpenPacks
 ) -> int | None:
-    """The least loaded pack with room for sequence `row` on the span of `lane` or a wider one; None without one."""
+    """The least loaded pack with room for sequence `row` on the span of `level` or a wider one; None without one."""
     best: tuple[int, int] | None = None
     rooms = placement.rooms
-    for wider in range(lane, len(queues)):
+    for wider in range(level, len(queues)):
         queue, wanted = queues[wider], tokens[wider][row]
         ready, full = queue.ready, queue.full
         # Most tops are settled already; a call for each of them would double the time of the loop.

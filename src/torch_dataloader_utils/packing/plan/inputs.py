@@ -1,4 +1,4 @@
-"""Schedules are made from lengths and these: ranks and their capacity, a policy, and the cost of a sequence."""
+"""The inputs of a schedule besides lengths: ranks and their capacity, a policy, and the cost of a sequence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +54,7 @@ class PackingShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulePolicy:
-    """What to do where a global batch does not fit its shape.
+    """The treatment of global batches that do not fit their shape.
 
     Attributes:
         over_long: a sequence above the capacity of a pack is an "error", is put "alone" into a pack above

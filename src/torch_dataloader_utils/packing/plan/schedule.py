@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch_dataloader_utils.errors import ConfigError
 
 Int64s = npt.NDArray[np.int64]
-Groups = list[list[list[int]]]
+SampleGroups = list[list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ class Schedule:
         )
 
     @classmethod
-    def of_groups(cls, groups: Groups, *, num_ranks: int, empty_span: int = 1) -> "Schedule":
+    def of_groups(cls, groups: SampleGroups, *, num_ranks: int, empty_span: int = 1) -> "Schedule":
         """The schedule of nested lists: per microbatch, per rank, the samples.
 
         Neighbours with equal lists share a pack; neighbours without samples share one `empty_span` at a time.
@@ -89,11 +89,11 @@ class Schedule:
             )
         return cls.of_packs(packs, spans, num_ranks=num_ranks)
 
-    def to_groups(self, ids: Sequence[int]) -> Groups:
+    def to_groups(self, ids: Sequence[int]) -> SampleGroups:
         """Per microbatch, per rank, the ids of its samples; ranks of one pack share one list object."""
         named = [ids[position] for position in self.samples.tolist()]
         bounds = self.offsets.tolist()
-        groups: Groups = [[] for _ in range(self.num_microbatches)]
+        groups: SampleGroups = [[] for _ in range(self.num_microbatches)]
         for pack, (microbatch, span) in enumerate(zip(self.microbatch.tolist(), self.span.tolist(), strict=True)):
             groups[microbatch].extend([named[bounds[pack] : bounds[pack + 1]]] * span)
         return groups
@@ -138,7 +138,7 @@ def arrange_packs(
     of the means, which nothing can beat, plus the greatest load (with several spans: plus one greatest load for
     each). For packs of one span no other order of the same packs does better.
 
-    Mirroring gives the heaviest pack of a microbatch to the first and to the last rank in turn, so that the totals
+    Mirroring gives the heaviest pack of a microbatch to the first and to the last rank alternately, so that the totals
     of the ranks stay close, too. Inside a pack the samples are in ascending order.
 
     Args:

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReport:
-    """What was built: `prefixes` in order, and what they hold and left out."""
+    """The corpora that were built: `prefixes` in order, the counts of what they hold, and of what was left out."""
 
     prefixes: tuple[str, ...]
     document_count: int
@@ -61,7 +61,7 @@ class CorpusReport:
 
 
 # Parts done, parts in all, tokens so far.
-Progress = Callable[[int, int, int], None]
+OnProgress = Callable[[int, int, int], None]
 
 
 def build_corpus(
@@ -77,7 +77,7 @@ def build_corpus(
     output_count: int = 1,
     part_bytes: int | str = "256MiB",
     executor: Executor | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     file_format: SourceFormat | None = None,
     storage_options: Mapping[str, Any] | Secret | StoreAccess | None = None,
     credentials: Credentials | None = None,
@@ -99,8 +99,8 @@ def build_corpus(
             uploaded part by part, and is there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
         tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
-            or the name of a function of a module, tells whether old parts can be used: remove the parts after
-            changing its body. Anything else (a lambda, a partial, an object) begins afresh after a failure.
+            or the name of a function of a module, decides whether old parts can be used: remove the parts after
+            changing its body. Anything else (a lambda, a partial, an object) begins again after a failure.
         eod: id put at the end of each document.
         vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the vocabulary's.
@@ -212,7 +212,9 @@ def _remove_if_published(outputs: Sequence[str], store: PartStore) -> None:
             store.remove()
 
 
-def _build(job: _Job, outputs: Sequence[str], executor: Executor | None, on_progress: Progress | None) -> CorpusReport:
+def _build(
+    job: _Job, outputs: Sequence[str], executor: Executor | None, on_progress: OnProgress | None
+) -> CorpusReport:
     job.store.prepare()
     try:
         receipts, reused_parts = _build_parts(job, executor, on_progress)
@@ -253,7 +255,7 @@ def _exists(output: str) -> ConfigError:
     return ConfigError(f"The corpus {redact(output)} exists. Pass overwrite=True to replace it.")
 
 
-def _build_parts(job: _Job, executor: Executor | None, on_progress: Progress | None) -> tuple[list[PartReceipt], int]:
+def _build_parts(job: _Job, executor: Executor | None, on_progress: OnProgress | None) -> tuple[list[PartReceipt], int]:
     """The receipts of all parts, and how many were there before."""
     options, store = job.options, job.store
     receipts = store.find(job.keys)

@@ -53,7 +53,7 @@ def plan_parts(
 
     Raises:
         NoDataError: a path that names no file. ConfigTypeError: another type, such as a loader or a `RowDataset`.
-        ConfigError: a data set that gives no stored rows, no such column, a file whose format nobody says, or a corpus
+        ConfigError: a data set that gives no stored rows, no such column, a file of unknown format, or a corpus
         that would lie among the files of a source directory. DataError, StoreError: see `scan_files`.
     """
     if isinstance(sources, TableDataset):
@@ -146,8 +146,8 @@ def _scan(source: PathLike, column: str, file_format: SourceFormat | None, acces
         raise
     except ConfigError as error:
         # The message names the source, one of perhaps thousands, and the option for the format as it is called here.
-        told = str(error).replace("pass format=", "pass file_format=")
-        raise type(error)(f"{redact(os.fspath(source))}: {told}") from error
+        message = str(error).replace("pass format=", "pass file_format=")
+        raise type(error)(f"{redact(os.fspath(source))}: {message}") from error
 
 
 def _find_format(source: PathLike, files: DataFiles) -> SourceFormat:

@@ -182,7 +182,7 @@ class RemoteParts:
         with tempfile.TemporaryDirectory(prefix="tdu-part-") as directory:
             local = str(Path(directory) / key)
             receipt = build(local)
-            with _told_to_go_on():
+            with _with_advice_to_go_on():
                 self._upload(PlainFile(bin_path(local)), f"{self.url}/{key}.bin")
                 self._upload(PlainFile(index_path(local)), f"{self.url}/{key}.idx")
                 self._put(f"{self.url}/{key}.json", _encode(receipt))
@@ -190,7 +190,7 @@ class RemoteParts:
 
     def join(self, keys: Sequence[str], output: str) -> None:
         """Passes the tokens through this process, some blocks at a time; needs memory for the joined index alone."""
-        with _told_to_go_on():
+        with _with_advice_to_go_on():
             parts = _in_threads(self._open_part, keys)
             self.store.delete(index_path(output))
             joined = JoinedFile(
@@ -289,7 +289,7 @@ def _is_part(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _told_to_go_on() -> Iterator[None]:
+def _with_advice_to_go_on() -> Iterator[None]:
     """Adds to every failure of the store that the same call goes on with the parts that are done."""
     try:
         yield

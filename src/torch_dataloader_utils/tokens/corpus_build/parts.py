@@ -1,4 +1,4 @@
-"""Which row groups become which part of a corpus: decided from an inventory, before a token is read."""
+"""The parts of a corpus, and which row groups each has: decided from an inventory, before a token is read."""
 
 import hashlib
 import itertools
@@ -112,18 +112,18 @@ def cut_parts(
 
     100 bytes a row group, files of 3 and 2, part_bytes=150      parts of 2, 1 and 2 row groups
     """
-    lots: list[list[RowGroupTask]] = []
-    lot_bytes: list[int] = []
+    cut: list[list[RowGroupTask]] = []
+    cut_bytes: list[int] = []
     for group in groups:
         task = inventory.task(group)
-        if not lots or lot_bytes[-1] >= part_bytes or task.path != lots[-1][0].path:
-            lots.append([])
-            lot_bytes.append(0)
-        lots[-1].append(task)
-        lot_bytes[-1] += int(inventory.groups.projected_bytes[group])
+        if not cut or cut_bytes[-1] >= part_bytes or task.path != cut[-1][0].path:
+            cut.append([])
+            cut_bytes.append(0)
+        cut[-1].append(task)
+        cut_bytes[-1] += int(inventory.groups.projected_bytes[group])
     return [
         CorpusPart(reader=reader, tasks=tuple(tasks), version=version, size_bytes=size)
-        for tasks, size in zip(lots, lot_bytes, strict=True)
+        for tasks, size in zip(cut, cut_bytes, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: what text becomes, checked; one from a file; and names by which finished parts are found again."""
+"""Tokenizers: the token lists of a column of text, checked; one from a file; and names to find finished parts by."""
 
 import operator
 import sys
@@ -115,7 +115,7 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"{redact(path)} is no tokenizer.json of the tokenizers package: {error}. Pass one on this machine."
         ) from error
-    # The file may hold settings of whoever saved it, by which documents would be cut or padded to the longest one.
+    # The file may hold settings from when it was saved, by which documents would be cut, or padded to the longest one.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

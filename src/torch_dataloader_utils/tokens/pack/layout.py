@@ -24,7 +24,7 @@ _MOST_TOKENS = 2.0**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pieces:
+class DocumentPieces:
     """Pieces in the order they are laid down: by sample, then by place in it; all arrays int64 of one length.
 
     `token_counts[s]` is what sample s holds: less than its capacity where it needs padding.
@@ -57,7 +57,7 @@ def count_greedy_samples(
 
 def fill_greedily(
     lengths: npt.ArrayLike, sequence_length: int, *, extra_tokens: int = 0, keep_tail: bool = False
-) -> Pieces:
+) -> DocumentPieces:
     """Documents end to end, cut into samples of `sequence_length` + `extra_tokens` tokens.
 
     Sample j begins at token j·L; with extra tokens neighbours overlap by that many, as labels moved by one need it.
@@ -86,12 +86,12 @@ def fill_greedily(
     start = np.maximum(sample_starts[sample] - begins, 0)
     stop = np.minimum(sample_stops[sample] - begins, tokens[document])
     kept = start < stop
-    return Pieces(
+    return DocumentPieces(
         document=document[kept], start=start[kept], stop=stop[kept], sample=sample[kept], sample_count=samples
     )
 
 
-def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: int) -> Pieces:
+def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: int) -> DocumentPieces:
     """Documents into samples of at most `capacity` tokens, looking at `window_documents` documents at a time.
 
     In a window the longest document goes first, into the open sample where it leaves the least room (the older one
@@ -120,7 +120,7 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
         opened += used
     # Longest first inside a sample is the order of placing, because placing goes by length.
     order = np.lexsort((np.arange(len(sample)), start - stop, sample))
-    return Pieces(
+    return DocumentPieces(
         document=document[order], start=start[order], stop=stop[order], sample=sample[order], sample_count=opened
     )
 
@@ -222,7 +222,7 @@ def count_greedy(num_tokens: int, packing: TokenPacking) -> int:
     return count_greedy_samples(num_tokens, packing.sequence_length, extra_tokens=extra, keep_tail=True)
 
 
-def lay_out(tokens: Int64s, packing: TokenPacking) -> Pieces:
+def lay_out(tokens: Int64s, packing: TokenPacking) -> DocumentPieces:
     """The pieces of all samples of one row group, from the tokens that its documents take up."""
     if packing.fill == "greedy":
         extra = int(packing.extra_token)
@@ -230,7 +230,7 @@ def lay_out(tokens: Int64s, packing: TokenPacking) -> Pieces:
     return fill_best_fit(tokens, packing.sample_tokens, window_documents=max(1, len(tokens)))
 
 
-def find_segments(pieces: Pieces, packing: TokenPacking, num_samples: int) -> Segments:
+def find_segments(pieces: DocumentPieces, packing: TokenPacking, num_samples: int) -> Segments:
     """The segments of `num_samples` samples: those of the pieces, then samples that are all padding."""
     length = packing.sequence_length
     counts = pieces.stop - pieces.start

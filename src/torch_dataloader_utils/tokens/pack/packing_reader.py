@@ -1,4 +1,4 @@
-"""A reader that packs the documents which another reader reads into samples."""
+"""A reader that packs the documents of another reader into samples, and counts them by reading or by the footer."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace

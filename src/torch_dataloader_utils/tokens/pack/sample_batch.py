@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.shape.reused_memory import RECYCLED
 from torch_dataloader_utils.tokens.documents import Documents
 from torch_dataloader_utils.tokens.pack.layout import (
-    Pieces,
+    DocumentPieces,
     Segments,
     boundaries,
     find_segments,
@@ -46,7 +46,7 @@ _MERGED_ITEMS = (1 << 28) - 1
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array in recycled memory, because touching fresh pages costs as much as a copy."""
     num_bytes = prod(shape) * dtype.itemsize
-    # Everything made of an array over a memoryview keeps it, and the loan with it.
+    # Everything made of an array over a memoryview keeps it, and so the memory is not recycled before that is gone.
     memory = RECYCLED.take(num_bytes).data[:num_bytes]
     array: Array = np.frombuffer(memory, dtype=dtype).reshape(shape)
     return array
@@ -100,7 +100,7 @@ def join_slices(sources: Sequence[Array], source: npt.NDArray[np.integer], start
     buffers: list[pa.Buffer] = []
     for number, array in enumerate(sources):
         own = source == number
-        # The first 4 bytes of a longer view serve comparisons, and nobody compares these.
+        # The first 4 bytes of a longer view serve comparisons, and these are never compared.
         views[own, 2:] = _locate(start[own] * item, len(buffers))
         views[own & is_inline, 1:] = _inline(array, start[own & is_inline])
         content = np.ascontiguousarray(array).view(np.uint8)
@@ -139,7 +139,7 @@ def _inline(array: Array, start: Int64s) -> npt.NDArray[np.int32]:
 
 
 def pack_documents(
-    documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int
+    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
 ) -> pa.RecordBatch:
     """The samples of one row group, `packing.fields` as columns; those beyond the pieces' are all padding.
 
@@ -174,7 +174,9 @@ def _prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _token_rows(documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int) -> Array:
+def _token_rows(
+    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
+) -> Array:
     """Tokens of all samples, [num_samples, sample_tokens]."""
     if packing.fill == "best_fit":
         return _place_pieces(documents, tokens, pieces, packing, num_samples)
@@ -219,7 +221,7 @@ def _cut_stream(stream: Array, packing: TokenPacking, num_samples: int) -> Array
 
 
 def _place_pieces(
-    documents: Documents, tokens: Int64s, pieces: Pieces, packing: TokenPacking, num_samples: int
+    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
 ) -> Array:
     """Samples from pieces in any order: each with its EOD (if it ends its document), then the sample's padding."""
     width = packing.sample_tokens

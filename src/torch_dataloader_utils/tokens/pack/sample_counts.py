@@ -138,7 +138,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
 def _from_footer(
     inventory: Inventory, reader: PackingReader, file: int, by_footer: npt.NDArray[np.bool_]
 ) -> tuple[Int64s, list[int]]:
-    """The row groups of a file that may be counted by its footer, and their samples (UNKNOWN if it does not tell)."""
+    """The row groups of a file that may be counted by its footer, and their samples (UNKNOWN if it does not say)."""
     first, stop = np.searchsorted(inventory.groups.file, [file, file + 1])
     indices = first + np.flatnonzero(by_footer[first:stop])
     items = reader.reader.list_items(inventory.task(int(indices[0])), reader.packing.column)

@@ -1,4 +1,4 @@
-"""`pack_tokens`, which says how documents become samples, and the value it gives."""
+"""How documents become samples: `pack_tokens` and the value it gives."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class PackTokensKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPacking:
-    """What `pack_tokens` gives; see there. Pass it as `pack=`."""
+    """How documents become samples; `pack_tokens` gives it and says more. Pass it as `pack=`."""
 
     column: str
     sequence_length: int

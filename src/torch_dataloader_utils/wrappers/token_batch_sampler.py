@@ -159,22 +159,22 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._made[1]
 
     def _own_batches(self) -> Int64s:
-        """Numbers of this rank's batches: one run of all, dealt to workers in runs and then taken in turn."""
+        """Numbers of this rank's batches: a range of all, cut into ranges for workers, which are read round robin."""
         steps = len(self)
         order = np.arange(steps)
-        worker, turn = order % self._num_workers, order // self._num_workers
+        worker, place = order % self._num_workers, order // self._num_workers
         counts = even_counts(steps, self._num_workers)
-        run_start: Int64s = (np.cumsum(counts) - counts)[worker]
-        return self._rank * steps + run_start + turn
+        first_of_worker: Int64s = (np.cumsum(counts) - counts)[worker]
+        return self._rank * steps + first_of_worker + place
 
     def _cut(self) -> TokenBatches:
         """Windows, sorted by length, cut into batches, in the order of this epoch.
 
-        Source of randomness: a word each for the place of a row among equal widths, the turn of a window and the turn
+        Source of randomness: a word each for the place of a row among equal widths, the place of a window and the place
         of a batch in it, and one for where windows begin.
         """
         count = len(self._widths)
-        ties, turns_of_windows, turns, shift = self._random_words(count)
+        ties, places_of_windows, places, shift = self._random_words(count)
         window = (np.arange(count) + int(shift[0] % np.uint64(self._window_rows))) // self._window_rows
         rows = np.lexsort((ties, -self._widths, window)).astype(np.int64, copy=False)
         if self._budget.padding_free:
@@ -184,7 +184,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             start = self._budget.first_rows(self._widths[rows], stop_of_window)
         window = window[rows]
         stop = np.append(start[1:], count)[: len(start)]
-        order = np.lexsort((turns[start], window[start], turns_of_windows[window[start]]))
+        order = np.lexsort((places[start], window[start], places_of_windows[window[start]]))
         return TokenBatches(rows=rows, start=start[order], stop=stop[order])
 
     def _fill(self, rows: Int64s, window: Int64s) -> tuple[Int64s, Int64s]:

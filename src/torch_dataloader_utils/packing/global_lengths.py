@@ -86,7 +86,7 @@ def _content(samples: Samples) -> bytes:
 
 
 def announce_failure(groups: PackingGroups) -> None:
-    """Tells the ranks waiting in `get_batch_and_global_seqlens` of a failure, in the collective call they wait for."""
+    """Report a failure to the ranks waiting in `get_batch_and_global_seqlens`, in the collective call they wait for."""
     _gather_counts(_FAILED, b"", groups)
 
 
