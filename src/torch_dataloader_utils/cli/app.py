@@ -116,7 +116,7 @@ def _raise_terminated(*_: Any) -> NoReturn:
 
 
 COMMANDS = {
-    "scan": "What is there: files, row groups, schema, sizes, warnings.",
+    "scan": "Show the data: files, row groups, schema, sizes, warnings.",
     "plan": "Who reads what: ranks, workers, rows, steps, cuts, imbalance.",
     "verify": "Read everything once; check counts, checksums and the plan.",
     "bench": "Measure throughput on your data, and what to choose.",
