@@ -1,7 +1,7 @@
 """How row groups become blocks of rows: a reader gives record batches, a shaper makes a block of them.
 
-The protocols of all three, through which the stream uses stages that it does not import; `read_block` and
-`read_joined` carry them out.
+The protocols of all three, through which the stream uses stages that it does not import, and `read_block`, which makes
+the block of one row group.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -32,23 +32,25 @@ class RowGroupReader(Protocol):
         """
         ...
 
-    def read_together(self, tasks: Sequence[RowGroupTask]) -> "RowsTogether | None":
-        """All live rows of several small row groups (at least one) at once; None if they can only be read one by one.
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> "JoinedRows":
+        """All live rows of several small row groups (at least one), joined.
 
         Raises:
-            Exception: one of them is not as planned; `read_columns` of each tells which one.
+            Exception: one of them is not as planned, or they do not join; `read_columns` of each raises the error of
+                the row group that it is about.
         """
         ...
 
 
-class RowsTogether(NamedTuple):
+class JoinedRows(NamedTuple):
     """Rows of several row groups, one after the other: pyarrow.RecordBatches of a few columns each, of all rows.
 
-    rows: how many each row group has.
+    rows: how many each row group has. by_one_call: whether one call of pyarrow decoded them, without Python's lock.
     """
 
     parts: Sequence[Any]
     rows: Sequence[int]
+    by_one_call: bool
 
 
 class Block(Protocol):
@@ -102,17 +104,9 @@ class Shaper(Protocol):
         ...
 
     def block(self, parts: Iterable[Any]) -> Block:
-        """The block of one row group, or of several joined ones, from pyarrow.RecordBatches of a few columns each.
+        """The block of one row group, or of several (`JoinedRows`), from pyarrow.RecordBatches of a few columns each.
 
         Each is converted as it comes, while it is in a core's cache; after that rows are only sliced.
-        """
-        ...
-
-    def joined(self, groups: Sequence[Sequence[Any]]) -> Any:
-        """One batch for `block` with the rows of several row groups (at least one), each given as `block` takes it.
-
-        Raises:
-            pyarrow.ArrowException, KeyError: columns or types differ, or do not join.
         """
         ...
 
@@ -139,34 +133,3 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
                 error.args = (f"{task.where}: {error}",)
             columns.throw(error)  # values that do not fit may be those of a file that was replaced
             raise
-
-
-class JoinedGroups(NamedTuple):
-    """Row groups one after the other in one block. rows: of each. by_one_call: whether they were read together."""
-
-    block: Block
-    rows: Sequence[int]
-    by_one_call: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory held."""
-        return self.block.num_bytes
-
-
-def read_joined(
-    reader: RowGroupReader, shaper: Shaper, wanted: Iterable[tuple[RowGroupTask, int | None]]
-) -> JoinedGroups:
-    """Several small row groups, each up to its `stop_row` or further, as one block.
-
-    Raises:
-        Exception: one of them is not as planned, or they do not join; `read_block` of each tells which one.
-    """
-    groups = list(wanted)
-    together = reader.read_together([task for task, _ in groups])
-    if together is not None:
-        return JoinedGroups(shaper.block(together.parts), together.rows, by_one_call=True)
-    parts = [list(reader.read_columns(task, stop_row)) for task, stop_row in groups]
-    rows, joined = [columns[0].num_rows for columns in parts], shaper.joined(parts)
-    del parts
-    return JoinedGroups(shaper.block([joined]), rows, by_one_call=False)

@@ -10,7 +10,7 @@ first put together:
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,24 +31,34 @@ class BlockSlice(NamedTuple):
         """All rows of a block."""
         return cls(block, 0, block.num_rows)
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return self.stop - self.start
+
+    @classmethod
+    def one_after_other(cls, block: Block, rows: Sequence[int]) -> list[Self]:
+        """The first rows[0] rows of a block, the next rows[1], ..."""
+        return [cls(block, start, stop) for start, stop in pairwise(accumulate(rows, initial=0))]
+
     def cut(self, start: int, stop: int) -> Self:
-        """Rows [start, stop) of this span; rows past its end are left out."""
-        return self._replace(start=min(self.start + start, self.stop), stop=min(self.start + stop, self.stop))
+        """Rows [start, stop) of these; rows past its end are left out."""
+        return type(self)(self.block, min(self.start + start, self.stop), min(self.start + stop, self.stop))
 
     def rows(self) -> Block:
         """The rows, as a block of their own."""
         return self.block.slice(self.start, self.stop)
 
 
-def in_few_blocks(spans: Iterable[BlockSlice]) -> list[Block]:
-    """The rows of all spans, in order; spans that follow each other in one block become one block."""
-    runs: list[BlockSlice] = []
-    for span in spans:
-        if runs and runs[-1].block is span.block and runs[-1].stop == span.start:
-            runs[-1] = runs[-1]._replace(stop=span.stop)
+def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
+    """The rows of all slices, in order; slices that follow each other in one block become one block."""
+    merged: list[BlockSlice] = []
+    for block, start, stop in slices:
+        if merged and merged[-1].block is block and merged[-1].stop == start:
+            merged[-1] = BlockSlice(block, merged[-1].start, stop)
         else:
-            runs.append(span)
-    return [run.rows() for run in runs]
+            merged.append(BlockSlice(block, start, stop))
+    return [each.rows() for each in merged]
 
 
 # Sending one more piece costs as much as copying this many bytes, so smaller blocks are put together.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._core.block import RowGroupReader, RowsTogether
+from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
@@ -108,7 +108,7 @@ class NotingReader:
         with self.notes.reading(self.worker, task.where):
             yield from self.reader.read_columns(task, stop_row)
 
-    def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """See RowGroupReader."""
         more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
         with self.notes.reading(self.worker, f"{tasks[0].where}{more}"):
