@@ -182,7 +182,7 @@ def test_files_whose_columns_differ_come_as_they_come_one_by_one(tmp_path_factor
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_values_that_do_not_fit_are_told_of_their_row_group(tmp_path, is_replaced):
+def test_the_error_of_values_that_do_not_fit_names_their_row_group(tmp_path, is_replaced):
     for file in range(20):
         second = None if file == 13 and not is_replaced else 1
         pq.write_table(pa.table({"row": pa.array([file, second])}), tmp_path / f"{file:02}.parquet")
@@ -206,7 +206,7 @@ def write_categories(folder, num_files):
 
 
 @pytest.mark.parametrize("output_format", ["torch", "dict"])
-def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_path, output_format):
+def test_more_categories_than_an_index_type_allows_are_joined_by_their_values(tmp_path, output_format):
     write_categories(tmp_path, 20)
     loader = load(tmp_path, batch_size=150, output_format=output_format)
     assert [name for batch in loader for name in batch["name"]] == [
@@ -214,7 +214,7 @@ def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_p
     ]
 
 
-def test_more_categories_than_an_index_can_tell_are_an_error_that_says_so(tmp_path):
+def test_more_categories_than_an_index_type_allows_are_an_error_that_says_so(tmp_path):
     write_categories(tmp_path, 2)
     with pytest.raises(SchemaError, match=r"rows of several row groups do not join .*'name'.*wider index"):
         list(load(tmp_path, batch_size=150, output_format="arrow"))
