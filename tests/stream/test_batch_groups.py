@@ -74,7 +74,7 @@ def load(folder, **options):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """400 rows in three row groups: a group of batches of 6 rows has 22 of them, and most batches lie in one row group."""
+    """400 rows in three row groups: 22 batches of 6 rows make a group, and most lie in one row group."""
     folder = tmp_path_factory.mktemp("table")
     write_table(folder, [[200, 90], [110]])
     return folder
