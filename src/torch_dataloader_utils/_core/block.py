@@ -6,19 +6,22 @@ the block of one row group.
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 class RowGroupReader(Protocol):
     """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
-        """The live rows of one row group, projected, in file order: pyarrow.RecordBatches of a few columns each.
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator["pa.RecordBatch"]:
+        """The live rows of one row group, projected, in file order: record batches of a few columns each.
 
         All of them have the same rows; each comes as soon as it is decoded. There is at least one, without columns if
         none are asked for. Every column comes once, in any order; some may come that are not delivered.
@@ -43,12 +46,12 @@ class RowGroupReader(Protocol):
 
 
 class JoinedRows(NamedTuple):
-    """Rows of several row groups, one after the other: pyarrow.RecordBatches of a few columns each, of all rows.
+    """Rows of several row groups, one after the other: record batches of a few columns each, of all rows.
 
     rows: how many each row group has. by_one_call: whether one call of pyarrow decoded them, without Python's lock.
     """
 
-    parts: Sequence[Any]
+    parts: Sequence["pa.RecordBatch"]
     rows: Sequence[int]
     by_one_call: bool
 
@@ -103,8 +106,8 @@ class Shaper(Protocol):
         """
         ...
 
-    def block(self, parts: Iterable[Any]) -> Block:
-        """The block of one row group, or of several (`JoinedRows`), from pyarrow.RecordBatches of a few columns each.
+    def block(self, parts: Iterable["pa.RecordBatch"]) -> Block:
+        """The block of one row group, or of several (`JoinedRows`), from record batches of a few columns each.
 
         Each is converted as it comes, while it is in a core's cache; after that rows are only sliced.
         """

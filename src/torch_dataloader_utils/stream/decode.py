@@ -130,5 +130,5 @@ class Decoder:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _stored_bytes(self, groups: Sequence[int]) -> int:
-        """What row groups count against the budget: their projected bytes."""
+        """The bytes that row groups count against the budget: their projected ones."""
         return int(self._bytes[np.asarray(groups)].sum())

@@ -156,7 +156,7 @@ class WorkerProcesses:
         self._worker.options = self._share()
 
     def _share(self) -> DecodeOptions:
-        """What one process decodes ahead."""
+        """How far one process decodes ahead."""
         decode = self._decode
         return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // self._num_workers)
 

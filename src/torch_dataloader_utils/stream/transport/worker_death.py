@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from torch_dataloader_utils._runtime.system_limits import limit_error, limits_na
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import torch_workers
 from torch_dataloader_utils.stream.transport.shared_memory import shared_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _NOTE_BYTES = 1024
 _READING, _BATCH = 0, 1
@@ -103,7 +106,7 @@ class NotingReader:
     notes: Notes
     worker: int
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator["pa.RecordBatch"]:
         """See RowGroupReader."""
         with self.notes.reading(self.worker, task.where):
             yield from self.reader.read_columns(task, stop_row)

@@ -1,4 +1,4 @@
-"""What runs in a worker process of the loader: it responds to requests with its next batches."""
+"""The data set of a worker process of the loader: it responds to requests with its next batches."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
