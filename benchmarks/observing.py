@@ -19,7 +19,7 @@ from measure import alternate, print_machine, save
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
-from torch_dataloader_utils.stream.transport.worker_requests import Answer
+from torch_dataloader_utils.stream.transport.requests import BatchResponse
 
 ROWS, BATCH, ROUNDS, SENT = 640_000, 64, 15, 100_000
 
@@ -73,21 +73,21 @@ def main() -> None:
     batches = {name: min(runs) / (ROWS / BATCH) * 1e6 for name, runs in times.items()}
     for name, spent in batches.items():
         print(f"{name:<34} {spent:7.2f} µs a batch  {spent - batches['meter taken out']:+6.2f}")
-    answers = {
-        "without rows": Answer(worker=1),
-        "with rows": Answer(worker=1, rows=(64,)),
+    responses = {
+        "without rows": BatchResponse(worker=1),
+        "with rows": BatchResponse(worker=1, rows=(64,)),
     }
-    times = alternate({name: partial(send, answer) for name, answer in answers.items()}, clock="thread")
+    times = alternate({name: partial(send, response) for name, response in responses.items()}, clock="thread")
     there_and_back = {name: min(runs) / SENT * 1e6 for name, runs in times.items()}
     for name, spent in there_and_back.items():
-        print(f"answer {name}: {spent:.2f} µs there and back, {len(pickle.dumps(answers[name]))} bytes")
-    save("observing", microseconds_a_batch=batches, microseconds_an_answer=there_and_back)
+        print(f"response {name}: {spent:.2f} µs there and back, {len(pickle.dumps(responses[name]))} bytes")
+    save("observing", microseconds_a_batch=batches, microseconds_a_response=there_and_back)
 
 
-def send(answer: Answer) -> None:
+def send(response: BatchResponse) -> None:
     """The way of a worker's response through a queue, again and again."""
     for _ in range(SENT):
-        pickle.loads(pickle.dumps(answer))
+        pickle.loads(pickle.dumps(response))
 
 
 class _Nothing(LoaderCallback):

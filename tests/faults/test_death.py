@@ -1,4 +1,4 @@
-"""Processes that die: the worker's number and row group are told, and nothing is left behind."""
+"""Processes that die: the error names the worker and its row group, and nothing is left behind."""
 
 import json
 import os
@@ -75,10 +75,10 @@ def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_
     data: Path, scratch: Path, method: str
 ) -> None:
     fates = ["killed", "locked", "exit", "segfault", "interrupted", "hangs", "raises"]
-    told = outcomes(data, scratch, method, *fates)
-    assert [each["how"] for each in told] == fates
-    assert all(len(each["workers"]) >= 2 for each in told)
-    for each in told:
+    seen = outcomes(data, scratch, method, *fates)
+    assert [each["how"] for each in seen] == fates
+    assert all(len(each["workers"]) >= 2 for each in seen)
+    for each in seen:
         assert each["error"] == ("TransformError" if each["how"] == "raises" else "WorkerDiedError")
         # Row 150 is the first of the second row group of file 1, and so in the batch of rows 150 to 159.
         assert f"{data}/1.parquet row group 1" in each["text"], each
@@ -90,15 +90,15 @@ def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_
 def test_workers_that_are_shot_while_they_read_ahead_cost_no_row(data: Path, scratch: Path) -> None:
     # Without functions of the user several batches travel as one; those that came in whole are still given. The trainer
     # hears of it where it asks for the next batch, not in what it does meanwhile.
-    (told,) = outcomes(data, scratch, "fork", "shot")
-    assert told["error"] == "WorkerDiedError"
-    assert 30 <= len(told["rows"]) < ROWS
-    assert_the_rest_comes(data, told)
+    (seen,) = outcomes(data, scratch, "fork", "shot")
+    assert seen["error"] == "WorkerDiedError"
+    assert 30 <= len(seen["rows"]) < ROWS
+    assert_the_rest_comes(data, seen)
 
 
 def test_persistent_workers_that_die_between_two_passes_are_replaced(data: Path, scratch: Path) -> None:
-    (told,) = outcomes(data, scratch, "fork", "shot-after")
-    assert sorted(told["rows"]) == list(range(ROWS))
+    (seen,) = outcomes(data, scratch, "fork", "shot-after")
+    assert sorted(seen["rows"]) == list(range(ROWS))
 
 
 def outcomes(data: Path, scratch: Path, method: str, *fates: str) -> list[dict[str, Any]]:
@@ -106,17 +106,17 @@ def outcomes(data: Path, scratch: Path, method: str, *fates: str) -> list[dict[s
     with started(data, scratch, method, *fates) as job:
         output, errors = job.communicate(timeout=HANGS_SECONDS)
     assert job.returncode == 0, errors[-3000:]
-    told = [json.loads(line) for line in output.splitlines()]
-    assert shared_memory_of([job.pid, *(pid for each in told for pid in each["workers"])]) == []
-    return told
+    seen = [json.loads(line) for line in output.splitlines()]
+    assert shared_memory_of([job.pid, *(pid for each in seen for pid in each["workers"])]) == []
+    return seen
 
 
-def assert_the_rest_comes(data: Path, told: dict[str, Any]) -> None:
+def assert_the_rest_comes(data: Path, seen: dict[str, Any]) -> None:
     """A loader that is given the state of a job that ended gives the rows that the job had not."""
     loader = StructuredDataset.create_dataloader(str(data), batch_size=10, num_workers=0)[0]
-    loader.load_state_dict(told["state"])
+    loader.load_state_dict(seen["state"])
     rest = [row for batch in loader for row in batch["row"].tolist()]
-    assert sorted(told["rows"] + rest) == list(range(ROWS))
+    assert sorted(seen["rows"] + rest) == list(range(ROWS))
 
 
 def started_and_waiting(job: "subprocess.Popen[str]") -> list[psutil.Process]:

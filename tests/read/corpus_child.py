@@ -66,7 +66,11 @@ def read_together(tasks: list[Any], schema: pa.Schema) -> pa.Table | None:
         together = make_reader(make_spec(schema)).read_together(tasks) if tasks else None
     except (LoaderError, pa.ArrowException, OSError):
         return None
-    return None if together is None else pa.Table.from_batches([side_by_side(together.parts)]).select(schema.names)
+    return (
+        None
+        if together is None or not together.by_one_call
+        else pa.Table.from_batches([side_by_side(together.parts)]).select(schema.names)
+    )
 
 
 def same(seen: pa.ChunkedArray, wanted: pa.ChunkedArray) -> bool:

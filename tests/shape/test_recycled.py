@@ -48,7 +48,7 @@ def test_the_same_memory_comes_again_once_it_is_free():
     assert address % 64 == 0
     del tensor
     assert torch.from_numpy(memory.take(990_000)).data_ptr() == address
-    assert (memory.lent_bytes, memory.idle_bytes) == (size_class(1_000_000), 0)
+    assert (memory.used_bytes, memory.idle_bytes) == (size_class(1_000_000), 0)
 
 
 def test_the_next_pass_finds_the_memory_of_the_one_before():
@@ -75,13 +75,13 @@ def test_sizes_that_nobody_asks_for_are_let_go_first():
 @given(st.lists(st.tuples(st.sampled_from([1, 3, 16, 17, 40, 300]), st.sets(st.integers(0, 5))), max_size=60))
 @settings(max_examples=30 * EFFORT, deadline=None)
 def test_a_quarter_more_is_held_than_was_in_use_at_once_or_64_mib_lie_idle(steps):
-    memory, lent, most = RecycledMemory(untouched), [], 0
+    memory, used, most = RecycledMemory(untouched), [], 0
     for mebibytes, drops in steps:
-        lent = [array for index, array in enumerate(lent) if index not in drops]
-        lent.append(memory.take(mebibytes << 20))
-        assert memory.lent_bytes == sum(map(len, lent))
-        most = max(most, memory.lent_bytes)
-        assert memory.idle_bytes <= min(max(most * 1.25 - memory.lent_bytes, 64 << 20), 512 << 20)
+        used = [array for index, array in enumerate(used) if index not in drops]
+        used.append(memory.take(mebibytes << 20))
+        assert memory.used_bytes == sum(map(len, used))
+        most = max(most, memory.used_bytes)
+        assert memory.idle_bytes <= min(max(most * 1.25 - memory.used_bytes, 64 << 20), 512 << 20)
 
 
 def test_memory_that_cannot_be_had_is_not_counted():
@@ -94,9 +94,9 @@ def test_memory_that_cannot_be_had_is_not_counted():
     for _ in range(3):
         with pytest.raises(MemoryError):
             memory.take(2 << 20)
-    assert memory.lent_bytes == 0
+    assert memory.used_bytes == 0
     kept = memory.take(1 << 20)
-    assert memory.lent_bytes == len(kept)
+    assert memory.used_bytes == len(kept)
 
 
 def untouched(num_bytes):

@@ -14,6 +14,7 @@ import torch_dataloader_utils as tdu
 from torch_dataloader_utils import Decoding
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
+from torch_dataloader_utils.stream.decode_jobs import GroupToDecode
 
 GROUP_BYTES = 256 << 20
 PROGRAM = """
@@ -64,7 +65,7 @@ def test_row_groups_of_repeated_values_count_as_they_are_decoded(tmp_path):
     decoder = Decoder(work, dataset.pipeline.reader, dataset.pipeline.shaper, options, WorkerCounters())
     try:
         assert decoder.room_for(range(20)) == 3  # one a thread and the one that is delivered: nothing is known yet
-        decoder.submit(0, None).result()
+        decoder.submit([GroupToDecode(0)]).rows(0).result()
         assert decoder.room_for(range(1, 20)) == 4
     finally:
         decoder.close()

@@ -29,9 +29,9 @@ from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
 from torch_dataloader_utils.integrations.torchdata import for_torchdata
 from torch_dataloader_utils.stream.transport.processes import Receiver
+from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
-from torch_dataloader_utils.stream.transport.worker_death import Notes, answers_of
-from torch_dataloader_utils.stream.transport.worker_requests import Answer
+from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
@@ -137,7 +137,7 @@ def test_workers_of_one_start_method_leave_those_of_another_alone(table):
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_program_that_starts_itself_in_its_workers_is_told_what_to_do(table, tmp_path, method):
+def test_the_error_of_a_program_that_starts_itself_in_its_workers_says_what_to_do(table, tmp_path, method):
     program = tmp_path / "program.py"
     program.write_text(
         "from torch_dataloader_utils import StructuredDataset\n"
@@ -194,7 +194,7 @@ def let_worker_1_die_of_a_second_pass(worker):
         worker_loop._ResumeIteration = Deadly
 
 
-def test_a_persistent_worker_that_dies_as_it_is_told_of_the_next_pass_is_named(table):
+def test_a_persistent_worker_that_dies_when_the_next_pass_starts_is_named(table):
     loader, _ = load(table[0], persistent_workers=True, worker_init_fn=let_worker_1_die_of_a_second_pass)
     first = [check_batch(batch) for batch in loader]
     loader.set_epoch(0)
@@ -208,14 +208,14 @@ class Death:
     """As worker_init_fn, the death of a worker; as a sampler, which torch asks once all workers run, a wait for it."""
 
     def __init__(self):
-        self.told, self.tells = os.pipe()
+        self.readable, self.writable = os.pipe()
 
     def __call__(self, worker):
-        os.write(self.tells, str(os.getpid()).encode())
+        os.write(self.writable, str(os.getpid()).encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
     def __iter__(self):
-        pid = int(os.read(self.told, 20))
+        pid = int(os.read(self.readable, 20))
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torch looks only at those that nobody has waited for
         yield 0
 
@@ -234,32 +234,32 @@ def test_a_worker_that_dies_as_others_are_started_is_named():
         options = {"num_workers": 1, "multiprocessing_context": "fork", "worker_init_fn": death}
         loader = DataLoader([0], batch_size=None, sampler=death, **options)
         with pytest.raises(WorkerDiedError, match=r"before its first read: it ended with exit code -9\. Restart"):
-            next(answers_of(loader, Notes(1), lambda are_new: None))
+            next(responses_of(loader, Notes(1), lambda are_new: None))
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert heard
 
 
 class PreemptedError(Exception):
-    """What a trainer raises where it is told to make room."""
+    """Raised by a trainer's signal handler."""
 
 
-def poke_until(told):
-    while not told.wait(0.0005):
+def poke_until(is_received):
+    while not is_received.wait(0.0005):
         os.kill(os.getppid(), signal.SIGUSR1)
 
 
 class Poking:
-    """A transform in whose worker a thread sends the trainer signals, until the trainer says that it was told."""
+    """A transform in whose worker a thread sends the trainer signals, until the trainer has received one."""
 
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, is_received):
+        self.is_received = is_received
         self.has_begun = False
 
     def __call__(self, batch):
         if not self.has_begun:
             self.has_begun = True
-            threading.Thread(target=poke_until, args=(self.told,), daemon=True).start()
+            threading.Thread(target=poke_until, args=(self.is_received,), daemon=True).start()
         return batch
 
 
@@ -269,10 +269,10 @@ def read_for_ever(loader):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, PreemptedError])
-@pytest.mark.parametrize("place", ["_reset", "_recv"])  # as workers are told of the next pass, and inside a message
+@pytest.mark.parametrize("place", ["_reset", "_recv"])  # when workers get the next pass, and inside a message
 def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_path, place, error):
-    total, told = write_table(tmp_path, [[3000] * 4]), multiprocessing.get_context("fork").Event()
-    options = {"batch_size": 500, "output_format": "dict", "transform": Poking(told), "shuffle": False}
+    total, is_received = write_table(tmp_path, [[3000] * 4]), multiprocessing.get_context("fork").Event()
+    options = {"batch_size": 500, "output_format": "dict", "transform": Poking(is_received), "shuffle": False}
     loader, _ = load(tmp_path, **options, split_rows=3000, persistent_workers=True)
 
     has_interrupted = []  # not the event: a signal that comes while it is looked at would wait for its lock for ever
@@ -280,7 +280,7 @@ def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_
     def interrupt(_, frame):
         if not has_interrupted and any(each.f_code.co_name == place for each, _ in traceback.walk_stack(frame)):
             has_interrupted.append(True)
-            told.set()
+            is_received.set()
             raise error
 
     before = signal.signal(signal.SIGUSR1, interrupt)
@@ -290,12 +290,12 @@ def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_
         for _ in range(2):
             assert sorted(row for batch in loader for row in batch["row"]) == list(range(total))
     finally:
-        told.set()
+        is_received.set()
         signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_of_two_iterators_at_once_the_earlier_is_told_that_persistent_workers_left_it(table, in_order):
+def test_of_two_iterators_at_once_the_earlier_raises_that_persistent_workers_left_it(table, in_order):
     loader, _ = load(table[0], persistent_workers=True, in_order=in_order)
     earlier = iter(loader)
     seen = check_batch(next(earlier))
@@ -404,7 +404,7 @@ def test_a_transform_that_raises_in_a_worker_names_the_rows(table):
         (KeyboardInterrupt(), "in a function on the batch that ends in f1 and reading f2"),  # it ends here
     ],
 )
-def test_what_a_worker_was_doing_is_told_of_the_place_where_it_ends(error, says):
+def test_the_note_of_a_worker_is_of_the_place_where_it_ends(error, says):
     notes = Notes(1)
     with pytest.raises(type(error)), notes.calling(0, "f1"), notes.reading(0, "f2"):
         raise error
@@ -412,7 +412,7 @@ def test_what_a_worker_was_doing_is_told_of_the_place_where_it_ends(error, says)
 
 
 @pytest.mark.parametrize(("done", "left"), [("f1", "f2"), ("f2", "f1")])
-def test_what_one_thread_of_a_worker_still_reads_is_told_when_another_is_done(done, left):
+def test_the_note_says_what_one_thread_still_reads_when_another_is_done(done, left):
     notes = Notes(1)
     threads = {where: notes.reading(0, where) for where in ("f1", "f2")}
     for reading in threads.values():
@@ -461,8 +461,8 @@ def test_workers_that_are_busy_are_killed_and_not_waited_for_one_by_one(table, t
     next(batches)
     workers = set(multiprocessing.active_children()) - others
     # Open for writing too: it has no end then, whichever worker comes first.
-    with os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as told:
-        assert [told.read(1) for _ in workers] == [b"!"] * 2
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as listening:
+        assert [listening.read(1) for _ in workers] == [b"!"] * 2
     batches.close()
     del batches, loader
     gc.collect()  # persistent workers end with their loader
@@ -486,13 +486,13 @@ def test_workers_that_do_not_end_after_their_last_batch_are_killed_without_an_er
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_error_of_a_worker_does_not_keep_what_received_it(in_order):
     receiver = Receiver({0: SlabReader(None)}, LoaderMeter())
-    answers = (Answer(worker=0, error=TransformError(text)) for text in ["row 60"])
+    responses = (BatchResponse(worker=0, error=TransformError(text)) for text in ["row 60"])
     seen = weakref.ref(receiver)
     gc.disable()
     try:
         with contextlib.suppress(TransformError):
-            list(receiver.in_turn(answers, [0], 1) if in_order else receiver.as_they_come(answers))
-        del receiver, answers
+            list(receiver.in_plan_order(responses, [0], 1) if in_order else receiver.as_they_come(responses))
+        del receiver, responses
         assert seen() is None
     finally:
         gc.enable()

@@ -157,7 +157,7 @@ def forgets(batch):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_transform_that_forgets_to_return_the_batch_is_told_so(table, num_workers):
+def test_the_error_of_a_transform_that_does_not_return_the_batch_says_so(table, num_workers):
     loader, _ = StructuredDataset.create_dataloader(
         str(table), batch_size=8, num_workers=num_workers, transform=forgets
     )

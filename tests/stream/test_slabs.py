@@ -52,12 +52,12 @@ class Ends:
     def view(self, messages):
         return [self.reader.view(batch) for batch in self.reader.open(messages)]
 
-    def give_back(self):
-        self.memory.take_back(self.reader.take_returned())
+    def free(self):
+        self.memory.free(self.reader.take_freed())
 
     def next_pass(self):
         held = self.reader.describe_held()
-        self.memory.keep_only(held.shares)
+        self.memory.keep_only(held.regions)
         self.writer = SlabWriter(TensorBatchCodec(), self.memory, held)
 
 
@@ -68,7 +68,7 @@ def test_a_visible_slab_is_never_written_again(steps):
     keeps views of it, and drops some of those that were kept before."""
     ends, kept = Ends(), []
     for number, (rows, lies, is_lost, drops) in enumerate(steps):
-        ends.give_back()
+        ends.free()
         messages = (
             ends.refer([make_batch(number, rows, ends.memory)]) if lies else ends.copy([make_batch(number, rows)])
         )
@@ -89,7 +89,7 @@ def test_a_visible_slab_is_never_written_again(steps):
 def test_slabs_go_round_when_batches_are_dropped(lies):
     ends, slabs = Ends(), set()
     for number in range(20):
-        ends.give_back()
+        ends.free()
         (message,) = (
             ends.refer([make_batch(number, 100, ends.memory)]) if lies else ends.copy([make_batch(number, 100)])
         )
@@ -113,24 +113,24 @@ def test_what_lies_in_slabs_is_not_copied():
     assert ends.writer.copied_bytes == 0
 
 
-def test_the_rows_of_a_block_come_back_when_all_answers_that_have_some_are_dropped():
+def test_the_rows_of_a_block_are_free_when_all_responses_that_have_some_are_dropped():
     ends = Ends()
     block = make_batch(1, 1000, ends.memory)
     first, second = block.cut([500, 500])
     views = [ends.view(ends.refer([part]))[0] for part in (first, second)]
     del block, first, second
-    lent = ends.memory.recycled.lent_bytes
+    used = ends.memory.recycled.used_bytes
     for _ in range(2):
-        ends.give_back()
+        ends.free()
         taken = ends.memory.take(8000)
-        assert ends.memory.recycled.lent_bytes > lent  # both halves of the memory are still looked at
+        assert ends.memory.recycled.used_bytes > used  # both halves of the memory are still looked at
         del taken
         if len(views) == 2:
             del views[0]
     del views[0]
-    ends.give_back()
+    ends.free()
     ends.memory.take(8000)
-    assert ends.memory.recycled.lent_bytes < lent
+    assert ends.memory.recycled.used_bytes < used
 
 
 def test_batches_that_travel_together_share_a_slab_until_the_last_of_them_dies():
@@ -146,9 +146,9 @@ def test_batches_that_travel_together_share_a_slab_until_the_last_of_them_dies()
         assert batch["y"].tolist() == list(range(number, number + 100))
         last = batch["x"]
         del batch
-        assert ends.reader.take_returned() == ()
+        assert ends.reader.take_freed() == ()
     del last
-    assert len(ends.reader.take_returned()) == 1
+    assert len(ends.reader.take_freed()) == 1
 
 
 def test_batches_of_any_size_travel_together_and_others_as_they_are():
@@ -163,12 +163,12 @@ def test_batches_of_any_size_travel_together_and_others_as_they_are():
 def test_the_trainer_lets_go_of_slabs_that_the_worker_let_go_of():
     ends = Ends()
     for number in range(40):  # 10 MB and more each, each time another size: more than is held
-        ends.give_back()
+        ends.free()
         ends.view(ends.copy([make_batch(number, 600_000 + 40_000 * number)]))
     assert sum(map(len, ends.reader._slabs.values())) <= 160 << 20
     held = ends.reader.describe_held()
     assert 0 < len(held.slabs) < 40
-    assert held.shares == ()
+    assert held.regions == ()
 
 
 def open_slabs():

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Decoding, StructuredDataset
-from torch_dataloader_utils._core.block import JoinedGroups
 from torch_dataloader_utils._formats.record_batches import one_after_other
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
 from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.small_groups import JointDecode
+from torch_dataloader_utils.stream.decode_jobs import DecodeJob
 
 FILES = [[5, 3], [4], [7, 1, 2]] * 20
 
@@ -93,17 +92,16 @@ def test_row_groups_that_do_not_join_are_taken_alone(tmp_path, monkeypatch):
         reads.append(task.where)
         return read(self, task, stop_row)
 
-    def fail(self, groups):
-        joins.append(len(groups))
+    def fail(self, tasks):
+        joins.append(len(tasks))
         raise MemoryError
 
-    monkeypatch.setattr(Reader, "read_together", lambda self, tasks: None)
+    monkeypatch.setattr(Reader, "read_together", fail)
     monkeypatch.setattr(Reader, "read_columns", counted)
-    monkeypatch.setattr(type(loader.dataset.pipeline.shaper), "joined", fail)
     assert [row for batch in loader for row in check_batch(batch)] == list(range(total))
     assert loader.metrics().row_groups == sum(map(len, FILES))
     assert len(joins) == 1
-    assert len(reads) == sum(map(len, FILES)) + joins[0]
+    assert len(reads) == sum(map(len, FILES))
 
 
 @pytest.mark.parametrize("shuffle_rows", [None, 11])
@@ -112,13 +110,14 @@ def test_jobs_that_are_needed_now_take_no_more_than_the_budget_has(tmp_path, mon
     """A row group for itself, whatever is held; others with it only as far as there is room."""
     write_table(tmp_path, FILES)
     held = []
-    hold = Decoder._hold
+    submit = Decoder.submit
 
     def seen(self, groups):
-        hold(self, groups)
-        held.append((self._held_bytes - self.group_bytes(groups[0]), self._budget_bytes, len(groups)))
+        job = submit(self, groups)
+        held.append((self._held_bytes - self._stored_bytes(job.groups[:1]), self._budget_bytes, len(groups)))
+        return job
 
-    monkeypatch.setattr(Decoder, "_hold", seen)
+    monkeypatch.setattr(Decoder, "submit", seen)
     options = {"shuffle": True, "shuffle_rows": shuffle_rows, "lanes": num_lanes}
     assert sum(batch.num_rows for batch in load(tmp_path, decoding=Decoding(ahead_bytes=3000), **options)) == 440
     assert all(beside <= budget for beside, budget, together in held if together > 1)
@@ -183,7 +182,7 @@ def test_files_whose_columns_differ_come_as_they_come_one_by_one(tmp_path_factor
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_values_that_do_not_fit_are_told_of_their_row_group(tmp_path, is_replaced):
+def test_the_error_of_values_that_do_not_fit_names_their_row_group(tmp_path, is_replaced):
     for file in range(20):
         second = None if file == 13 and not is_replaced else 1
         pq.write_table(pa.table({"row": pa.array([file, second])}), tmp_path / f"{file:02}.parquet")
@@ -207,7 +206,7 @@ def write_categories(folder, num_files):
 
 
 @pytest.mark.parametrize("output_format", ["torch", "dict"])
-def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_path, output_format):
+def test_more_categories_than_an_index_type_allows_are_joined_by_their_values(tmp_path, output_format):
     write_categories(tmp_path, 20)
     loader = load(tmp_path, batch_size=150, output_format=output_format)
     assert [name for batch in loader for name in batch["name"]] == [
@@ -215,7 +214,7 @@ def test_more_categories_than_an_index_can_tell_are_joined_by_their_values(tmp_p
     ]
 
 
-def test_more_categories_than_an_index_can_tell_are_an_error_that_says_so(tmp_path):
+def test_more_categories_than_an_index_type_allows_are_an_error_that_says_so(tmp_path):
     write_categories(tmp_path, 2)
     with pytest.raises(SchemaError, match=r"rows of several row groups do not join .*'name'.*wider index"):
         list(load(tmp_path, batch_size=150, output_format="arrow"))
@@ -256,40 +255,41 @@ class Numbers(list):
         return self[start:stop]
 
 
-def test_a_row_group_of_a_job_answers_as_a_future_does():
+def test_the_rows_of_one_row_group_of_a_job_behave_like_a_future():
     """As the one that it would have, decoded by a job of its own."""
-    error, told = ValueError("bad"), []
+    error, called = ValueError("bad"), []
     rows = BlockSlice("block", 0, 3)
-    job = Future()
-    together = JointDecode([7, 9], job)
-    good, bad = together.rows(7), together.rows(9)
-    good.add_done_callback(told.append)
-    assert (good.done(), good.cancelled(), told) == (False, False, [])
-    job.set_result([rows, error])
-    assert (good.done(), good.result(), good.exception(), told) == (True, rows, None, [job])
-    assert (together.result(), bad.exception()) == (None, error)
+    result = Future()
+    job = DecodeJob([7, 9], result)
+    good, bad = job.rows(7), job.rows(9)
+    good.add_done_callback(called.append)
+    assert (good.done(), good.cancelled(), called) == (False, False, [])
+    result.set_result([rows, error])
+    assert (good.done(), good.result(), good.exception(), called) == (True, rows, None, [result])
+    assert bad.exception() is error
     with pytest.raises(ValueError, match="bad"):
         bad.result()
-    joined = Future()
-    joined.set_result(JoinedGroups("block", [2, 5], by_one_call=True))
-    together = JointDecode([7, 9], joined)
-    assert (together.result(), together.rows(9).result()) == ("block", BlockSlice("block", 2, 7))
 
 
 def test_a_job_that_fails_or_is_cancelled_does_so_for_each_of_its_row_groups():
     failed, cancelled = Future(), Future()
     failed.set_exception(MemoryError("none left"))
     cancelled.cancel()
-    together = JointDecode([7, 9], failed)
-    assert together.result() is None
-    assert isinstance(together.rows(9).exception(), MemoryError)
+    job = DecodeJob([7, 9], failed)
+    assert isinstance(job.rows(9).exception(), MemoryError)
     with pytest.raises(MemoryError, match="none left"):
-        together.rows(7).result()
-    assert JointDecode([7], cancelled).rows(7).cancelled()
+        job.rows(7).result()
+    assert DecodeJob([7], cancelled).rows(7).cancelled()
     with pytest.raises(CancelledError):
-        JointDecode([7], cancelled).rows(7).result()
-    with pytest.raises(CancelledError):
-        JointDecode([7], cancelled).result()
+        DecodeJob([7], cancelled).rows(7).result()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5))
+def test_row_groups_of_one_block_are_its_rows_one_after_the_other(rows):
+    block = Numbers(range(sum(rows)))
+    slices = BlockSlice.one_after_other(block, rows)
+    assert [each.num_rows for each in slices] == rows
+    assert [row for each in slices for row in each.rows()] == block
 
 
 def test_rows_of_a_block_that_others_share_end_with_their_row_group():

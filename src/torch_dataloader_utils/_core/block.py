@@ -1,24 +1,27 @@
 """How row groups become blocks of rows: a reader gives record batches, a shaper makes a block of them.
 
-The protocols of all three, through which the stream uses stages that it does not import; `read_block` and
-`read_joined` carry them out.
+The protocols of all three, through which the stream uses stages that it does not import, and `read_block`, which makes
+the block of one row group.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 class RowGroupReader(Protocol):
     """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
-        """The live rows of one row group, projected, in file order: pyarrow.RecordBatches of a few columns each.
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator["pa.RecordBatch"]:
+        """The live rows of one row group, projected, in file order: record batches of a few columns each.
 
         All of them have the same rows; each comes as soon as it is decoded. There is at least one, without columns if
         none are asked for. Every column comes once, in any order; some may come that are not delivered.
@@ -32,23 +35,25 @@ class RowGroupReader(Protocol):
         """
         ...
 
-    def read_together(self, tasks: Sequence[RowGroupTask]) -> "RowsTogether | None":
-        """All live rows of several small row groups (at least one) at once; None if they can only be read one by one.
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> "JoinedRows":
+        """All live rows of several small row groups (at least one), joined.
 
         Raises:
-            Exception: one of them is not as planned; `read_columns` of each tells which one.
+            Exception: one of them is not as planned, or they do not join; `read_columns` of each raises the error of
+                the row group that it is about.
         """
         ...
 
 
-class RowsTogether(NamedTuple):
-    """Rows of several row groups, one after the other: pyarrow.RecordBatches of a few columns each, of all rows.
+class JoinedRows(NamedTuple):
+    """Rows of several row groups, one after the other: record batches of a few columns each, of all rows.
 
-    rows: how many each row group has.
+    rows: how many each row group has. by_one_call: whether one call of pyarrow decoded them, without Python's lock.
     """
 
-    parts: Sequence[Any]
+    parts: Sequence["pa.RecordBatch"]
     rows: Sequence[int]
+    by_one_call: bool
 
 
 class Block(Protocol):
@@ -101,18 +106,10 @@ class Shaper(Protocol):
         """
         ...
 
-    def block(self, parts: Iterable[Any]) -> Block:
-        """The block of one row group, or of several joined ones, from pyarrow.RecordBatches of a few columns each.
+    def block(self, parts: Iterable["pa.RecordBatch"]) -> Block:
+        """The block of one row group, or of several (`JoinedRows`), from record batches of a few columns each.
 
         Each is converted as it comes, while it is in a core's cache; after that rows are only sliced.
-        """
-        ...
-
-    def joined(self, groups: Sequence[Sequence[Any]]) -> Any:
-        """One batch for `block` with the rows of several row groups (at least one), each given as `block` takes it.
-
-        Raises:
-            pyarrow.ArrowException, KeyError: columns or types differ, or do not join.
         """
         ...
 
@@ -139,34 +136,3 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_
                 error.args = (f"{task.where}: {error}",)
             columns.throw(error)  # values that do not fit may be those of a file that was replaced
             raise
-
-
-class JoinedGroups(NamedTuple):
-    """Row groups one after the other in one block. rows: of each. by_one_call: whether they were read together."""
-
-    block: Block
-    rows: Sequence[int]
-    by_one_call: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory held."""
-        return self.block.num_bytes
-
-
-def read_joined(
-    reader: RowGroupReader, shaper: Shaper, wanted: Iterable[tuple[RowGroupTask, int | None]]
-) -> JoinedGroups:
-    """Several small row groups, each up to its `stop_row` or further, as one block.
-
-    Raises:
-        Exception: one of them is not as planned, or they do not join; `read_block` of each tells which one.
-    """
-    groups = list(wanted)
-    together = reader.read_together([task for task, _ in groups])
-    if together is not None:
-        return JoinedGroups(shaper.block(together.parts), together.rows, by_one_call=True)
-    parts = [list(reader.read_columns(task, stop_row)) for task, stop_row in groups]
-    rows, joined = [columns[0].num_rows for columns in parts], shaper.joined(parts)
-    del parts
-    return JoinedGroups(shaper.block([joined]), rows, by_one_call=False)

@@ -1,7 +1,10 @@
 """The protocol of codecs, by which the stream sends batches in slabs (large byte buffers) to processes and devices."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SlabPlace(NamedTuple):
@@ -26,7 +29,7 @@ class SlabCodec(Protocol):
     layout is what batches of the same columns have in common, the descriptor what is this batch's own.
     """
 
-    def write(self, batch: Any, allocate: Callable[[int], Any], layout: Any) -> tuple[Any, Any] | None:
+    def write(self, batch: Any, allocate: Callable[[int], "Tensor"], layout: Any) -> tuple[Any, Any] | None:
         """(layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches of another kind.
 
         `layout` is that of an earlier batch, or None; the same object is returned if it still fits.
@@ -34,7 +37,7 @@ class SlabCodec(Protocol):
         ...
 
     def refer(
-        self, batch: Any, find: Callable[[Any], SlabPlace | None], allocate: Callable[[int], Any]
+        self, batch: Any, find: Callable[["Tensor"], SlabPlace | None], allocate: Callable[[int], "Tensor"]
     ) -> tuple[Any, Any, Sequence[SlabSpan]] | None:
         """(layout, descriptor, spans): tensors that `find` finds stay in their slabs, all others are copied.
 
@@ -43,10 +46,10 @@ class SlabCodec(Protocol):
         """
         ...
 
-    def view(self, layout: Any, descriptor: Any, buffers: Sequence[Any]) -> Any:
+    def view(self, layout: Any, descriptor: Any, buffers: Sequence["Tensor"]) -> Any:
         """The batch, as views of its buffers."""
         ...
 
-    def cut(self, layout: Any, descriptor: Any, buffers: Sequence[Any], rows: Sequence[int]) -> Iterator[Any]:
+    def cut(self, layout: Any, descriptor: Any, buffers: Sequence["Tensor"], rows: Sequence[int]) -> Iterator[Any]:
         """The batch cut into batches of `rows[0]`, `rows[1]`, ... rows (in all); for batches that the shaper made."""
         ...

@@ -34,11 +34,9 @@ def one_after_other(groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatc
     return pa.concat_batches([first, *(_in_order(rows, first.schema.names) for rows in others)])
 
 
-def without_categories(groups: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Sequence[pa.RecordBatch]]:
-    """The groups with dictionary-encoded columns decoded; all groups have the types of the first one."""
-    if not any(pa.types.is_dictionary(field.type) for part in groups[0] for field in part.schema):
-        return groups
-    return [list(map(_decoded, parts)) for parts in groups]
+def without_categories(parts: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The parts with dictionary-encoded columns decoded."""
+    return [_decoded(part) if any(map(pa.types.is_dictionary, part.schema.types)) else part for part in parts]
 
 
 def _decoded(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -47,18 +47,18 @@ class LoaderMeter:
         """A batch of so many rows arrived from a worker process."""
         self._pass.rows += rows
 
-    def answers(self, answers: Iterable[Any]) -> Iterator[Any]:
-        """The answers of worker processes; until each arrives, the trainer's process does nothing."""
-        source, counts = iter(answers), self._pass
+    def responses(self, responses: Iterable[Any]) -> Iterator[Any]:
+        """The responses of worker processes; until each arrives, the trainer's process does nothing."""
+        source, counts = iter(responses), self._pass
         while True:
             counts.arrive_ns -= perf_counter_ns()
             try:
-                answer = next(source, _END)
+                response = next(source, _END)
             finally:
                 counts.arrive_ns += perf_counter_ns()
-            if answer is _END:
+            if response is _END:
                 return
-            yield answer
+            yield response
 
     @contextmanager
     def watching(self, run: EpochRun) -> Iterator["PassWatch"]:
@@ -126,7 +126,7 @@ class _PassCounts:
     """The counts of one pass.
 
     before: the counts of earlier passes. rows: received from worker processes. wait_ns: in next(). arrive_ns: the part
-    of it until answers of worker processes arrived. Times that are being spent are negative, as in `Counts`.
+    of it until responses of worker processes arrived. Times that are being spent are negative, as in `Counts`.
     local: the counters of the worker in this process. memory: where workers count. earlier: what was there when the
     pass began. end_ns, final: None while it runs. seen: the last metrics that were asked for.
     """

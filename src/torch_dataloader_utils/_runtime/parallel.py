@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, islice, repeat, takewhile
 from typing import Any, TypeVar
 
-from torch_dataloader_utils._runtime.threads import Executor, Pace, ThreadPool
+from torch_dataloader_utils._runtime.threads import Executor, QuickWork, ThreadPool
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -16,7 +16,7 @@ OnProgress = Callable[[int, int], None]
 """Hears how many are done, of how many."""
 
 _ITEMS_A_TASK = 16
-_FIRST_LOTS = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
+_FIRST_BATCHES = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def map_quick(function: Callable[[T], R], items: Iterable[T], executor: Executor
     `most_tasks` are under way or waiting to be taken. An error in a task is raised before the results of its earlier
     items.
     """
-    source, pace = iter(items), Pace()
-    lots = takewhile(bool, (list(islice(source, size)) for size in chain(_FIRST_LOTS, repeat(_ITEMS_A_TASK))))
-    while not pace.is_slow and (lot := next(lots, None)):
-        yield from pace.each(function, lot)
-    tasks = map_in_order(partial(_map_all, function), lots, executor, most_tasks)
+    source, quick = iter(items), QuickWork()
+    batches = takewhile(bool, (list(islice(source, size)) for size in chain(_FIRST_BATCHES, repeat(_ITEMS_A_TASK))))
+    while not quick.is_over and (batch := next(batches, None)):
+        yield from quick.each(function, batch)
+    tasks = map_in_order(partial(_map_all, function), batches, executor, most_tasks)
     yield from chain.from_iterable(tasks)
 
 

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,72 +19,72 @@ K = TypeVar("K")
 Bytes = npt.NDArray[np.uint8]
 
 
-class Loans(Generic[K]):
-    """Lends arrays under keys and tells which came back.
+class ArraysInUse(Generic[K]):
+    """Arrays by keys, and which of them have died.
 
-    `lend` returns a new array over the same memory; the loan comes back when that array dies. A tensor made of it
+    `add` returns a new array over the same memory, and that is the one which may die. A tensor made of it
     (`torch.from_numpy`) and all tensors that share its storage keep it alive; numpy views do not, because they refer to
     the memory's owner. The array may die in any thread at any time, so the callback only appends to a deque.
     """
 
     def __init__(self) -> None:
-        self._watched: dict[K, weakref.ref[Any]] = {}
-        self._returned: deque[K] = deque()
+        self._watched: dict[K, weakref.ref[Bytes]] = {}
+        self._dead: deque[K] = deque()
 
-    def lend(self, key: K, array: Bytes) -> Bytes:
-        """An array over all of `array`, to make a tensor of; `key` must not be lent already."""
-        lent = array[:]
-        self._watched[key] = weakref.ref(lent, self._when_dead(key))
-        return lent
+    def add(self, key: K, array: Bytes) -> Bytes:
+        """An array over all of `array`, to make a tensor of; no array of this key may be in use."""
+        watched = array[:]
+        self._watched[key] = weakref.ref(watched, self._when_dead(key))
+        return watched
 
-    def returned(self) -> list[K]:
-        """The keys of arrays that came back since the last call."""
-        keys = [self._returned.popleft() for _ in range(len(self._returned))]
+    def take_dead(self) -> list[K]:
+        """The keys of arrays that died since the last call."""
+        keys = [self._dead.popleft() for _ in range(len(self._dead))]
         for key in keys:
             del self._watched[key]
         return keys
 
-    def out(self) -> list[K]:
-        """The keys of arrays that are still lent, as of the last call of `returned`."""
+    def keys(self) -> list[K]:
+        """The keys of arrays that are in use, as of the last call of `take_dead`."""
         return list(self._watched)
 
-    def _when_dead(self, key: K) -> Callable[[Any], None]:
-        returned = self._returned
-        return lambda _: returned.append(key)
+    def _when_dead(self, key: K) -> "Callable[[weakref.ref[Bytes]], None]":
+        dead = self._dead
+        return lambda _: dead.append(key)
 
 
 # Idle bytes that are always allowed, and the most that ever are.
 _LEAST_IDLE_BYTES, _MOST_IDLE_BYTES = 64 << 20, 512 << 20
-# The remembered peak of lent bytes falls by this fraction of the bytes that are taken.
+# The remembered peak of used bytes falls by this fraction of the bytes that are taken.
 _FORGETTING = 8
 # Sizes vary a little from block to block, so idle buffers may have the wrong size.
 _SPARE = 1.25
 
 
 class RecycledMemory:
-    """Lends byte buffers of a few sizes, and lends them again once no tensor shares them. Safe for threads.
+    """Byte buffers of a few sizes, each of which is used again once no tensor shares it. Safe for threads.
 
-    Lent and idle bytes together are at most 1.25 times the recent peak of lent bytes, so that a pass finds the memory
+    Used and idle bytes together are at most 1.25 times the recent peak of used bytes, so that a pass finds the memory
     of the one before. Beyond that idle buffers are freed, those of the least recently used sizes first; but up to 64
     MiB may always be idle, and more than 512 MiB never.
 
-    lent_bytes, idle_bytes: of all buffers that are lent, and of those that are idle.
+    used_bytes, idle_bytes: of all buffers that are in use, and of those that are idle.
     """
 
     def __init__(self, allocate: Callable[[int], Bytes]) -> None:
         """allocate: gives new memory, uint8 [bytes], 64-byte aligned and writable, freed when the array dies."""
         self._allocate = allocate
         self._lock = threading.Lock()
-        self._loans: Loans[int] = Loans()
-        self._lent: dict[int, Bytes] = {}
+        self._in_use: ArraysInUse[int] = ArraysInUse()
+        self._used: dict[int, Bytes] = {}
         self._idle: dict[int, deque[Bytes]] = {}
         self._keys = itertools.count()
         self._peak_bytes = 0
-        self.lent_bytes = 0
+        self.used_bytes = 0
         self.idle_bytes = 0
 
     def take(self, num_bytes: int) -> Bytes:
-        """Uninitialised uint8, shape [`num_bytes` or a little more]; see Loans.lend."""
+        """Uninitialised uint8, shape [`num_bytes` or a little more]; see ArraysInUse.add."""
         size = size_class(num_bytes)
         with self._lock:
             self._collect()
@@ -92,21 +92,21 @@ class RecycledMemory:
             self._let_go(size)
             if buffer is None:
                 buffer = self._allocate(size)
-            self.lent_bytes += size
-            self._peak_bytes = max(self.lent_bytes, self._peak_bytes - size // _FORGETTING)
+            self.used_bytes += size
+            self._peak_bytes = max(self.used_bytes, self._peak_bytes - size // _FORGETTING)
             key = next(self._keys)
-            self._lent[key] = buffer
-            return self._loans.lend(key, buffer)
+            self._used[key] = buffer
+            return self._in_use.add(key, buffer)
 
     def _collect(self) -> None:
-        for key in self._loans.returned():
-            buffer = self._lent.pop(key)
-            self.lent_bytes -= len(buffer)
+        for key in self._in_use.take_dead():
+            buffer = self._used.pop(key)
+            self.used_bytes -= len(buffer)
             self.idle_bytes += len(buffer)
             self._idle.setdefault(len(buffer), deque()).append(buffer)
 
     def _take_idle(self, size: int) -> Bytes | None:
-        """The buffer of this size that came back last (a core's cache may have it); the size is now freed last."""
+        """The buffer of this size that was used last (a core's cache may have it); the size is now freed last."""
         idle = self._idle.pop(size, None)
         if not idle:
             return None
@@ -115,8 +115,8 @@ class RecycledMemory:
         return idle.pop()
 
     def _let_go(self, taken_bytes: int) -> None:
-        """Free idle buffers that are too many beside the lent ones; taken_bytes: how much more is lent now."""
-        spare = int(self._peak_bytes * _SPARE) - self.lent_bytes - taken_bytes
+        """Free idle buffers that are too many beside the used ones; taken_bytes: how much more is used now."""
+        spare = int(self._peak_bytes * _SPARE) - self.used_bytes - taken_bytes
         most = min(max(spare, _LEAST_IDLE_BYTES), _MOST_IDLE_BYTES)
         while self.idle_bytes > most:
             size, idle = next(iter(self._idle.items()))

@@ -126,22 +126,22 @@ _LONG_SECONDS = 0.5e-3
 # A thread that uses a smaller part of the time than this waits for disks. Threads that wait only for the interpreter's
 # lock use more: two of them share it.
 _BUSY_PART = 0.25
-# One slow lot may be chance: the first lot of a thread whose allocator is cold took 0.6 ms an item.
-_LOTS_IN_A_ROW = 3
+# One slow batch may be chance: the first of a thread whose allocator is cold took 0.6 ms an item.
+_SLOW_IN_A_ROW = 3
 
 
-class Pace:
-    """Measures work on lots of items.
+class QuickWork:
+    """Measures batches of items, to tell whether they are quick.
 
-    is_slow: whether several lots in a row took long or mostly waited; once true, it stays true.
+    is_over: whether several batches in a row took long or mostly waited; once true, it stays true.
     """
 
     def __init__(self) -> None:
-        self.is_slow = False
-        self._slow_lots = 0
+        self.is_over = False
+        self._slow_in_a_row = 0
 
     def each(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """The results of one lot, each computed here when it is asked for."""
+        """The results of one batch of items, each computed here when it is asked for."""
         passed = busy = 0.0
         for item in items:
             begin, begin_busy = time.perf_counter(), time.thread_time()
@@ -151,29 +151,29 @@ class Pace:
             yield result
         self._learn(len(items), passed, busy)
 
-    def watch(self, job: Callable[[], R], num_items: int) -> R:
-        """Run `job`, which works on one lot of `num_items` items, and return its result."""
+    def measured(self, job: Callable[[], R], num_items: int) -> R:
+        """The result of `job`, which works on one batch of `num_items` items."""
         begin, begin_busy = time.perf_counter(), time.thread_time()
         result = job()
         self._learn(num_items, time.perf_counter() - begin, time.thread_time() - begin_busy)
         return result
 
     def _learn(self, num_items: int, passed: float, busy: float) -> None:
-        is_slow_lot = busy > _LONG_SECONDS * num_items or busy < _BUSY_PART * passed
-        self._slow_lots = self._slow_lots + 1 if is_slow_lot else 0
-        self.is_slow = self.is_slow or self._slow_lots == _LOTS_IN_A_ROW
+        is_slow = busy > _LONG_SECONDS * num_items or busy < _BUSY_PART * passed
+        self._slow_in_a_row = self._slow_in_a_row + 1 if is_slow else 0
+        self.is_over = self.is_over or self._slow_in_a_row == _SLOW_IN_A_ROW
 
 
-class Turns:
-    """Lets only one thread at a time work on a lot of items while lots are quick; after that all in parallel."""
+class QuickJobs:
+    """Runs jobs in the threads that call: one at a time while they are quick, after that all in parallel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pace = Pace()
+        self._quick = QuickWork()
 
-    def take(self, job: Callable[[], R], num_items: int) -> R:
-        """Run `job`, over `num_items` items, in this thread when it is its turn; returns its result."""
-        if self._pace.is_slow:
+    def run(self, job: Callable[[], R], num_items: int) -> R:
+        """The result of `job`, which works on `num_items` items."""
+        if self._quick.is_over:
             return job()
         with self._lock:
-            return self._pace.watch(job, num_items)
+            return self._quick.measured(job, num_items)

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.block import RowsTogether
+from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._formats.record_batches import for_take, rows_only, side_by_side
+from torch_dataloader_utils._formats.record_batches import for_take, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, InternalError
@@ -81,20 +81,28 @@ class Reader:
         else:
             yield self._live_rows(task, self.projection, stop_row)
 
-    def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
-        """See `RowGroupReader`. Only Parquet files with the same columns, none of them dictionary-encoded."""
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
+        """See `RowGroupReader`."""
+        groups = self.one_call_for(tasks)
+        return join_row_groups(self, tasks) if groups is None else self._decode_joined(tasks, groups)
+
+    def one_call_for(self, tasks: Sequence[RowGroupTask]) -> JoinedRowGroups | None:
+        """The row groups for one call of pyarrow: Parquet files with the same columns, none of them dictionary-encoded.
+
+        None if they cannot be decoded so.
+        """
         if not all(self._is_stored(task) for task in tasks) or self.projection.has_categories:
             return None
-        groups = JoinedRowGroups.of([self._source(task) for task in tasks], self.projection.stored)
-        if groups is None:
-            return None
+        return JoinedRowGroups.of([self._source(task) for task in tasks], self.projection.stored)
+
+    def _decode_joined(self, tasks: Sequence[RowGroupTask], groups: JoinedRowGroups) -> JoinedRows:
         parts = list(self._conformed(tasks[0], groups.decode()))
         for task, rows in zip(tasks, groups.rows, strict=True):
             check_live_rows(task, rows)
         if self.projection.partitions:
             of_tasks = list(zip(tasks, groups.rows, strict=True))
             parts.append(_with_partitions(of_tasks, self.projection, rows_only(sum(groups.rows))))
-        return RowsTogether(parts, groups.rows)
+        return JoinedRows(parts, groups.rows, by_one_call=True)
 
     def _is_stored(self, task: RowGroupTask) -> bool:
         """Whether the rows of a row group are delivered as a Parquet file stores them."""
@@ -248,3 +256,9 @@ def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: pa.Recor
             f"{task.where}: the row filter {projection.row_filter} cannot be evaluated ({error}). It fits the types "
             "but not these values; rewrite it."
         ) from error
+
+
+def join_row_groups(reader: RowGroupReader, tasks: Sequence[RowGroupTask]) -> JoinedRows:
+    """See `RowGroupReader.read_together`: each row group is read by itself, and then joined with the others."""
+    groups = [list(reader.read_columns(task)) for task in tasks]
+    return JoinedRows([one_after_other(groups)], [columns[0].num_rows for columns in groups], by_one_call=False)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._formats.arrow_schema import type_holds
-from torch_dataloader_utils._formats.record_batches import one_after_other, take_rows, without_categories
+from torch_dataloader_utils._formats.record_batches import take_rows, without_categories
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.shape.arrow_types import python_objects
@@ -74,7 +74,9 @@ class ArrowShaper:
         Raises:
             SchemaError: a column is missing or has another type. CorruptFileError: text that is not UTF-8.
         """
-        (came,) = self._plain([list(parts)])
+        came = list(parts)
+        if self.as_python:  # blocks that are joined may have more categories than the index type allows
+            came = without_categories(came)
         if not self.schema.names:
             return ArrowBlock(rows=came[0].select([]), as_python=self.as_python)
         columns = {name: (part, index) for part in came for index, name in enumerate(part.schema.names)}
@@ -95,14 +97,6 @@ class ArrowShaper:
             arrays.append(part.column(index))
         rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
         return ArrowBlock(rows=rows, as_python=self.as_python)
-
-    def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-        """See Shaper."""
-        return one_after_other(self._plain(groups))
-
-    def _plain(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Sequence[pa.RecordBatch]]:
-        """Dictionary columns decoded for Python output: joined ones may have more values than their index type."""
-        return without_categories(groups) if self.as_python else groups
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
         """The rows of all blocks, one after the other.

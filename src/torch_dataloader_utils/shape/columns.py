@@ -29,7 +29,7 @@ from torch_dataloader_utils.shape.gather import (
     split_batches,
 )
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.reused_memory import new_lots, new_tensor
+from torch_dataloader_utils.shape.reused_memory import new_columns, new_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +216,7 @@ def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gathe
     for dtype, indices in flat.items():
         in_page = _PAGE_BYTES // max(1, num_rows * dtype.itemsize)
         at_once = COLUMNS_AT_ONCE if num_rows >= _ROWS_TOGETHER else max(1, in_page)
-        for start, out in new_lots(len(indices), num_rows, dtype, at_once):
+        for start, out in new_columns(len(indices), num_rows, dtype, at_once):
             group = indices[start : start + at_once]
             gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
             gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
@@ -241,7 +241,7 @@ def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Col
         flat, others = {}, range(len(columns))
     joined: dict[int, Column] = {index: type(columns[index][0]).concat(columns[index]) for index in others}
     for dtype, indices in flat.items():
-        for start, matrix in new_lots(len(indices), num_rows, dtype, COLUMNS_AT_ONCE):
+        for start, matrix in new_columns(len(indices), num_rows, dtype, COLUMNS_AT_ONCE):
             for index, out in zip(indices[start : start + COLUMNS_AT_ONCE], matrix, strict=True):
                 joined[index] = Rows(join([part.values for part in columns[index]], out=out))
     return tuple(joined[index] for index in range(len(columns)))

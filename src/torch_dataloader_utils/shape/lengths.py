@@ -126,10 +126,6 @@ class LengthShaper:
                 lengths.append(measure_rows(part.column(self.column)))
             yield part
 
-    def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-        """See Shaper."""
-        return self.shaper.joined(groups)
-
     def concat(self, blocks: Sequence[Block]) -> Block:
         """The rows of all blocks, one after the other."""
         return self.shaper.concat([_rows(block) for block in blocks])

@@ -64,11 +64,11 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(pa.allocate_buffer(num_bytes), dtype=dtype).view(tuple(shape))
 
 
-def new_lots(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> list[tuple[int, Tensor]]:
-    """Room for `count` columns, in lots of `at_once` columns (fewer in the last one), each lot in memory of its own.
+def new_columns(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> list[tuple[int, Tensor]]:
+    """Room for `count` columns, `at_once` of them (fewer at the end) in memory of their own.
 
-    Gives (number of its first column, uninitialised [columns, num_rows]) for each lot. Who keeps one column keeps the
-    memory of its lot. Shared memory is one piece for all lots, because each piece that is sent takes time.
+    Gives (number of the first column, uninitialised [columns, num_rows]) for each such set of columns. Who keeps one
+    column keeps the memory of its set. Shared memory is one piece for all, because each piece that is sent takes time.
     """
     if RECYCLED.is_shared:
         whole = new_tensor((count, num_rows), dtype)

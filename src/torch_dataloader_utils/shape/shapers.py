@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.record_batches import one_after_other, without_categories
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
@@ -148,10 +147,6 @@ class ColumnShaper:
         stacked = (builder.columns() for builder in builders)
         all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
-
-    def joined(self, groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-        """See Shaper. Decodes dictionary columns: joined ones may have more values than their index type."""
-        return one_after_other(without_categories(groups))
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """The rows of all blocks, one after the other; one block is itself, not a copy."""

@@ -43,7 +43,7 @@ Find = Callable[[Tensor], SlabPlace | None]
 
 
 class _Look(NamedTuple):
-    """What the tensors of a group have in common; shape and strides (in elements) as in memory."""
+    """The facts that the tensors of a group share; shape and strides (in elements) as in memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -287,8 +287,8 @@ class TensorBatchCodec:
             yield from self.view(layout, objects, buffers).cut(rows)
             return
         groups = [torch.unsafe_split_with_sizes(group.tensors(buffers), rows, dim=1) for group in layout.groups]
-        for pieces in zip(*groups, strict=True):
-            parts = _numbered(layout, pieces)
+        for columns in zip(*groups, strict=True):
+            parts = _numbered(layout, columns)
             yield TensorBatch(zip(layout.form.names, map(parts.__getitem__, range(len(parts))), strict=True))
 
     def view(self, layout: SlabLayout, objects: Objects, buffers: Sequence[Tensor]) -> Any:

@@ -1,16 +1,16 @@
-"""Several consecutive batches put together, or sent, at once; and rows that lie next to each other in a block.
+"""Block slices, and batch groups: neighbouring batches that a worker process sends at once, in one part or several.
 
-A piece is rows of one block, sent where they lie. Only where a batch spans two blocks, or a block is small, rows are
+A part is rows of one block, sent where they lie. Only where a batch spans two blocks, or a block is small, rows are
 first put together:
 
     batches of 1,000 rows; block 1 has 5,600, block 2, which is small, 1,900, block 3 has 7,500
-    pieces: 5 batches of block 1, 3 put together of the rest of it, block 2 and half a batch of block 3, 7 of block 3
+    parts: 5 batches of block 1, 3 put together of the rest of it, block 2 and half a batch of block 3, 7 of block 3
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,32 +31,42 @@ class BlockSlice(NamedTuple):
         """All rows of a block."""
         return cls(block, 0, block.num_rows)
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return self.stop - self.start
+
+    @classmethod
+    def one_after_other(cls, block: Block, rows: Sequence[int]) -> list[Self]:
+        """The first rows[0] rows of a block, the next rows[1], ..."""
+        return [cls(block, start, stop) for start, stop in pairwise(accumulate(rows, initial=0))]
+
     def cut(self, start: int, stop: int) -> Self:
-        """Rows [start, stop) of this span; rows past its end are left out."""
-        return self._replace(start=min(self.start + start, self.stop), stop=min(self.start + stop, self.stop))
+        """Rows [start, stop) of these; rows past its end are left out."""
+        return type(self)(self.block, min(self.start + start, self.stop), min(self.start + stop, self.stop))
 
     def rows(self) -> Block:
         """The rows, as a block of their own."""
         return self.block.slice(self.start, self.stop)
 
 
-def in_few_blocks(spans: Iterable[BlockSlice]) -> list[Block]:
-    """The rows of all spans, in order; spans that follow each other in one block become one block."""
-    runs: list[BlockSlice] = []
-    for span in spans:
-        if runs and runs[-1].block is span.block and runs[-1].stop == span.start:
-            runs[-1] = runs[-1]._replace(stop=span.stop)
+def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
+    """The rows of all slices, in order; slices that follow each other in one block become one block."""
+    merged: list[BlockSlice] = []
+    for block, start, stop in slices:
+        if merged and merged[-1].block is block and merged[-1].stop == start:
+            merged[-1] = BlockSlice(block, merged[-1].start, stop)
         else:
-            runs.append(span)
-    return [run.rows() for run in runs]
+            merged.append(BlockSlice(block, start, stop))
+    return [each.rows() for each in merged]
 
 
-# Sending one more piece costs as much as copying this many bytes, so smaller blocks are put together.
+# Sending one more part costs as much as copying this many bytes, so smaller blocks are put together.
 LEAST_PART_BYTES = 256 << 10
 
 
 class GroupPart(NamedTuple):
-    """`rows[i]` rows of `batch` are batch i of the piece."""
+    """Neighbouring batches as one: batch i has the next `rows[i]` rows of `batch`."""
 
     batch: Any
     rows: tuple[int, ...]
@@ -66,59 +76,59 @@ class GroupPart(NamedTuple):
 class BatchGroup:
     """Consecutive batches that are sent together."""
 
-    pieces: tuple[GroupPart, ...]
+    parts: tuple[GroupPart, ...]
 
 
-def group_parts(spans: Sequence[BlockSlice], rows: tuple[int, ...], shaper: Shaper) -> Iterator[GroupPart]:
-    """The pieces of batches of `rows[0]`, `rows[1]`, ... rows, which are the rows of these spans."""
+def group_parts(slices: Sequence[BlockSlice], rows: tuple[int, ...], shaper: Shaper) -> Iterator[GroupPart]:
+    """The parts of a group of batches of `rows[0]`, `rows[1]`, ... rows, which are the rows of these slices."""
     borders = list(accumulate(rows, initial=0))
-    begin, done = 0, 0  # the row that the span begins with; the first batch that is in no piece yet
-    waiting: list[BlockSlice] = []  # rows that are in no piece yet
-    for span in spans:
-        end = begin + span.stop - span.start
+    begin, done = 0, 0  # the row that the slice begins with; the first batch that is in no part yet
+    waiting: list[BlockSlice] = []  # rows that are in no part yet
+    for each in slices:
+        end = begin + each.num_rows
         first, last = bisect_left(borders, begin), bisect_right(borders, end) - 1
-        if _is_large(span, borders[max(first, last)] - borders[first]):
-            start, stop = span.start + borders[first] - begin, span.start + borders[last] - begin
-            waiting += _rows_of(span, span.start, start)
+        if _is_large(each, borders[max(first, last)] - borders[first]):
+            start, stop = each.start + borders[first] - begin, each.start + borders[last] - begin
+            waiting += _part_of(each, each.start, start)
             if waiting:
-                yield GroupPart(_together(waiting, shaper), rows[done:first])
-            yield GroupPart(span.block.slice(start, stop).to_batch(), rows[first:last])
-            done, waiting = last, _rows_of(span, stop, span.stop)
+                yield GroupPart(_put_together(waiting, shaper), rows[done:first])
+            yield GroupPart(each.block.slice(start, stop).to_batch(), rows[first:last])
+            done, waiting = last, _part_of(each, stop, each.stop)
         else:
-            waiting.append(span)
+            waiting.append(each)
         begin = end
     if waiting:
-        yield GroupPart(_together(waiting, shaper), rows[done:])
+        yield GroupPart(_put_together(waiting, shaper), rows[done:])
 
 
-def _is_large(span: BlockSlice, rows: int) -> bool:
-    return rows > 0 and rows * span.block.num_bytes >= LEAST_PART_BYTES * span.block.num_rows
+def _is_large(whole: BlockSlice, rows: int) -> bool:
+    return rows > 0 and rows * whole.block.num_bytes >= LEAST_PART_BYTES * whole.block.num_rows
 
 
-def _rows_of(span: BlockSlice, start: int, stop: int) -> list[BlockSlice]:
-    return [BlockSlice(span.block, start, stop)] if stop > start else []
+def _part_of(whole: BlockSlice, start: int, stop: int) -> list[BlockSlice]:
+    return [BlockSlice(whole.block, start, stop)] if stop > start else []
 
 
-def _together(spans: Sequence[BlockSlice], shaper: Shaper) -> Any:
-    return shaper.concat([span.rows() for span in spans]).to_batch()
+def _put_together(slices: Sequence[BlockSlice], shaper: Shaper) -> Any:
+    return shaper.concat([each.rows() for each in slices]).to_batch()
 
 
 @dataclass(slots=True)
 class RowCollector:
-    """Rows of consecutive batches, collected as spans and then put together as one block."""
+    """Rows of consecutive batches, collected as slices of blocks and then put together as one block."""
 
     num_rows: int = 0
     _slices: list[BlockSlice] = field(default_factory=list)
     _number: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def add(self, spans: Iterable[BlockSlice]) -> None:
+    def add(self, slices: Iterable[BlockSlice]) -> None:
         """Add the next rows; rows of one block must be added in their order in the block, without gaps."""
-        for span in spans:
-            block, start, stop = span
+        for each in slices:
+            block, start, stop = each
             number = self._number.setdefault(id(block), len(self._slices))
             if number == len(self._slices):
-                self._slices.append(span)
+                self._slices.append(each)
             else:
                 self._slices[number] = self._slices[number]._replace(stop=stop)
             self._spans.append((number, start, stop - start))

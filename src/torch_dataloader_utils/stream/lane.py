@@ -1,9 +1,6 @@
 """Reads one lane as a stream of rows: row groups are decoded ahead, to blocks that batches take rows of."""
 
-import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
@@ -14,22 +11,8 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
-from torch_dataloader_utils.stream.decode import Decoder
-from torch_dataloader_utils.stream.small_groups import MOST_TOGETHER, Awaited, FollowUp, JointDecode, Pending
-
-
-@dataclass(slots=True)
-class _Job:
-    """Row groups decoded by one job. left: how many are still needed. is_told: see `DecodeAhead.joined`."""
-
-    groups: Sequence[int]
-    left: int
-    pending: Future[BlockSlice] | JointDecode
-    is_told: bool = False
-
-    def rows(self, group: int) -> Pending[BlockSlice]:
-        """The rows of one of the row groups."""
-        return self.pending.rows(group) if isinstance(self.pending, JointDecode) else self.pending
+from torch_dataloader_utils.stream.decode import MOST_GROUPS_OF_JOB, Decoder
+from torch_dataloader_utils.stream.decode_jobs import Awaited, DecodeJob, DependentJob, GroupToDecode, Pending
 
 
 class DecodeAhead:
@@ -37,6 +20,7 @@ class DecodeAhead:
 
     decodes_rows_needed: decode a row group only up to the last row that the lane uses, where the format allows it;
         False where row counts are not known.
+    has_freed: whether memory was freed since the last `prefetch`.
     """
 
     def __init__(self, decoder: Decoder, uses: GroupSlices, *, decodes_rows_needed: bool) -> None:
@@ -47,11 +31,13 @@ class DecodeAhead:
         stops = stop.tolist() if decodes_rows_needed else [None] * len(groups)
         self._stop_row: dict[int, int | None] = dict(zip(groups.tolist(), stops, strict=True))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
-        self._jobs: dict[int, _Job] = {}
-        self._at_once = 1
+        self._jobs: dict[int, DecodeJob] = {}
+        self._most = 1
+        self.has_freed = False
 
     def prefetch(self) -> None:
         """Start decoding the next row groups, as far as the budget allows."""
+        self.has_freed = False
         while self._waiting:
             groups = self._next_groups()
             if self._decoder.room_for(groups) < len(groups):
@@ -70,21 +56,13 @@ class DecodeAhead:
         job = self._jobs.get(group)
         return None if job is None else job.rows(group)
 
-    def joined(self, group: int) -> JointDecode | None:
-        """The job of several row groups that begins with this one, or None; given once. Starts it if need be."""
-        job = self._job_of(group)
-        if job.is_told or group != job.groups[0] or not isinstance(job.pending, JointDecode):
-            return None
-        job.is_told = True
-        return job.pending
-
     def done(self, group: int) -> None:
-        """The row group is not needed any more. Row groups of one job share memory, which is freed with the last."""
+        """The row group is not needed any more."""
         job = self._jobs.pop(group)
-        job.left -= 1
-        self._decoder.release(() if job.left else job.groups)
+        self._decoder.release(job)
+        self.has_freed = self.has_freed or not job.left
 
-    def _job_of(self, group: int) -> _Job:
+    def _job_of(self, group: int) -> DecodeJob:
         while group not in self._jobs:
             groups = self._next_groups()
             self._begin(groups[: max(1, self._decoder.room_for(groups))])
@@ -93,17 +71,13 @@ class DecodeAhead:
     def _begin(self, groups: Sequence[int]) -> None:
         """Start one job for the next row groups."""
         del self._waiting[-len(groups) :]
-        if self._decoder.is_small(groups[0]):
-            self._at_once = min(2 * self._at_once, MOST_TOGETHER)
-        wanted = [(group, self._stop_row[group]) for group in groups]
-        pending = self._decoder.submit(*wanted[0]) if len(wanted) == 1 else self._decoder.submit_together(wanted)
-        self._jobs.update(dict.fromkeys(groups, _Job(groups, left=len(groups), pending=pending)))
+        self._most = min(2 * self._most, MOST_GROUPS_OF_JOB)
+        job = self._decoder.submit([GroupToDecode(group, self._stop_row[group]) for group in groups])
+        self._jobs.update(dict.fromkeys(groups, job))
 
-    def _next_groups(self) -> list[int]:
-        """The row groups of the next job: one, or several small ones (one at first, then twice as many each time)."""
-        following = self._waiting[-self._at_once :][::-1]
-        small = list(itertools.takewhile(self._decoder.is_small, following))
-        return small[: self._decoder.most_of_one_job(small)] if small else following[:1]
+    def _next_groups(self) -> Sequence[int]:
+        """The row groups of the next job; the first job has one at most, each further one twice as many."""
+        return self._decoder.next_job(self._waiting[-self._most :][::-1])
 
 
 T = TypeVar("T")
@@ -112,7 +86,7 @@ T = TypeVar("T")
 class LaneBlocks:
     """The rows of each use of a row group by the lane's units, in the order of `uses`.
 
-    Plain units take the rows of their uses: `take`, `take_several`. Windows are gathered from several uses in the
+    Plain units take the rows of their uses: `take`. Windows are gathered from several uses in the
     decoding threads (`gather`) and released later (`finish`). A row group is dropped after its last use.
     """
 
@@ -121,39 +95,25 @@ class LaneBlocks:
         self._decoder = decoder
         self._exact = work.exact
         self._use_of_unit = np.searchsorted(self.uses.unit, np.arange(len(units) + 1), side="left").tolist()
+        self._group_of_use: list[int] = self.uses.group.tolist()
         # Later uses overwrite earlier ones.
-        self._last_use = {group: use for use, group in enumerate(self.uses.group.tolist())}
-        # The row groups of one job may belong to several units, and windows take theirs in another order.
-        self._takes_several = work.exact and bool((units.window == PLAIN).all())
+        self._last_use = {group: use for use, group in enumerate(self._group_of_use)}
         self._ahead = DecodeAhead(decoder, self.uses, decodes_rows_needed=work.exact)
 
     def prefetch(self) -> None:
         """Start decoding the next row groups, as far as the budget goes."""
         self._ahead.prefetch()
 
-    def take(self, use: int) -> Block:
+    def take(self, use: int) -> BlockSlice:
         """The rows of one use; uses must be taken in order."""
         pending = self._ahead.rows(self._group(use))
-        self.prefetch()
-        block = self._cut(use, self.wait(pending)).rows()
+        if self._ahead.has_freed or not pending.done():  # else there is no more room than before
+            self.prefetch()
+        rows = self._cut(use, self.wait(pending))
         self.finish(range(use, use + 1))
-        return block
+        return rows
 
-    def take_several(self, use: int) -> tuple[range, Block]:
-        """The rows of this use, with those of the next uses if one job decoded all into one block: (uses, rows).
-
-        Several uses only where they are whole row groups in the order in which they were decoded.
-        """
-        together = self._ahead.joined(self._group(use)) if self._takes_several else None
-        uses = range(use, use + (1 if together is None else len(together.groups)))
-        rows = None if together is None else self._joined(together, slice(uses.start, uses.stop))
-        if rows is None:
-            return range(use, use + 1), self.take(use)
-        self.finish(uses)
-        self.prefetch()
-        return uses, rows
-
-    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> FollowUp[BlockSlice, Block]:
+    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> DependentJob[BlockSlice, Block]:
         """Have a decoding thread run a job on the rows of these uses, as soon as they are decoded.
 
         Starts decoding their row groups if need be, even beyond the budget.
@@ -189,10 +149,19 @@ class LaneBlocks:
         """Whether all row groups of these uses are being decoded or are decoded."""
         return all(self._ahead.begun(self._group(use)) is not None for use in uses)
 
-    def is_ready(self, use: int) -> bool:
-        """Whether the row group of a use was started and decoded without an error; waits for that."""
+    def block_of(self, use: int, *, waits: bool) -> Block | None:
+        """The block of the row group of a use, if that was started and decoded without an error.
+
+        waits: whether to wait for that; otherwise None if it is still being decoded.
+        """
         pending = self._ahead.begun(self._group(use))
-        return pending is not None and self._decoder.counters.count_stall(pending.exception) is None
+        if pending is None:
+            return None
+        if not pending.done():
+            if not waits:
+                return None
+            self._decoder.counters.count_stall(pending.exception)
+        return None if pending.exception() else pending.result().block
 
     def uses_of(self, unit: int) -> range:
         """The uses of row groups that one unit of the lane has."""
@@ -203,20 +172,7 @@ class LaneBlocks:
         return self._decoder.where(self._group(use))
 
     def _group(self, use: int) -> int:
-        return int(self.uses.group[use])
-
-    def _joined(self, together: JointDecode, uses: slice) -> Block | None:
-        """The block of a job, if it has just the rows of these uses; None if it has others, or did not decode."""
-        if self.uses.group[uses].tolist() != together.groups:
-            return None
-        try:
-            rows = self.wait(together)
-        except CancelledError:
-            return None
-        if rows is None:
-            return None
-        is_whole = not self.uses.start[uses].any() and int(self.uses.stop[uses].sum()) == rows.num_rows
-        return rows if is_whole else None
+        return self._group_of_use[use]
 
     def _cut(self, use: int, whole: BlockSlice) -> BlockSlice:
         """The rows of a use, out of those of its row group; all of them where row counts are not known."""
@@ -244,7 +200,7 @@ class LaneWindows:
         self._blocks = blocks
         self._shaper = shaper
         self._exact = exact
-        self._gathered: dict[int, FollowUp[BlockSlice, Block]] = {}
+        self._gathered: dict[int, DependentJob[BlockSlice, Block]] = {}
 
     def take(self, unit: int) -> Block:
         """The rows of a unit, which are part of its window, in the window's order."""
@@ -287,9 +243,9 @@ class LaneWindows:
         return permutation(rows, seed=program.seed, epoch=program.epoch, purpose=Purpose.WINDOW, index=key)
 
 
-# A small block is joined with the blocks after it that are being decoded, up to so many batches or bytes: with many
-# small files, a batch at every border would have to be put together from two blocks. The first block of a pass is not
-# joined, so that the first batch does not wait.
+# A small row group is joined with those after it that are being decoded, up to so many batches or bytes: with many
+# small files, a batch at every border would have to be put together from two. The first one of a pass is not joined, so
+# that the first batch does not wait.
 _JOINED_BATCHES = 16
 _JOINED_BYTES = 1 << 20
 
@@ -305,7 +261,7 @@ class LaneReader:
         self._shaper = shaper
         self._exact = exact
         self._windows = LaneWindows(program, units, blocks, shaper, exact=exact)
-        self._source = self._unit_blocks()
+        self._source = self._unit_rows()
         self._current: Block | None = None
         self._offset = 0
         self._ends: list[tuple[int, int]] = [(0, 0)]
@@ -358,55 +314,53 @@ class LaneReader:
             taken = next(self._source, None)
             if taken is None:
                 return None
-            block, uses = taken
-            self._ends = self._ends_of(block, uses, 0)
+            rows, use = taken
+            self._ends = [(rows.num_rows, use)]
             may_wait = self._exact and self.cursor != (0, 0)
-            self._current = self._joined(block, batch_rows * _JOINED_BATCHES) if may_wait else block
+            blocks = in_few_blocks(self._with_following(rows, batch_rows * _JOINED_BATCHES) if may_wait else [rows])
+            self._current = blocks[0] if len(blocks) == 1 else self._shaper.concat(blocks)
         return self._current
 
-    def _joined(self, block: Block, rows: int) -> Block:
-        """The block joined with plain blocks after it that are being decoded, up to `rows` rows and _JOINED_BYTES."""
-        if self._ends[-1][0] >= rows:
-            return block
-        parts, num_bytes = [block], block.num_bytes
-        while self._ends[-1][0] < rows and num_bytes < _JOINED_BYTES and self._next_is_plain():
-            part, uses = next(self._source)
-            parts.append(part)
-            self._ends += self._ends_of(part, uses, self._ends[-1][0])
-            num_bytes += part.num_bytes
-        return block if len(parts) == 1 else self._shaper.concat(parts)
+    def _with_following(self, rows: BlockSlice, most_rows: int) -> list[BlockSlice]:
+        """These rows, and plain ones after them that are being decoded, up to `most_rows` and _JOINED_BYTES.
 
-    def _ends_of(self, block: Block, uses: range, before: int) -> list[tuple[int, int]]:
-        """Where the rows of each use end, in a block that has `before` rows before these."""
-        if len(uses) == 1:  # of plans without row counts, only the block itself knows its rows
-            return [(before + block.num_rows, uses.start)]
-        of_uses = slice(uses.start, uses.stop)
-        counts = self._blocks.uses.stop[of_uses] - self._blocks.uses.start[of_uses]
-        return list(zip((before + np.cumsum(counts)).tolist(), uses, strict=True))
+        Beyond that only what follows in the same block, which costs nothing.
+        """
+        slices, num_bytes = [rows], rows.block.num_bytes
+        while True:
+            is_enough = self._ends[-1][0] >= most_rows or num_bytes >= _JOINED_BYTES
+            block = self._next_plain_block(waits=not is_enough)
+            if block is None:
+                return slices
+            if block is not slices[-1].block:
+                if is_enough:
+                    return slices
+                num_bytes += block.num_bytes
+            rows, use = next(self._source)
+            slices.append(rows)
+            self._ends.append((self._ends[-1][0] + rows.num_rows, use))
 
-    def _next_is_plain(self) -> bool:
+    def _next_plain_block(self, *, waits: bool) -> Block | None:
         following = self._next_use
         if following >= len(self._blocks.uses) or self._units.window[self._blocks.uses.unit[following]] != PLAIN:
-            return False
-        return self._blocks.is_ready(following)
+            return None
+        return self._blocks.block_of(following, waits=waits)
 
-    def _unit_blocks(self) -> Generator[tuple[Block, range]]:
-        """The rows of all units as blocks, each with the range of uses (see LaneBlocks) that it is made of."""
+    def _unit_rows(self) -> Generator[tuple[BlockSlice, int]]:
+        """The rows of all units, each with the last of the uses (see LaneBlocks) that it is made of."""
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
             uses = self._blocks.uses_of(unit)
             if self._units.window[unit] == PLAIN:
-                # The first of them may have come with those of the unit before.
-                while self._next_use < uses.stop:
-                    taken, block = self._blocks.take_several(self._next_use)
-                    self._next_use = taken.stop
-                    yield block, taken
+                for use in uses:
+                    self._next_use = use + 1
+                    yield self._blocks.take(use), use
                 continue
             self._next_use = uses.stop
-            last = range(max(uses.stop - 1, 0), max(uses.stop, 1))  # a unit may have no rows, and no uses
+            last = max(uses.stop - 1, 0)  # a unit may have no rows, and no uses
             if self._units.windows.permuted:
-                yield self._windows.take(unit), last
+                yield BlockSlice.of(self._windows.take(unit)), last
             else:
-                block = self._blocks.take(uses.start)
-                yield block.slice(min(int(self._units.start[unit]), block.num_rows), block.num_rows), last
+                rows = self._blocks.take(uses.start)
+                yield rows.cut(int(self._units.start[unit]), rows.num_rows), last
         self.cursor = (len(self._units), 0)

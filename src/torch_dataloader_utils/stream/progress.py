@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.position import Cursor, Position, RankCursors,
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, partial_state
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
-from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch, SharedPasses
+from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch, SharedPasses
 
 
 class Pass:

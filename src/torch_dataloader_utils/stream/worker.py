@@ -194,7 +194,7 @@ class WorkerStream:
     def _group(self, rows: tuple[int, ...]) -> BatchGroup:
         slices = self._assembler.slices(((0, sum(rows)),))
         self.counters.rows += sum(rows)
-        return BatchGroup(pieces=tuple(group_parts(slices, rows, self._pipeline.shaper)))
+        return BatchGroup(parts=tuple(group_parts(slices, rows, self._pipeline.shaper)))
 
     def _groups_of_mixed_batches(self, length: int) -> Iterator[BatchGroup]:
         for block, batches in self._assembler.collected(length):
@@ -203,7 +203,7 @@ class WorkerStream:
                 rows = tuple(batch.rows for batch in batches[first : first + length])
                 start, stop = stop, stop + sum(rows)
                 self.counters.rows += stop - start
-                yield BatchGroup(pieces=(GroupPart(block.slice(start, stop).to_batch(), rows),))
+                yield BatchGroup(parts=(GroupPart(block.slice(start, stop).to_batch(), rows),))
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils._core.arguments import check_counts
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch
+from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, TailPolicy, describe_layout, group_items
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
 from torch_dataloader_utils.wrappers.stateful import Stateful

@@ -1,7 +1,7 @@
 """Worker processes of a loader: how they start and end, and how their batches come to the trainer's process.
 
     trainer's process                                          worker process
-    processes.py   request (worker_requests.py)  ->            worker_process.py: the worker's stream (stream/worker.py)
+    processes.py   request (requests.py)  ->                   worker_process.py: the worker's stream (stream/worker.py)
                    <-  response, batches in slabs (slabs.py)
 
 In: the work of each worker, as the plan gives it, and what reads and shapes it. Out: the same batches, in the plan's

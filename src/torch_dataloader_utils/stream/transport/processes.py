@@ -1,6 +1,6 @@
 """The worker processes of one loader, as the trainer sees them: it sends requests and receives batches in order.
 
-docs/design/0001-house.md, "The life of a batch in a worker process", lists all messages and who holds which memory.
+docs/design/0016-worker-processes.md lists all messages, and who holds which memory.
 """
 
 import math
@@ -21,13 +21,16 @@ from torch_dataloader_utils._observe.counters import counts_shape
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.transport.requests import BatchResponse, RequestSampler, RequestSize
 from torch_dataloader_utils.stream.transport.sendable import check_functions
-from torch_dataloader_utils.stream.transport.shared_state import shared_bytes
+from torch_dataloader_utils.stream.transport.shared_memory import (
+    check_socket_names,
+    share_temporary_directory,
+    shared_bytes,
+)
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
-from torch_dataloader_utils.stream.transport.socket_directory import check_socket_names, share_temporary_directory
-from torch_dataloader_utils.stream.transport.worker_death import Notes, answers_of
-from torch_dataloader_utils.stream.transport.worker_process import TicketWorker
-from torch_dataloader_utils.stream.transport.worker_requests import Answer, Demand, TicketSampler
+from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
+from torch_dataloader_utils.stream.transport.worker_process import RequestWorker
 from torch_dataloader_utils.stream.worker import Pipeline
 
 Delivered = tuple[int, Cursor, Any]
@@ -35,54 +38,56 @@ Delivered = tuple[int, Cursor, Any]
 
 
 class Receiver:
-    """Reads the answers of one pass, from slabs where batches lie in them; `meter` counts each batch as it is taken."""
+    """Reads the responses of one pass, from slabs where they lie in them; `meter` counts each batch as it is taken."""
 
     def __init__(self, readers: Mapping[int, SlabReader], meter: LoaderMeter) -> None:
         """readers: the reader of each worker's slabs."""
         self._readers = readers
         self._meter = meter
 
-    def as_they_come(self, answers: Iterator[Answer]) -> Iterator[Delivered]:
-        """The batches of all answers, one answer after the other."""
-        yield from chain.from_iterable(map(self._batches_of, answers))
+    def as_they_come(self, responses: Iterator[BatchResponse]) -> Iterator[Delivered]:
+        """The batches of all responses, one response after the other."""
+        yield from chain.from_iterable(map(self._batches_of, responses))
 
-    def in_turn(self, answers: Iterator[Answer], turns: Sequence[int], left: int) -> Iterator[Delivered]:
-        """`left` batches, one of each worker in the order of `turns`; an answer may hold several of one worker.
+    def in_plan_order(
+        self, responses: Iterator[BatchResponse], workers: Sequence[int], left: int
+    ) -> Iterator[Delivered]:
+        """`left` batches, one of each worker in the order of `workers`; a response may hold several of one worker.
 
         Raises:
-            InternalError: a worker answered that was not asked.
+            InternalError: another worker responded than the one that is next, or one without a batch.
         """
         given: dict[int, Iterator[Delivered]] = {}
         for number in range(left):
-            worker = turns[number % len(turns)]
+            worker = workers[number % len(workers)]
             delivered = next(given.get(worker, iter(())), None)
             if delivered is None:
-                given[worker] = self._next_of(worker, answers)
+                given[worker] = self._next_of(worker, responses)
                 delivered = next(given[worker], None)
             if delivered is None:
-                raise InternalError(f"Worker {worker} answered with no batch. Please report this.")
+                raise InternalError(f"The response of worker {worker} has no batch. Please report this.")
             yield delivered
-        next(answers, None)  # so that the answers end: this was the last batch
+        next(responses, None)  # so that the responses end: this was the last batch
 
-    def _next_of(self, worker: int, answers: Iterator[Answer]) -> Iterator[Delivered]:
-        answer = next(answers, None)
-        if answer is None or answer.worker != worker:
-            raise InternalError(f"Worker {worker} was to answer with batches; {answer} came. Please report this.")
-        return self._batches_of(answer)
+    def _next_of(self, worker: int, responses: Iterator[BatchResponse]) -> Iterator[Delivered]:
+        response = next(responses, None)
+        if response is None or response.worker != worker:
+            raise InternalError(f"The next response should be worker {worker}'s; {response} came. Please report this.")
+        return self._batches_of(response)
 
-    def _batches_of(self, answer: Answer) -> Iterator[Delivered]:
-        """The batches of an answer, and then its error.
+    def _batches_of(self, response: BatchResponse) -> Iterator[Delivered]:
+        """The batches of a response, and then its error.
 
         No reference to a given batch stays here, so that its slab is free once the trainer drops it, or drops the last
-        batch of its piece.
+        batch of its part.
         """
-        worker, cursor, error = answer.worker, answer.cursor, answer.error
-        piece_rows, rows_of_batches = answer.piece_rows, answer.rows
+        worker, cursor, error = response.worker, response.cursor, response.error
+        part_rows, rows_of_batches = response.part_rows, response.rows
         reader = self._readers[worker]
-        batches = reader.open(answer.batches)
-        del answer
-        if piece_rows:
-            for batch_rows in piece_rows:
+        batches = reader.open(response.batches)
+        del response
+        if part_rows:
+            for batch_rows in part_rows:
                 for rows, batch in zip(batch_rows, reader.cut(batches.popleft(), batch_rows), strict=True):
                     self._meter.received(rows)
                     yield worker, cursor, batch
@@ -97,10 +102,10 @@ class Receiver:
                 del error  # a reference cycle through this frame, which would keep batches
 
 
-# Bytes of a run. Sending one costs some 300 us whatever its size, and both sides wake up for it: runs of 16 MiB are
-# 1.2 times as fast as runs of 4 MiB.
-_RUN_BYTES = 16 << 20
-# Batches of a run. Well-encoded text and lists are much larger in memory than in the file.
+# Bytes of a batch group. Sending one costs some 300 us whatever its size, and both sides wake up for it: groups of 16
+# MiB are 1.2 times as fast as groups of 4 MiB.
+_GROUP_BYTES = 16 << 20
+# Batches of a batch group. Well-encoded text and lists are much larger in memory than in the file.
 _MOST_BATCHES = 64
 # Copying this many bytes takes as long as describing where 51 columns lie.
 _ALONE_BYTES = 1 << 20
@@ -129,10 +134,10 @@ class WorkerProcesses:
         self._num_workers = num_workers
         # Persistent workers keep their slabs, and the trainer may still hold batches of earlier passes.
         self._readers = self._new_readers() if options.get("persistent_workers") else None
-        self._sampler = TicketSampler()
+        self._sampler = RequestSampler()
         self._notes = Notes(num_workers)
-        self._worker = TicketWorker(pipeline, self._share(), self._notes)
-        self._loader: DataLoader[Answer] = DataLoader(
+        self._worker = RequestWorker(pipeline, self._share(), self._notes)
+        self._loader: DataLoader[BatchResponse] = DataLoader(
             self._worker,
             batch_size=None,
             sampler=self._sampler,
@@ -151,7 +156,7 @@ class WorkerProcesses:
         self._worker.options = self._share()
 
     def _share(self) -> DecodeOptions:
-        """What one process decodes ahead."""
+        """How far one process decodes ahead."""
         decode = self._decode
         return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // self._num_workers)
 
@@ -161,16 +166,16 @@ class WorkerProcesses:
         """The batches of one pass.
 
         works: the inputs of all workers. first_worker: whose batch comes first. left: how many there are; None if
-        only reading can tell. meter: hears of every answer.
+        only reading can tell. meter: counts every batch, and the time until each response.
         """
         counted = left if self._in_order else None
         readers = self._readers or self._new_readers()
         workers = [(first_worker + process) % len(works) for process in range(len(works))]
-        demand = self._sampler.start(
+        size = self._sampler.start(
             works,
             workers=workers,
             count=counted,
-            run_length=None if counted is None else run_length(works, self._pipeline),
+            group_length=None if counted is None else group_length(works, self._pipeline),
             readers=readers,
         )
         receiver = Receiver(dict(zip(workers, readers, strict=True)), meter)
@@ -178,22 +183,22 @@ class WorkerProcesses:
             if left == 0:
                 return
             # Closed explicitly: an unpickled error that has its traceback (tblib) keeps these frames alive.
-            with closing(answers_of(self._loader, self._notes, partial(self._prepare, meter))) as arriving:
-                answers = meter.answers(self._of_pass(demand, arriving))
+            with closing(responses_of(self._loader, self._notes, partial(self._prepare, meter))) as arriving:
+                responses = meter.responses(self._of_pass(size, arriving))
                 if counted is not None:
-                    yield from receiver.in_turn(self._paced(answers, demand), workers, counted)
+                    yield from receiver.in_plan_order(self._set_size(responses, size), workers, counted)
                 else:
-                    yield from receiver.as_they_come(_until_ended(answers, len(works), left))
+                    yield from receiver.as_they_come(_until_ended(responses, len(works), left))
         finally:
-            self._sampler.forget(demand)
+            self._sampler.forget(size)
             if self._readers is None:
                 self._worker.counts = torch.empty(0)  # an open file
 
     def _new_readers(self) -> list[SlabReader]:
         """A reader of slabs for each process.
 
-        With in_order=False they have no codec, and batches come through the queue: any process may get a ticket then,
-        and the ticket would name slabs of another process.
+        With in_order=False they have no codec, and batches come through the queue: any process may get a request
+        then, and the request would name slabs of another process.
         """
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
@@ -206,44 +211,44 @@ class WorkerProcesses:
             self._worker.directory = share_temporary_directory()
         meter.count_workers(self._worker.counts.numpy())
 
-    def _of_pass(self, demand: Demand, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """The answers of this pass; raises ConfigError once persistent workers work for a later pass."""
-        while self._readers is None or self._sampler.is_latest(demand):
-            answer = next(answers, None)
-            if answer is None:
+    def _of_pass(self, size: RequestSize, responses: Iterator[BatchResponse]) -> Iterator[BatchResponse]:
+        """The responses of this pass; raises ConfigError once persistent workers work for a later pass."""
+        while self._readers is None or self._sampler.is_latest(size):
+            response = next(responses, None)
+            if response is None:
                 return
-            yield answer
+            yield response
         raise ConfigError(
             "Another iterator over this loader was made since, and persistent workers work for one at a time. Finish "
             "one before you make the next, build two loaders, or leave persistent_workers out."
         )
 
-    def _paced(self, answers: Iterator[Answer], demand: Demand) -> Iterator[Answer]:
-        """All answers; each one sets how many batches the next tickets ask for.
+    def _set_size(self, responses: Iterator[BatchResponse], size: RequestSize) -> Iterator[BatchResponse]:
+        """All responses; each one sets how many batches the next requests ask for.
 
-        With DataLoader's `timeout` tickets ask for one batch: the time limit is for a batch but measured for an answer.
+        With DataLoader's `timeout` that stays one: the time limit is for a batch but measured for a response.
         """
-        for answer in answers:
+        for response in responses:
             if not self._has_timeout:
-                demand.batches = answer.pace
-            yield answer
+                size.batches = response.next_batches
+            yield response
 
 
-def _until_ended(answers: Iterator[Answer], num_workers: int, count: int | None) -> Iterator[Answer]:
-    """Answers until there were `count` batches, or until every worker has ended."""
+def _until_ended(responses: Iterator[BatchResponse], num_workers: int, count: int | None) -> Iterator[BatchResponse]:
+    """Responses until there were `count` batches, or until every worker has ended."""
     ended = set[int]()
     received = 0
-    for answer in answers:
-        if answer.ended:
-            ended.add(answer.worker)
-        received += len(answer.batches)
-        yield answer
+    for response in responses:
+        if response.ended:
+            ended.add(response.worker)
+        received += len(response.batches)
+        yield response
         if received == count or len(ended) == num_workers:
             return
 
 
-def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
-    """How many batches travel as one run: some megabytes, but no more rows than a row group has.
+def group_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
+    """How many batches travel as one batch group: some megabytes, but no more rows than a row group has.
 
     None: each batch is copied to a slab on its own, since user functions made it, it has no codec, or it is small and
     larger than a row group.
@@ -258,7 +263,7 @@ def run_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
         return None
     # Projected bytes are too low where values repeat, so a row takes at least what its fixed-width columns take.
     whole, row_bytes = int(group_rows.max()), max(num_bytes / int(group_rows.sum()), pipeline.row_bytes)
-    # Runs are equal parts of a row group, because a batch that spans two row groups has to be put together.
-    parts = math.ceil(max(whole * row_bytes / _RUN_BYTES, 1))
+    # Batch groups are equal parts of a row group, because a batch that spans two row groups has to be put together.
+    parts = math.ceil(max(whole * row_bytes / _GROUP_BYTES, 1))
     length = min(max(1, whole // parts // batch_rows), _MOST_BATCHES)
     return None if length == 1 and batch_rows * row_bytes < _ALONE_BYTES else length

@@ -1,8 +1,8 @@
 """The slab ring: a worker process passes batches to the trainer in shared memory that is used again and again.
 
-    worker   fills slabs                                   queue carries: answer 7 is in slab 3, from byte 4,096
-    trainer  makes views of slabs; the last of them dies
-    ticket   the next request to that worker says it       what answer 7 has in slab 3 came back
+    worker     writes into slabs                           the queue carries: response 7 is in slab 3, from byte 4,096
+    trainer    makes views of slabs; the last of them dies
+    request    the next one to that worker says            the region of response 7 in slab 3 is free
 
 Blocks whose columns lie in slabs are sent where they lie, whole or in part. Everything else is copied to a slab; small
 batches that are sent together go into the same one.
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace, SlabSpan
-from torch_dataloader_utils._runtime.reused_memory import Bytes, Loans, RecycledMemory
+from torch_dataloader_utils._runtime.reused_memory import ArraysInUse, Bytes, RecycledMemory
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.transport.shared_state import shared_bytes
+from torch_dataloader_utils.stream.transport.shared_memory import shared_bytes
 
 # Each slab is an open file, in the trainer too, and 1,024 of them are a usual limit. So small buffers share slabs, but
 # not large ones, since a slab goes with the last buffer in it.
@@ -32,18 +32,18 @@ _SHARED_SLAB_BYTES = 4 << 20
 _SMALL_BYTES = 1 << 20
 
 
-class SlabShare(NamedTuple):
-    """All the memory that one answer has in one slab; lent to the trainer and given back as a whole."""
+class SlabRegion(NamedTuple):
+    """All the memory that one response has in one slab; in use by the trainer, and free again, as a whole."""
 
-    answer: int
+    response: int
     slab: int
 
 
 class Held(NamedTuple):
-    """What the trainer has of a worker at the start of a pass: the slabs it knows, and the shares it still uses."""
+    """The slabs of a worker that the trainer knows at the start of a pass, and the regions that it still uses."""
 
     slabs: tuple[int, ...] = ()
-    shares: tuple[SlabShare, ...] = ()
+    regions: tuple[SlabRegion, ...] = ()
 
 
 class _Slab(NamedTuple):
@@ -58,19 +58,19 @@ class _Slab(NamedTuple):
 class SlabMemory:
     """The slabs of a worker process, for all its passes. Slab numbers are unique over processes and time.
 
-    Decoding threads take memory; all other methods are for the thread that answers.
+    Decoding threads take memory; all other methods are for the thread that makes responses.
     """
 
     def __init__(self) -> None:
         self.recycled = RecycledMemory(self._allocate)
         self._lock = threading.Lock()
         self._numbers = itertools.count(secrets.randbits(62))
-        self._answers = itertools.count()
+        self._responses = itertools.count()
         self._slabs: list[_Slab] = []  # by address
         self._gone: deque[int] = deque()  # numbers; arrays die in any thread, at any time
         self._filling: Bytes | None = None
         self._filled_bytes = 0
-        self._lent: dict[SlabShare, list[torch.Tensor]] = {}
+        self._in_use: dict[SlabRegion, list[torch.Tensor]] = {}
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """Uninitialised uint8, shape [`num_bytes` or a little more]; free again when nothing uses it."""
@@ -99,22 +99,22 @@ class SlabMemory:
             self._forget_gone()
             return tuple(numbers.difference([slab.number for slab in self._slabs]))
 
-    def new_answer(self) -> int:
-        """The number of an answer, for its shares."""
-        return next(self._answers)
+    def new_response(self) -> int:
+        """The number of a response, for its regions."""
+        return next(self._responses)
 
-    def lend(self, share: SlabShare, tensor: torch.Tensor) -> None:
-        """Keep this tensor, which is sent to the trainer, until the share comes back."""
-        self._lent.setdefault(share, []).append(tensor)
+    def keep(self, region: SlabRegion, tensor: torch.Tensor) -> None:
+        """Keep this tensor, which is sent to the trainer, until the region is freed."""
+        self._in_use.setdefault(region, []).append(tensor)
 
-    def take_back(self, shares: Iterable[SlabShare]) -> None:
+    def free(self, regions: Iterable[SlabRegion]) -> None:
         """The trainer does not use these any more."""
-        for share in shares:
-            self._lent.pop(share, None)
+        for region in regions:
+            self._in_use.pop(region, None)
 
-    def keep_only(self, shares: Iterable[SlabShare]) -> None:
-        """The trainer uses these shares only: a pass may have ended before all its answers were received."""
-        self._lent = {share: self._lent[share] for share in shares if share in self._lent}
+    def keep_only(self, regions: Iterable[SlabRegion]) -> None:
+        """The trainer uses these regions only: a pass may have ended before all its responses were received."""
+        self._in_use = {region: self._in_use[region] for region in regions if region in self._in_use}
 
     def _allocate(self, num_bytes: int) -> Bytes:
         """A slab of its own for a large buffer, else the next bytes of the shared one."""
@@ -149,14 +149,14 @@ _ALIGNMENT_BYTES = 64
 
 
 class SlabMessage(NamedTuple):
-    """What the queue carries for one batch.
+    """Where one batch (or one part of a batch group) lies; this is sent through the queue in its place.
 
-    answer: the answer that it is part of, see SlabShare. buffers: the memory that it lies in.
+    response: the one that it is part of, see SlabRegion. buffers: the memory that it lies in.
     descriptor: how to read the batch, see SlabCodec; layout: the larger part of that, if it changed.
     slabs: those that are new to the trainer, with their numbers. gone: numbers of slabs that do not exist any more.
     """
 
-    answer: int
+    response: int
     buffers: tuple[SlabSpan, ...]
     descriptor: Any
     layout: Any = None
@@ -202,17 +202,17 @@ class SlabWriter:
         self._memory = memory
         self._known = set(held.slabs)
         self._layout: Any = None
-        self._answer = 0
+        self._response = 0
         self._filling: _Filling | None = None
 
     def begin(self) -> None:
-        """Begin an answer: batches from here on are sent together, and copied to one slab as far as they fit."""
-        self._answer, self._filling, self.copied_bytes = self._memory.new_answer(), None, 0
+        """Begin a response: batches from here on are sent together, and copied to one slab as far as they fit."""
+        self._response, self._filling, self.copied_bytes = self._memory.new_response(), None, 0
 
     def copy(self, batch: Any, batches_left: int = 1) -> Any:
         """Copy a batch to a slab and return its message; the batch itself if it cannot be put into a slab.
 
-        batches_left: how many batches of the answer are still to come, this one included; the slab has room for them.
+        batches_left: how many batches of the response are still to come, this one included; the slab has room for them.
         """
         copied: list[SlabSpan] = []
         written = self._codec.write(batch, partial(self._allocate, copied, batches_left), self._layout)
@@ -234,12 +234,12 @@ class SlabWriter:
         gone = self._memory.gone_of(self._known)
         self._known.difference_update(gone)
         self._known.update(number for number, _ in new)
-        return SlabMessage(self._answer, tuple(buffers), descriptor, changed, new, gone)
+        return SlabMessage(self._response, tuple(buffers), descriptor, changed, new, gone)
 
     def _find(self, tensor: torch.Tensor) -> SlabPlace | None:
         place = self._memory.find(tensor)
         if place is not None:
-            self._memory.lend(SlabShare(self._answer, place.slab), tensor)
+            self._memory.keep(SlabRegion(self._response, place.slab), tensor)
         return place
 
     def _allocate(self, copied: list[SlabSpan], batches_left: int, num_bytes: int) -> torch.Tensor:
@@ -257,7 +257,7 @@ class SlabWriter:
 
 
 class SlabReader:
-    """The trainer's side for one worker process, for all passes: makes views of its slabs, and returns its shares.
+    """The trainer's side for one worker process, for all passes: makes views of its slabs, and notes which die.
 
     codec: None where all batches come through the queue.
     """
@@ -265,40 +265,40 @@ class SlabReader:
     def __init__(self, codec: SlabCodec | None) -> None:
         self._codec = codec
         self._slabs: dict[int, Bytes] = {}
-        self._loans: Loans[SlabShare] = Loans()
+        self._in_use: ArraysInUse[SlabRegion] = ArraysInUse()
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """The batches of these messages, ready for `view`; a share comes back when all batches in it are dropped.
+        """The batches of these messages, ready for `view`; a region is free when all batches in it are dropped.
 
-        messages: all messages of one answer, as `SlabWriter` made them.
+        messages: all messages of one response, as `SlabWriter` made them.
         """
         in_slabs = [message for message in messages if isinstance(message, SlabMessage)]
         for message in in_slabs:
             self._learn_slabs(message)
-        lent = self._lend(in_slabs)
-        return deque([self._find(message, lent) for message in messages])
+        regions = self._regions(in_slabs)
+        return deque([self._find(message, regions) for message in messages])
 
     def view(self, batch: Any) -> Any:
         """The batch, as views of its slabs."""
         return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
 
     def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
-        """The batches of a piece, of `rows[0]`, `rows[1]`, ... rows."""
+        """The batches of a part of a batch group, of `rows[0]`, `rows[1]`, ... rows."""
         if isinstance(batch, Unread) and self._codec is not None:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]
 
-    def take_returned(self) -> tuple[SlabShare, ...]:
-        """The shares that came back since the last call."""
-        return tuple(self._loans.returned())
+    def take_freed(self) -> tuple[SlabRegion, ...]:
+        """The regions whose tensors have died since the last call."""
+        return tuple(self._in_use.take_dead())
 
     def describe_held(self) -> Held | None:
-        """The slabs and shares at the start of a pass; None where all batches come through the queue."""
+        """The slabs and regions at the start of a pass; None where all batches come through the queue."""
         if self._codec is None:
             return None
-        self._loans.returned()
-        return Held(slabs=tuple(self._slabs), shares=tuple(self._loans.out()))
+        self._in_use.take_dead()
+        return Held(slabs=tuple(self._slabs), regions=tuple(self._in_use.keys()))
 
     def _learn_slabs(self, message: SlabMessage) -> None:
         for number, slab in message.slabs:
@@ -306,30 +306,30 @@ class SlabReader:
         for number in message.gone:
             self._slabs.pop(number, None)
 
-    def _lend(self, messages: Sequence[SlabMessage]) -> dict[SlabShare, tuple[int, torch.Tensor]]:
-        """Every share of these messages: where it begins in its slab, and its bytes.
+    def _regions(self, messages: Sequence[SlabMessage]) -> dict[SlabRegion, tuple[int, torch.Tensor]]:
+        """Every region of these messages: where it begins in its slab, and its bytes.
 
-        The storage of the tensors has those bytes and no others, so a share comes back when its own tensors die.
+        The storage of the tensors has those bytes and no others, so a region is free when its own tensors die.
         """
-        ends: dict[SlabShare, tuple[int, int]] = {}
+        ends: dict[SlabRegion, tuple[int, int]] = {}
         for message in messages:
             for slab, start, stop in message.buffers:
-                share = SlabShare(message.answer, slab)
-                first, last = ends.get(share, (start, stop))
-                ends[share] = min(first, start // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES), max(last, stop)
+                region = SlabRegion(message.response, slab)
+                first, last = ends.get(region, (start, stop))
+                ends[region] = min(first, start // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES), max(last, stop)
         return {
-            share: (first, torch.from_numpy(self._loans.lend(share, self._slabs[share.slab][first:last])))
-            for share, (first, last) in ends.items()
+            region: (first, torch.from_numpy(self._in_use.add(region, self._slabs[region.slab][first:last])))
+            for region, (first, last) in ends.items()
         }
 
-    def _find(self, message: Any, lent: dict[SlabShare, tuple[int, torch.Tensor]]) -> Any:
+    def _find(self, message: Any, regions: dict[SlabRegion, tuple[int, torch.Tensor]]) -> Any:
         if not isinstance(message, SlabMessage):
             return message
         if message.layout is not None:
             self._layout = message.layout
         buffers = []
         for slab, start, stop in message.buffers:
-            first, memory = lent[SlabShare(message.answer, slab)]
+            first, memory = regions[SlabRegion(message.response, slab)]
             buffers.append(memory[start - first : stop - first])
         return Unread(self._layout, message.descriptor, tuple(buffers))
 

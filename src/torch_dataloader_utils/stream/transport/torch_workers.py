@@ -7,7 +7,7 @@ what this does instead:
 - An iterator that a fork copied would use and end its parent's workers. In the child it counts as ended.
 - At the end it waits five seconds for each busy worker, which may wait for a store. Here it is one second for all.
 - When a worker dies, its SIGCHLD handler raises in whatever the trainer's thread does, such as a forward pass. Here it
-  knows of the workers only while an answer is waited for (it must then: a worker that dies in the middle of a message
+  knows of the workers only while a response is waited for (it must then: a worker that dies in the middle of a message
   would be waited for without end), and does not run while they are started.
 - What a signal's handler raises in the middle of a fork (Ctrl-C, an exception at SIGTERM) is lost, or leaves a worker
   behind. Here handlers wait until all are started.
@@ -66,7 +66,7 @@ def persistent(loader: DataLoader[Any]) -> Any:
 
 
 def start(loader: DataLoader[Any]) -> Any:
-    """An iterator over the loader: that of `persistent` workers, which are told of the new pass, or a new one."""
+    """An iterator over the loader: that of `persistent` workers, which get the new pass, or a new one."""
     loading: Any = None
     try:
         with held(*_signals_to_hold(loader)) as deliver:
@@ -86,7 +86,7 @@ def start(loader: DataLoader[Any]) -> Any:
 
 
 def _end_half_started(error: BaseException) -> None:
-    """Ends the workers of an iterator that could not be made, which torch forgets (a limit of open files, say)."""
+    """Ends the workers of an iterator that could not be made (at a limit of open files, for example)."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         loading = frame.f_locals.get("self")
         if isinstance(loading, _MultiProcessingDataLoaderIter):
@@ -97,11 +97,11 @@ def _end_half_started(error: BaseException) -> None:
             return
 
 
-def end_if_an_answer_is_lost() -> None:
-    """In a worker: end this process where an answer cannot be sent, for want of open files, say.
+def end_if_a_response_is_lost() -> None:
+    """In a worker: end this process where a response cannot be sent, for lack of open files, for example.
 
-    Of Python's threads that send it, the queue's would print the error and forget the answer, and that of shared memory
-    would print it without end; the trainer would wait for ever.
+    Of Python's threads that send it, the queue's would print the error and forget the response, and that of shared
+    memory would print it without end; the trainer would wait for ever.
     """
     Queue._on_queue_feeder_error = staticmethod(lambda error, _: _end(error))  # type: ignore[attr-defined]
     sys.excepthook = _end_at_a_limit
@@ -121,7 +121,7 @@ def _end(error: BaseException) -> None:
 def _signals_to_hold(loader: DataLoader[Any]) -> Iterable[int]:
     """The signals whose handlers should not run while this loader starts workers.
 
-    The death of a worker: torch's handler would raise, knowing of the workers before all is set up; `dead` tells of it.
+    The death of a worker: torch's handler would raise, as it knows the workers before all is set up; `dead` finds it.
     All of them while processes are forked: Python drops what is raised in hooks of forks. Spawning takes seconds, and
     has no such moment.
     """
@@ -170,7 +170,7 @@ def end(loading: Any) -> None:
 
 
 class _DoneEvent:
-    """The event that tells workers to end. Only this process sets it, so `is_set` needs no lock that workers share."""
+    """The event at which workers end. Only this process sets it, so `is_set` needs no lock that workers share."""
 
     def __init__(self, loading: Any) -> None:
         self._loading = ref(loading)

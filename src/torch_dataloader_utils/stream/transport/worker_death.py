@@ -1,4 +1,4 @@
-"""Says which worker process died and what it was doing, which each of them notes in shared memory."""
+"""The error for a worker process that died: which one, and what it was doing, as it noted in shared memory."""
 
 import os
 import signal
@@ -8,18 +8,21 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._core.block import RowGroupReader, RowsTogether
+from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import torch_workers
-from torch_dataloader_utils.stream.transport.shared_state import shared_bytes
+from torch_dataloader_utils.stream.transport.shared_memory import shared_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _NOTE_BYTES = 1024
 _READING, _BATCH = 0, 1
@@ -57,7 +60,7 @@ class Notes:
             is_ending = True
             raise
         finally:
-            # These end the worker, and the note is what tells where. After other errors it goes on with something else.
+            # These end the worker, and the note says where. After other errors it goes on with something else.
             if not is_ending:
                 with _lock:
                     places.remove(where)
@@ -103,12 +106,12 @@ class NotingReader:
     notes: Notes
     worker: int
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[Any]:
+    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator["pa.RecordBatch"]:
         """See RowGroupReader."""
         with self.notes.reading(self.worker, task.where):
             yield from self.reader.read_columns(task, stop_row)
 
-    def read_together(self, tasks: Sequence[RowGroupTask]) -> RowsTogether | None:
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """See RowGroupReader."""
         more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
         with self.notes.reading(self.worker, f"{tasks[0].where}{more}"):
@@ -122,17 +125,17 @@ _END: Any = object()
 _DEATH_SEC = 2.0
 
 
-def answers_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Generator[T]:
-    """The answers of one pass over a loader.
+def responses_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Generator[T]:
+    """The responses of one pass over a loader.
 
     After any of the errors below all workers have ended, and the next pass starts new ones; also after an exception
-    that a signal handler raised in the trainer while it waited (KeyboardInterrupt, say). Workers that are not
+    that a signal handler raised in the trainer while it waited (KeyboardInterrupt, for example). Workers that are not
     persistent have ended whenever this is closed.
 
     prepare: called before the pass begins, with whether workers are new, which are started after that.
 
     Raises:
-        WorkerDiedError: a worker died, or none answered within DataLoader's `timeout`; it says what they were doing.
+        WorkerDiedError: a worker died, or none responded within DataLoader's `timeout`; it says what they were doing.
         TransformError: what a worker sent cannot be unpickled.
         StoreError: a limit of the system (ulimit -n, -f) allows no more workers, or batches of them.
     """
@@ -142,10 +145,10 @@ def answers_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], No
             if gone := torch_workers.dead(loading):
                 torch_workers.end(loading)
                 raise _death(gone, f"it ended with exit code {gone[0].exitcode}", notes)
-            answer = _next_answer(loading, notes)
-            if answer is _END:
+            response = _next_response(loading, notes)
+            if response is _END:
                 return
-            yield answer
+            yield response
     finally:
         torch_workers.leave(loading)
 
@@ -156,20 +159,20 @@ def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None
         with limits_named("Worker processes could not be started"):
             prepare(True)
             return torch_workers.start(loader)
-    # If this is interrupted they end, because they may have tickets, whose answers would come in the next pass.
+    # If this is interrupted they end, because they may have requests, whose responses would come in the next pass.
     with _failures_named(earlier, notes):
         prepare(False)
         return torch_workers.start(loader)
 
 
-def _next_answer(loading: Any, notes: Notes) -> Any:
+def _next_response(loading: Any, notes: Notes) -> Any:
     with _failures_named(loading, notes), torch_workers.watched(loading):
         return next(loading, _END)
 
 
 @contextmanager
 def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
-    """Inside, an error ends all workers, and is told as `answers_of` says; one that a worker raised and sent passes."""
+    """Inside, an error ends all workers and is raised as `responses_of` says, but not one that a worker raised."""
     try:
         yield
     except BaseException as error:
@@ -217,20 +220,20 @@ def _was_raised_by_signal(error: BaseException) -> bool:
 
 
 def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDiedError:
-    told = "; ".join(notes.of_pid(worker.pid or 0) for worker in workers)
+    who = "; ".join(notes.of_pid(worker.pid or 0) for worker in workers)
     if workers[0].exitcode == 0:
         # An interrupted worker of torch exits so and says nothing, for most often the trainer is interrupted too.
         return WorkerDiedError(
-            f"{told}: it was interrupted (SIGINT, as Ctrl-C sends it to all processes, a KeyboardInterrupt or "
+            f"{who}: it was interrupted (SIGINT, as Ctrl-C sends it to all processes, a KeyboardInterrupt or "
             "sys.exit()). Restart from the last state. If the trainer is to go on after Ctrl-C, let workers ignore it: "
             "worker_init_fn=..., with signal.signal(signal.SIGINT, signal.SIG_IGN) in it."
         )
     if workers[0].exitcode == 1 and not notes.has_begun(workers[0].pid or 0):
         return WorkerDiedError(
-            f"{told}: {text}. Its own error is on stderr. Where workers are spawned or come from a forkserver, each "
+            f"{who}: {text}. Its own error is on stderr. Where workers are spawned or come from a forkserver, each "
             'imports your program: all that it does belongs under `if __name__ == "__main__":`.'
         )
     return WorkerDiedError(
-        f"{told}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
+        f"{who}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
         "ahead_bytes of decoding=; if it crashed, read that row group in a process of its own."
     )

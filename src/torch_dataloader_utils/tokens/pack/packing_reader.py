@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s, RowGroupTask
 from torch_dataloader_utils.errors import RowCountError
-from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.read.reader import Reader, join_row_groups
 from torch_dataloader_utils.tokens.documents import Documents, list_documents
 from torch_dataloader_utils.tokens.pack.layout import count_greedy, count_samples, document_tokens, lay_out
 from torch_dataloader_utils.tokens.pack.sample_batch import pack_documents
@@ -59,8 +60,9 @@ class PackingReader:
             self._check_bound(task, pieces.sample_count)
         yield pack_documents(documents, tokens, pieces, self.packing, planned)
 
-    def read_together(self, tasks: Sequence[RowGroupTask]) -> None:
-        """None: samples end with their row group."""
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
+        """All samples of several row groups; each row group is packed by itself."""
+        return join_row_groups(self, tasks)
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Samples of one row group, counted by reading it."""

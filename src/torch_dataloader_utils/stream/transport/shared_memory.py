@@ -1,11 +1,18 @@
-"""Shared memory without a name, and numbers in it that the trainer and its workers see each other change."""
+"""Shared memory without a name, numbers in it that all processes see change, and the sockets it is sent through."""
 
 import errno
 import os
+import shutil
+import socket
+import sys
+import tempfile
 from collections.abc import Sequence
 from mmap import mmap
+from multiprocessing import util
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from multiprocessing.process import current_process
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +20,7 @@ from torch.multiprocessing import get_sharing_strategy
 
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._runtime.system_limits import limits_named
-from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.errors import ConfigError, StoreError
 
 
 def shared_bytes(num_bytes: int) -> Tensor:
@@ -139,3 +146,50 @@ class SharedPasses:
         is_first = not self._begun.values[worker]
         self._begun.values[worker] = 1
         return bool(is_first)
+
+
+# (process id, directory) of the process that made multiprocessing's directory of sockets; a fork has a copy of this.
+_own: tuple[int, str] | None = None
+
+
+def check_socket_names() -> None:
+    """Raises ConfigError if the names of the sockets would be too long: workers would drop every batch."""
+    directory = tempfile.gettempdir()
+    longest = len(os.fsencode(f"{directory}/pymp-12345678/listener-12345678"))
+    room = 103 if sys.platform == "darwin" else 107
+    if hasattr(socket, "AF_UNIX") and longest > room:
+        raise ConfigError(
+            f"Worker processes need sockets in {directory}, and their names would have {longest} bytes; the system "
+            f"allows {room}. Set TMPDIR to a directory with a shorter name, or read with num_workers=0."
+        )
+
+
+def share_temporary_directory() -> str:
+    """multiprocessing's directory of sockets, made here in the trainer, so that its workers inherit it.
+
+    Otherwise each worker would make one of its own when it first shares a tensor, and remove it when it exits; a worker
+    that is killed would leave it behind. A process makes another one where the one that it has is that of its parent,
+    or was removed, as where /tmp is cleaned from time to time.
+    """
+    global _own
+    config = cast("Any", current_process())._config
+    present = config.get("tempdir")
+    if _own != (os.getpid(), present) or not Path(present).is_dir():
+        config["tempdir"] = None
+        _own = os.getpid(), util.get_temp_dir()
+    return _own[1]
+
+
+def sweep_if_orphaned(directory: str) -> None:
+    """Have this worker remove the trainer's directory when it exits, if its parent has ended by then; call it early.
+
+    The parent is the trainer or, under forkserver, a server that ends with the trainer. Its death changes the
+    parent's process id here; that of the trainer would not do, because a zombie keeps it.
+    """
+    parent = os.getppid()
+
+    def sweep() -> None:
+        if os.getppid() != parent:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    util.Finalize(None, sweep, exitpriority=-200)

@@ -15,7 +15,7 @@ from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils.shape.shapers import ColumnShaper
-from torch_dataloader_utils.stream.small_groups import FollowUp
+from torch_dataloader_utils.stream.decode_jobs import DependentJob
 
 
 class NoPool:
@@ -30,7 +30,7 @@ def test_the_job_runs_once_as_soon_as_the_last_is_done(order, done_before):
     needed, ran = [Future() for _ in order], []
     for number in order[:done_before]:
         needed[number].set_result(number)
-    result = FollowUp(NoPool(), ran.append, needed)
+    result = DependentJob(NoPool(), ran.append, needed)
     for number in order[done_before:]:
         assert not ran
         needed[number].set_result(number)
@@ -41,7 +41,7 @@ def test_the_job_runs_once_as_soon_as_the_last_is_done(order, done_before):
 
 def test_the_thread_that_ends_last_does_it():
     needed, threads = [Future(), Future()], []
-    result = FollowUp(NoPool(), lambda _: threads.append(threading.current_thread().name), needed)
+    result = DependentJob(NoPool(), lambda _: threads.append(threading.current_thread().name), needed)
     for name, future in zip(("first", "last"), needed, strict=True):
         thread = threading.Thread(target=future.set_result, args=(None,), name=name)
         thread.start()
@@ -63,11 +63,11 @@ def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
         return len(ran)
 
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
-        alone = FollowUp(pool, job, needed)
+        alone = DependentJob(pool, job, needed)
         pool.submit(int).result(timeout=60)
         assert alone.done()
         pool.submit(gate.wait)
-        wanted = FollowUp(pool, job, needed)
+        wanted = DependentJob(pool, job, needed)
         assert not wanted.done()
         assert (alone.result(), wanted.result()) == (1, 2)
         gate.set()
@@ -76,8 +76,8 @@ def test_what_is_ready_is_done_by_the_pool_or_by_who_wants_it(count):
 
 def test_errors_and_cancelled_work_come_where_the_result_is_taken():
     failed, cancelled, fine = Future(), Future(), Future()
-    of_failed = FollowUp(NoPool(), sum, [failed, fine])
-    of_cancelled = FollowUp(NoPool(), len, [cancelled])
+    of_failed = DependentJob(NoPool(), sum, [failed, fine])
+    of_cancelled = DependentJob(NoPool(), len, [cancelled])
     failed.set_exception(OSError("no disk"))
     assert not of_failed.done()
     cancelled.cancel()
@@ -103,7 +103,7 @@ def no_collector():
 @pytest.mark.usefixtures("no_collector")
 def test_what_was_waited_for_is_let_go_of():
     needed, rows = [Future()], Rows()
-    result = FollowUp(NoPool(), len, needed)
+    result = DependentJob(NoPool(), len, needed)
     needed[0].set_result(rows)
     seen = weakref.ref(rows)
     del rows, needed
@@ -120,7 +120,7 @@ def test_a_result_that_was_taken_is_kept_by_nobody_else(is_ready):
         needed.set_result(None)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(gate.wait)
-        work = FollowUp(pool, lambda _: Rows(), [needed])
+        work = DependentJob(pool, lambda _: Rows(), [needed])
         if not is_ready:
             needed.set_result(None)
         seen = weakref.ref(work.result())
@@ -132,7 +132,7 @@ def test_a_result_that_was_taken_is_kept_by_nobody_else(is_ready):
 @pytest.mark.usefixtures("no_collector")
 def test_what_failed_keeps_nothing():
     rows, needed = Rows(), Future()
-    work = FollowUp(NoPool(), lambda _, rows=rows: rows, [needed])
+    work = DependentJob(NoPool(), lambda _, rows=rows: rows, [needed])
     seen = weakref.ref(rows)
     needed.set_exception(OSError("no disk"))
     del work, rows, needed

@@ -1,4 +1,4 @@
-"""Runs: batches that travel from a worker process as one arrive as the batches that they are."""
+"""Batch groups: batches that a worker process sends as one arrive as the batches that they are."""
 
 from itertools import accumulate, pairwise
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import Lanes, Ragged, StructuredDataset, TensorBatch
-from torch_dataloader_utils.stream.transport.processes import run_length
+from torch_dataloader_utils.stream.transport.processes import group_length
+from torch_dataloader_utils.stream.transport.requests import RequestSampler
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
-from torch_dataloader_utils.stream.transport.worker_requests import TicketSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 workers, on purpose
 
@@ -51,16 +51,16 @@ def test_a_batch_without_columns_is_cut_by_its_row_count():
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 7), st.lists(st.integers(1, 9), min_size=1))
-def test_tickets_dealt_in_turn_ask_every_worker_for_all_it_has(batches, workers, length, paces):
-    """Process p answers tickets p, p + W, ...; the pace changes at any ticket."""
-    sampler = TicketSampler()
+def test_requests_to_one_worker_after_the_other_ask_for_all_that_it_has(batches, workers, length, sizes):
+    """Process p gets requests p, p + W, ...; the size changes at any request."""
+    sampler = RequestSampler()
     readers = [SlabReader(None)] * workers
-    demand = sampler.start([None] * workers, workers=range(workers), count=batches, run_length=length, readers=readers)
+    size = sampler.start([None] * workers, workers=range(workers), count=batches, group_length=length, readers=readers)
     asked = [0] * workers
-    for number, ticket in enumerate(sampler):
-        assert (ticket.start is not None) == (number < workers)
-        asked[number % workers] += ticket.batches
-        demand.batches = paces[number % len(paces)]
+    for number, request in enumerate(sampler):
+        assert (request.start is not None) == (number < workers)
+        asked[number % workers] += request.batches
+        size.batches = sizes[number % len(sizes)]
     assert asked == [-(-len(range(worker, batches, workers)) // length) for worker in range(workers)]
 
 
@@ -74,7 +74,7 @@ def load(folder, **options):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """400 rows in three row groups, so that a run of batches of 6 rows has 22 of them, and most batches cross none."""
+    """400 rows in three row groups: 22 batches of 6 rows make a group, and most lie in one row group."""
     folder = tmp_path_factory.mktemp("table")
     write_table(folder, [[200, 90], [110]])
     return folder
@@ -82,16 +82,16 @@ def table(tmp_path_factory):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_rows": 50}, {"lanes": Lanes(36, rows=1)}])
-def test_batches_states_and_counts_are_the_same_one_by_one_and_in_runs(table, num_workers, options):
+def test_batches_states_and_counts_are_the_same_one_by_one_and_in_groups(table, num_workers, options):
     loader, dataset = load(table, batch_size=6, num_workers=num_workers, **options)
     works = dataset.plan.worker_inputs(0)
-    assert run_length(works, dataset.pipeline) > 3
+    assert group_length(works, dataset.pipeline) > 3
     single, _ = load(table, batch_size=6, num_workers=num_workers, transform=same, timeout=600, **options)
     check_same_passes(loader, single)
 
 
 @pytest.mark.parametrize("stop", [1, 7, 24, 25, 66])
-def test_a_resumed_pass_in_runs_gives_the_rest(table, stop):
+def test_a_resumed_pass_in_groups_gives_the_rest(table, stop):
     options = {"batch_size": 6, "num_workers": 2}
     whole, _ = load(table, **options)
     expected = [check_batch(batch) for batch in whole]
@@ -106,15 +106,15 @@ def test_a_resumed_pass_in_runs_gives_the_rest(table, stop):
 
 
 @pytest.mark.parametrize(("rows", "length"), [(900_000, 30), (750_000, 37)])  # of 40 bytes: a third, half
-def test_a_run_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tmp_path, rows, length):
+def test_a_batch_group_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tmp_path, rows, length):
     random = np.random.default_rng(0).random(rows)
     wide_table = pa.table({f"x{i}": random for i in range(5)})
     pq.write_table(wide_table, tmp_path / "wide.parquet", row_group_size=rows, use_dictionary=False)
     _, wide = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None)
-    assert run_length(wide.plan.worker_inputs(0), wide.pipeline) == length
+    assert group_length(wide.plan.worker_inputs(0), wide.pipeline) == length
 
 
-def test_a_run_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_path):
+def test_a_batch_group_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_path):
     same = pa.table({f"x{i}": np.zeros(900_000) for i in range(5)})
     same = same.append_column(
         "l", pa.FixedSizeListArray.from_arrays(pa.nulls(900_000 * 10, pa.float64()).fill_null(0), 10)
@@ -122,23 +122,23 @@ def test_a_run_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_pa
     pq.write_table(same, tmp_path / "same.parquet", row_group_size=900_000)
     for columns, length in ((None, 12), (["x0", "x1", "x2", "x3", "x4"], 30)):  # a seventh, a third
         _, dataset = load(tmp_path, batch_size=10_000, num_workers=1, split_rows=None, columns=columns)
-        assert run_length(dataset.plan.worker_inputs(0), dataset.pipeline) == length
+        assert group_length(dataset.plan.worker_inputs(0), dataset.pipeline) == length
 
 
-def test_a_run_has_at_most_64_batches_and_no_more_rows_than_a_row_group(tmp_path):
+def test_a_batch_group_has_at_most_64_batches_and_no_more_rows_than_a_row_group(tmp_path):
     write_table(tmp_path, [[300_000]])
     _, narrow = load(tmp_path, batch_size=100, num_workers=1, split_rows=None)
-    assert run_length(narrow.plan.worker_inputs(0), narrow.pipeline) == 64
+    assert group_length(narrow.plan.worker_inputs(0), narrow.pipeline) == 64
     folder = tmp_path / "short"
     folder.mkdir()
     write_table(folder, [[20, 20, 20]])
     _, short = load(folder, batch_size=6, num_workers=1)
-    assert run_length(short.plan.worker_inputs(0), short.pipeline) == 3
+    assert group_length(short.plan.worker_inputs(0), short.pipeline) == 3
     _, large = load(folder, batch_size=64, num_workers=1)
-    assert run_length(large.plan.worker_inputs(0), large.pipeline) is None
+    assert group_length(large.plan.worker_inputs(0), large.pipeline) is None
 
 
-def test_large_batches_travel_as_runs_of_one(tmp_path):
+def test_large_batches_travel_as_groups_of_one(tmp_path):
     write_table(tmp_path, [[200_000]])
     _, large = load(tmp_path, batch_size=200_000, num_workers=1, split_rows=None)
-    assert run_length(large.plan.worker_inputs(0), large.pipeline) == 1
+    assert group_length(large.plan.worker_inputs(0), large.pipeline) == 1

@@ -8,38 +8,38 @@ import torch
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import TransformError
-from torch_dataloader_utils.stream.transport import worker_requests as pace
+from torch_dataloader_utils.stream.transport import requests
 from torch_dataloader_utils.stream.transport.processes import WorkerProcesses
-from torch_dataloader_utils.stream.transport.worker_requests import BatchPace
+from torch_dataloader_utils.stream.transport.requests import ResponseSize
 
 MILLISECOND = 1_000_000
 
 
-def learnt(*answers):
-    learner = BatchPace()
-    for batches, num_bytes, milliseconds in answers:
+def learned(*response_batches):
+    learner = ResponseSize()
+    for batches, num_bytes, milliseconds in response_batches:
         learner.learn(batches, num_bytes, milliseconds * MILLISECOND)
-    return learner.length
+    return learner.batches
 
 
-def test_quick_answers_grow_and_slow_ones_shrink():
-    assert learnt((1, 1000, 1)) == 2
-    assert learnt((1, 1000, 1), (2, 2000, 2)) == 4
-    assert learnt((16, 1000, 100)) == 8
-    assert learnt((1, 1000, 100)) == 1
-    assert learnt((8, 1000, 20)) == 8
+def test_quick_responses_grow_and_slow_ones_shrink():
+    assert learned((1, 1000, 1)) == 2
+    assert learned((1, 1000, 1), (2, 2000, 2)) == 4
+    assert learned((16, 1000, 100)) == 8
+    assert learned((1, 1000, 100)) == 1
+    assert learned((8, 1000, 20)) == 8
 
 
-def test_an_answer_has_some_megabytes_and_some_batches_at_most():
-    assert learnt((8, pace.MOST_BYTES // 2, 1)) == 16
-    assert learnt((8, pace.MOST_BYTES // 2 + 1, 1)) == 8
-    assert learnt((8, 2 * pace.MOST_BYTES, 1)) == 4
-    assert learnt((16, 1000, 1)) == 16
+def test_a_response_has_some_megabytes_and_some_batches_at_most():
+    assert learned((8, requests.MOST_BYTES // 2, 1)) == 16
+    assert learned((8, requests.MOST_BYTES // 2 + 1, 1)) == 8
+    assert learned((8, 2 * requests.MOST_BYTES, 1)) == 4
+    assert learned((16, 1000, 1)) == 16
 
 
 def test_batches_that_are_not_in_slabs_come_one_by_one():
-    assert learnt((1, 0, 1)) == 1
-    assert learnt((8, 0, 1)) == 1
+    assert learned((1, 0, 1)) == 1
+    assert learned((8, 0, 1)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -60,36 +60,36 @@ def load(folder, **options):
 
 
 @pytest.fixture
-def answers(monkeypatch):
-    """How many batches each answer carried."""
+def response_batches(monkeypatch):
+    """How many batches each response carried."""
     lengths = []
-    paced = WorkerProcesses._paced
+    set_size = WorkerProcesses._set_size
 
-    def counted(self, answers, demand):
-        for answer in paced(self, answers, demand):
-            lengths.append(len(answer.batches))
-            yield answer
+    def counted(self, responses, size):
+        for response in set_size(self, responses, size):
+            lengths.append(len(response.batches))
+            yield response
 
-    monkeypatch.setattr(WorkerProcesses, "_paced", counted)
+    monkeypatch.setattr(WorkerProcesses, "_set_size", counted)
     return lengths
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_batches_states_and_counts_are_those_of_one_process(table, num_workers, answers):
+def test_batches_states_and_counts_are_those_of_one_process(table, num_workers, response_batches):
     loader, _ = load(table, num_workers=num_workers)
     plain, _ = load(table, num_workers=num_workers, transform=None)
     check_same_passes(loader, plain)
 
 
-def test_many_batches_travel_at_once(table, answers, monkeypatch):
-    monkeypatch.setattr(pace, "_FAST_NS", 10**12)  # a machine that is busy is no reason to be slow here
-    monkeypatch.setattr(pace, "_SLOW_NS", 10**12)
+def test_many_batches_travel_at_once(table, response_batches, monkeypatch):
+    monkeypatch.setattr(requests, "_FAST_NS", 10**12)  # a machine that is busy is no reason to be slow here
+    monkeypatch.setattr(requests, "_SLOW_NS", 10**12)
     loader, _ = load(table, num_workers=2)
     assert sum(batch.num_rows for batch in loader) == 700
-    assert sum(answers) == len(loader)
-    assert answers[:2] == [1, 1]
-    assert max(answers) >= 8
+    assert sum(response_batches) == len(loader)
+    assert response_batches[:2] == [1, 1]
+    assert max(response_batches) >= 8
 
 
 class OneBuffer:
@@ -104,19 +104,19 @@ class OneBuffer:
         return {"row": rows}
 
 
-def test_a_transform_may_use_one_buffer_for_all_batches(table, answers, monkeypatch):
-    monkeypatch.setattr(pace, "_FAST_NS", 10**12)
-    monkeypatch.setattr(pace, "_SLOW_NS", 10**12)
+def test_a_transform_may_use_one_buffer_for_all_batches(table, response_batches, monkeypatch):
+    monkeypatch.setattr(requests, "_FAST_NS", 10**12)
+    monkeypatch.setattr(requests, "_SLOW_NS", 10**12)
     loader, _ = load(table, num_workers=2, transform=OneBuffer())
     plain, _ = load(table, num_workers=2)
     assert [batch["row"].tolist() for batch in loader] == [batch["row"].tolist() for batch in plain]
-    assert max(answers) >= 8
+    assert max(response_batches) >= 8
 
 
-def test_a_timeout_is_one_for_every_batch(table, answers):
+def test_a_timeout_is_one_for_every_batch(table, response_batches):
     loader, _ = load(table, num_workers=2, timeout=600)
     assert sum(batch.num_rows for batch in loader) == 700
-    assert set(answers) == {1}
+    assert set(response_batches) == {1}
 
 
 @pytest.mark.parametrize("stop", [1, 7, 24, 25, 66])

@@ -43,22 +43,22 @@ class ListShaper:
 
 
 @given(st.data())
-def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
-    """Lanes of one block after the other, drawn from in any turns."""
+def test_collected_rows_are_those_of_the_slices_in_their_order(data):
+    """Lanes of one block after the other, taken from in any order."""
     lanes = [
         [Listed([(lane, block, row) for row in range(size)]) for block, size in enumerate(sizes)]
         for lane, sizes in enumerate(
             data.draw(st.lists(st.lists(st.integers(1, 9), min_size=1), min_size=1, max_size=4))
         )
     ]
-    lot, expected, left = RowCollector(), [], [list(enumerate(lane)) for lane in lanes]
+    collector, expected, left = RowCollector(), [], [list(enumerate(lane)) for lane in lanes]
     taken = [0] * len(lanes)
     for lane in data.draw(st.lists(st.integers(0, len(lanes) - 1), min_size=1, max_size=20)):
         if not left[lane]:
             continue
         block = left[lane][0][1]
         stop = data.draw(st.integers(taken[lane] + 1, block.num_rows))
-        lot.add([BlockSlice(block, taken[lane], stop)])
+        collector.add([BlockSlice(block, taken[lane], stop)])
         expected += block.rows[taken[lane] : stop]
         taken[lane] = stop
         if stop == block.num_rows:
@@ -66,19 +66,19 @@ def test_a_lot_has_the_rows_of_its_spans_in_their_order(data):
             taken[lane] = 0
     if expected:
         shaper = ListShaper()
-        assert lot.block(shaper).rows == expected
-        assert lot.num_rows == len(expected)
+        assert collector.block(shaper).rows == expected
+        assert collector.num_rows == len(expected)
         assert shaper.used in ([], ["concat"], ["gather"])
 
 
 def test_rows_of_one_block_and_of_blocks_in_turn_are_not_gathered():
     first, second, shaper = Listed([*range(6)]), Listed([*range(6, 9)]), ListShaper()
-    lot = RowCollector()
-    lot.add([BlockSlice(first, 1, 3), BlockSlice(first, 3, 6)])
-    assert lot.block(shaper).rows == [1, 2, 3, 4, 5]
+    collector = RowCollector()
+    collector.add([BlockSlice(first, 1, 3), BlockSlice(first, 3, 6)])
+    assert collector.block(shaper).rows == [1, 2, 3, 4, 5]
     assert shaper.used == []
-    lot.add([BlockSlice(second, 0, 2)])
-    assert lot.block(shaper).rows == [1, 2, 3, 4, 5, 6, 7]
+    collector.add([BlockSlice(second, 0, 2)])
+    assert collector.block(shaper).rows == [1, 2, 3, 4, 5, 6, 7]
     assert shaper.used == ["concat"]
 
 
@@ -107,7 +107,7 @@ def test_batches_of_mixed_lanes_are_the_same_many_at_once_and_one_by_one(table, 
     assert len(np.unique([row for batch in together for row in batch])) >= (537 if "drop_last" not in options else 528)
 
 
-def test_a_transform_that_fails_in_a_lot_is_told_with_its_own_row_group(table, monkeypatch):
+def test_a_transform_that_fails_on_one_of_several_batches_names_its_own_row_group(table, monkeypatch):
     def message(wanted):
         seen = []
 
