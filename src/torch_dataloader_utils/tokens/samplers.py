@@ -126,7 +126,8 @@ class PretrainingRandomSampler(_StepSampler):
         if self.consumed_samples % self._part.step_samples:
             raise ConfigError(
                 f"{self.consumed_samples} consumed samples are not a whole number of steps of "
-                f"{self._part.step_samples}. Resume with the micro_batch_size and the ranks that they were consumed with."
+                f"{self._part.step_samples}. Resume with the micro_batch_size and the ranks that they were consumed "
+                "with."
             )
 
     @property
