@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torch_dataloader_utils._core.arguments import check_counts, check_fits, check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.shape.filled import filled
+from torch_dataloader_utils.shape.ragged import filled
 from torch_dataloader_utils.stream.transport.shared_state import SharedEpoch
 from torch_dataloader_utils.wrappers.stateful import (
     load_nested_state,
