@@ -232,7 +232,7 @@ def test_errors_of_the_system_are_told_apart(tmp_path, monkeypatch, number, code
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
     pq.write_table(pa.table({"text": ["a b"]}), tmp_path / "a.parquet")
     (tmp_path / "bad.json").write_text("{}")
-    assert "bad.json is no tokenizer.json" in build(tmp_path, "--tokenizer", tmp_path / "bad.json", code=2)
+    assert "bad.json is not a tokenizer.json" in build(tmp_path, "--tokenizer", tmp_path / "bad.json", code=2)
 
 
 def test_a_corpus_that_exists_asks_for_the_flag(tmp_path):

@@ -141,7 +141,7 @@ def test_a_text_is_no_flag(name: str) -> None:
         ("blend", (["web"], ["a"]), r"weights=\['a'\]: pass a list of numbers"),
         ("blend", (["web", "code"], [[1], [2]]), "pass a list of numbers"),
         ("split", 5, "split=5: pass a text of weights"),
-        ("split", "-1,1,1", "'-1,1,1' holds something that is no number"),
+        ("split", "-1,1,1", "'-1,1,1' holds something that is not a number"),
         ("sequences_per_dataset", 5, "pass what read_sequences"),
         ("sequences_per_dataset", {"web": (3, 4)}, "pass what read_sequences"),
         ("blend", (["web", "code"], [1, 0]), "code has a weight of 0 in a blend"),
@@ -169,7 +169,7 @@ def test_a_split_may_be_written_as_a_list(split: str) -> None:
 
 @pytest.mark.parametrize("split", ["-1,1,1", "nan,1,1", "1e-1,1", "969-30-1", "1_000,1", "inf"])
 def test_a_split_of_which_something_would_be_lost_is_refused(split: str) -> None:
-    with pytest.raises(ConfigError, match=r"holds something that is no number\. Write it as '969,30,1'"):
+    with pytest.raises(ConfigError, match=r"holds something that is not a number\. Write it as '969,30,1'"):
         parse_split(split)
 
 

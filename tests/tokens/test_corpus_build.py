@@ -397,7 +397,7 @@ def test_data_that_does_not_fit_is_named(
         ({"eod": 2**63 - 1, "dtype": "float64"}, ConfigError, r"does not fit float64\. Pass dtype=np\.int64"),
         ({"eod": 2**63}, ConfigError, "that int64 holds"),
         ({"eod": 2**24 + 1, "dtype": "float32"}, ConfigError, "does not fit float32"),
-        ({"dtype": "foo"}, ConfigTypeError, "'foo' is no type of tokens; the format knows uint8, int8"),
+        ({"dtype": "foo"}, ConfigTypeError, "'foo' is not a type of tokens; the format knows uint8, int8"),
         ({"part_bytes": 0}, ConfigError, "part_bytes=0"),
         ({"part_bytes": "x"}, ConfigError, "part_bytes='x' is no number of bytes"),
         ({"part_bytes": None}, ConfigTypeError, "part_bytes=None is no number of bytes"),

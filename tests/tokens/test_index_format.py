@@ -99,7 +99,7 @@ def test_another_version_and_magic_are_refused(example: str) -> None:
     whole = Path(f"{example}.idx").read_bytes()
     with pytest.raises(CorruptFileError, match="version 2"):
         decode_header(whole[:9] + struct.pack("<Q", 2) + whole[17:], path="x.idx")
-    with pytest.raises(CorruptFileError, match="no token index"):
+    with pytest.raises(CorruptFileError, match="not a token index"):
         decode_header(b"TNTIDX\0\0\0" + whole[9:], path="x.idx")
 
 

@@ -131,7 +131,7 @@ def test_a_pipe_is_refused_without_waiting_for_a_writer(example: str) -> None:
     Path(f"{example}.bin").unlink()
     os.mkfifo(f"{example}.bin")
     for maps in (True, False):
-        with pytest.raises(NoDataError, match=r"\.bin is no file but .* a pipe"):
+        with pytest.raises(NoDataError, match=r"\.bin is not a file but .* a pipe"):
             IndexedDataset(example, mmap=maps)
 
 

@@ -125,5 +125,5 @@ def test_impossible_samplers() -> None:
             GlobalBatchSampler(10, consumed, 1, 2, 0, 1)
     with pytest.raises(ConfigError, match=r"whole number of steps of 4\. Resume with"):
         PretrainingRandomSampler(10, 3, 2, 0, 2)
-    with pytest.raises(ConfigError, match=r"global_batch_size=7 is no whole number of steps of 4 samples\. Pass a"):
+    with pytest.raises(ConfigError, match=r"global_batch_size=7 is not a whole number of steps of 4 samples\. Pass a"):
         GlobalBatchSampler(10, 0, 2, 7, 0, 2)

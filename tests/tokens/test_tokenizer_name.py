@@ -148,5 +148,5 @@ def test_a_function_of_a_script_has_one_name_in_all_processes(source: Path, tmp_
 
 def test_the_signature_of_a_url_is_not_repeated() -> None:
     pytest.importorskip("tokenizers")
-    with pytest.raises(ConfigError, match=r"^https://host/t\.json is no tokenizer\.json .* on this machine"):
+    with pytest.raises(ConfigError, match=r"^https://host/t\.json is not a tokenizer\.json .* on this machine"):
         TokenizerFile("https://host/t.json?sig=hunter2")(["a"])

@@ -122,7 +122,7 @@ class PlannedPackedLoader:
         """Starts `epoch`; the current epoch keeps its position.
 
         Raises:
-            ConfigError: no whole number from 0.
+            ConfigError: not a whole number from 0.
         """
         epoch = check_epoch(epoch)
         if epoch != self._epoch:
@@ -205,7 +205,7 @@ class PlannedPackedLoader:
 
         Raises:
             DataError: a sequence or a field is missing, or not as long as planned.
-            ConfigError, ConfigTypeError: a field is no 1-D tensor, or tokens are fractions.
+            ConfigError, ConfigTypeError: a field is not a 1-D tensor, or tokens are fractions.
         """
         get_many = getattr(self._source, "__getitems__", None)
         listed = ids.tolist()

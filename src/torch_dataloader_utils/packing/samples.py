@@ -85,7 +85,7 @@ def pad_sample(sample: Tensors, *, multiple: int = 1) -> dict[str, torch.Tensor]
     by itself, so that `multiple` matters only where the model asks for more (sequence parallelism, FP8).
 
     Raises:
-        ConfigError: `multiple` is no whole number from 1.
+        ConfigError: `multiple` is not a whole number from 1.
     """
     multiple = check_integer("multiple", multiple, least=1)
     original = sample["tokens"].numel()
@@ -164,7 +164,7 @@ def flatten_field(value: object, key: str, where: str, dtype: torch.dtype) -> to
     """A field as the 1-D tensor in which it travels.
 
     Raises:
-        ConfigError: neither [tokens] nor [1, tokens]. ConfigTypeError: no tensor, or fractions as tokens.
+        ConfigError: neither [tokens] nor [1, tokens]. ConfigTypeError: not a tensor, or fractions as tokens.
     """
     if not isinstance(value, torch.Tensor):
         raise ConfigTypeError(f"{key} of {where} is {of_type(value)}; use a torch.Tensor.")

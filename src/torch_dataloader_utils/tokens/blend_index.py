@@ -15,7 +15,7 @@ def as_weights(weights: Any) -> npt.NDArray[np.float64]:
     """The weights as an array, shape [n].
 
     Raises:
-        ConfigTypeError: no list of numbers.
+        ConfigTypeError: not a list of numbers.
     """
     try:
         array = np.array(weights, dtype=np.float64)
@@ -30,7 +30,7 @@ def normalize_weights(weights: Sequence[float]) -> list[float]:
     """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
 
     Raises:
-        ConfigTypeError: no list of numbers. ConfigError: no weights, a negative or not finite one, or such a sum, or
+        ConfigTypeError: not a list of numbers. ConfigError: no weights, a negative or not finite one, or such a sum, or
             one of 0.
     """
     array = as_weights(weights)
@@ -138,7 +138,7 @@ def blend_by_weight(weights: Sequence[float], size: int, *, normalize: bool = Tr
         weights .5 .25 .25, size 8    data sets 0 1 2 0 0 1 2 0    samples 0 0 0 1 2 1 1 3
 
     Raises:
-        ConfigTypeError: weights that are no list of numbers, or a size that is no whole number.
+        ConfigTypeError: weights that are not a list of numbers, or a size that is not a whole number.
         ConfigError: no data sets or too many, a weight that is not positive, or a negative size.
     """
     given, size = as_weights(weights), check_integer("size", size)
@@ -153,7 +153,7 @@ def blend_exhaustively(sizes: Sequence[int]) -> BlendIndex:
         sizes 3 1 2    data sets 0 2 1 0 2 0    samples 0 0 0 1 1 2
 
     Raises:
-        ConfigTypeError: sizes that are no list of whole numbers.
+        ConfigTypeError: sizes that are not a list of whole numbers.
         ConfigError: no data sets or too many, or a size that is not positive.
     """
     limits = as_weights(sizes)

@@ -30,7 +30,7 @@ class BlendedDataset(Dataset[Sample]):
     exactly that many. Samples carry `dataset_id`.
 
     Raises:
-        ConfigTypeError: weights that are no list of numbers, or a size that is no whole number.
+        ConfigTypeError: weights that are not a list of numbers, or a size that is not a whole number.
         ConfigError: data sets of several kinds or splits, weights that do not fit, or a data set asked for more
             samples than it has.
     """

@@ -74,7 +74,7 @@ class IndexedDatasetBuilder:
 
         Raises:
             DataError: a token does not fit the dtype, or the sequence is longer than 2^31 − 1 tokens.
-            ConfigError: a mode that is no whole number from −128 to 127, or the builder has ended.
+            ConfigError: a mode that is not a whole number from −128 to 127, or the builder has ended.
         """
         tokens = self._convert(tensor)
         with self._all_or_nothing():
@@ -84,7 +84,7 @@ class IndexedDatasetBuilder:
         """Append one document: its tokens, and how many of them each of its sequences takes.
 
         Raises:
-            ConfigError: the lengths do not add up to the tokens or are no whole numbers, or modes do not match.
+            ConfigError: the lengths do not add up to the tokens or are not whole numbers, or modes do not match.
         """
         tokens, counts = self._convert(tensor), _whole_numbers("lengths", lengths)
         if counts.sum() != tokens.size or (counts < 0).any():
@@ -101,7 +101,7 @@ class IndexedDatasetBuilder:
             values 1 2 3 4, offsets 0 3 4, eod 9      documents 1 2 3 9 | 4 9
 
         Raises:
-            ConfigError: offsets do not rise inside the values, or are no whole numbers.
+            ConfigError: offsets do not rise inside the values, or are not whole numbers.
         """
         tokens, bounds = self._convert(values), _whole_numbers("offsets", offsets)
         counts = np.diff(bounds)
@@ -284,7 +284,7 @@ def find_corpora(directory: str | Path) -> list[str]:
     At least one: a merge of several directories would leave out an empty one and not say so.
 
     Raises:
-        ConfigTypeError: no path. NoDataError: no such directory on a local disk, or no corpus in it.
+        ConfigTypeError: not a path. NoDataError: no such directory on a local disk, or no corpus in it.
         ConfigError: an .idx without its .bin, or the other way round; the URL of a store.
     """
     folder = local_path("directory", directory)
@@ -303,7 +303,7 @@ def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimoda
     """Append the corpora in the given order into one; it takes the dtype of the first.
 
     Raises:
-        ConfigTypeError: no list of paths.
+        ConfigTypeError: not a list of paths.
         ConfigError: nothing to merge, a corpus that is not on a local disk, or the output among what is merged.
         SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
     """

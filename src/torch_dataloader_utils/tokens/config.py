@@ -159,7 +159,9 @@ def _check_facts(facts: Any) -> None:
     if facts is None:
         return
     if not isinstance(facts, Mapping) or not all(isinstance(each, CorpusFacts) for each in facts.values()):
-        raise ConfigTypeError("sequences_per_dataset is no dict of CorpusFacts: pass what read_sequences(path) gives.")
+        raise ConfigTypeError(
+            "sequences_per_dataset is not a dict of CorpusFacts: pass what read_sequences(path) gives."
+        )
 
 
 def _check_blends(blend: Blend | None, per_split: Sequence[Blend | None] | None, split: str | None) -> None:

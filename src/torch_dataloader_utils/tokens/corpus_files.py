@@ -32,7 +32,7 @@ def check_prefix(name: str, path_prefix: Any) -> str:
     """The text of a prefix that a user gives, as `name`.
 
     Raises:
-        ConfigTypeError: no path. ConfigError: a web URL with a query, behind which no ending can be put.
+        ConfigTypeError: not a path. ConfigError: a web URL with a query, behind which no ending can be put.
     """
     prefix = check_path(name, path_prefix)
     if any(part.lower().startswith(("http://", "https://")) and "?" in part for part in prefix.split("::")):
@@ -127,7 +127,7 @@ def local_path(name: str, path: str | Path) -> Path:
     """The local path of a corpus or sequences file; `name` is the name of the argument, for messages.
 
     Raises:
-        ConfigTypeError: no path. ConfigError: the URL of a store.
+        ConfigTypeError: not a path. ConfigError: the URL of a store.
     """
     text = check_path(name, path)
     if not is_local(text):

@@ -51,13 +51,13 @@ def dtype_code(dtype: object) -> int:
     """The header byte of a numpy dtype (or anything numpy takes for one).
 
     Raises:
-        ConfigTypeError: no type, or one that the format has no code for.
+        ConfigTypeError: not a type, or one that the format has no code for.
     """
     names = ", ".join(known.name for known in DTYPES.values())
     try:
         wanted = np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
-        raise ConfigTypeError(f"{dtype!r} is no type of tokens; the format knows {names}.") from error
+        raise ConfigTypeError(f"{dtype!r} is not a type of tokens; the format knows {names}.") from error
     for code, known in DTYPES.items():
         if known == wanted:
             return code
@@ -71,7 +71,7 @@ def select_dtype(vocabulary_size: int | None) -> TokenDtype:
         dtype              uint16    int32     int32   int64       int32
 
     Raises:
-        ConfigTypeError, ConfigError: no whole number, or one below 1.
+        ConfigTypeError, ConfigError: not a whole number, or one below 1.
     """
     if vocabulary_size is None:
         return DTYPES[4]
@@ -163,7 +163,8 @@ def decode_header(data: bytes | memoryview, *, path: str) -> IndexHeader:
     magic, version, code, sequence_count, document_count = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise CorruptFileError(
-            f"{path} is no token index: it begins with {magic!r}, not {MAGIC!r}. Give the prefix of an .idx/.bin pair."
+            f"{path} is not a token index: it begins with {magic!r}, not {MAGIC!r}. Give the prefix of an .idx and a "
+            ".bin file."
         )
     if version != VERSION:
         raise CorruptFileError(f"{path} has index version {version}; only version {VERSION} is known.")

@@ -61,7 +61,7 @@ class IndexedDataset(Dataset[Any]):
         trust_index: skip the full check of the arrays. Each access is still checked.
 
     Raises:
-        ConfigTypeError: no path, or a text for a flag. ConfigError: a web URL with a query.
+        ConfigTypeError: not a path, or a text for a flag. ConfigError: a web URL with a query.
         NoDataError: a file is missing.
         CorruptFileError: the index is truncated or does not describe the .bin.
         FileChangedError: a file is not the one that was opened before (on every read of a remote corpus).
@@ -237,7 +237,7 @@ class IndexedDataset(Dataset[Any]):
         """`length` tokens of sequence `index` from `offset` on; all the rest when `length` is None.
 
         Raises:
-            IndexError: no such sequence. TypeError: its number is no whole one.
+            IndexError: no such sequence. TypeError: its number is not whole.
             ConfigError: the part does not lie inside the sequence.
         """
         index = self._check_index(index)

@@ -71,7 +71,7 @@ def _open_local(path: str) -> tuple[int, FileStat]:
     if S_ISREG(status.st_mode):
         return descriptor, file_stat(status)
     os.close(descriptor)
-    raise NoDataError(f"{path} is no file but a directory, a pipe or a device. Pass the path of a file.")
+    raise NoDataError(f"{path} is not a file but a directory, a pipe or a device. Pass the path of a file.")
 
 
 def _not_opened(path: str, error: OSError) -> StoreError:

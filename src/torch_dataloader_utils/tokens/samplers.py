@@ -125,8 +125,9 @@ class PretrainingRandomSampler(_StepSampler):
             )
         if self.consumed_samples % self._part.step_samples:
             raise ConfigError(
-                f"{self.consumed_samples} consumed samples are no whole number of steps of {self._part.step_samples}. "
-                "Resume with the micro_batch_size and the ranks that they were consumed with."
+                f"{self.consumed_samples} consumed samples are not a whole number of steps of "
+                f"{self._part.step_samples}. Resume with the micro_batch_size and the ranks that they were consumed "
+                "with."
             )
 
     @property
@@ -190,8 +191,8 @@ class GlobalBatchSampler(Sampler[Batch]):
         global_batch_size = check_integer("global_batch_size", global_batch_size, least=1)
         if global_batch_size % step_samples:
             raise ConfigError(
-                f"global_batch_size={global_batch_size} is no whole number of steps of {step_samples} samples. Pass a "
-                "multiple of micro_batch_size x data_parallel_size."
+                f"global_batch_size={global_batch_size} is not a whole number of steps of {step_samples} samples. Pass "
+                "a multiple of micro_batch_size x data_parallel_size."
             )
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size

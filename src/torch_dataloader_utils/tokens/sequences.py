@@ -68,7 +68,7 @@ def write_sequences(
     remote corpora are read, see `IndexedDataset`.
 
     Raises:
-        ConfigTypeError: no list of paths. ConfigError: `path` is the URL of a store.
+        ConfigTypeError: not a list of paths. ConfigError: `path` is the URL of a store.
         What `IndexedDataset` raises for a corpus that is not there or is damaged.
     """
     target = local_path("path", path)
@@ -96,7 +96,7 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
     """The facts of every corpus in a sequences file, ours or one that Megatron-Core's tool wrote.
 
     Raises:
-        ConfigTypeError: no path. ConfigError: the URL of a store. NoDataError: there is no such file.
+        ConfigTypeError: not a path. ConfigError: the URL of a store. NoDataError: there is no such file.
         CorruptFileError: not JSON, or not of this shape; names the entry.
     """
     path = local_path("path", path)

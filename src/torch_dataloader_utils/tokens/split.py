@@ -35,7 +35,7 @@ def parse_split(split: str) -> SplitMatrix:
     Any sign but a minus separates numbers, as in "[0.9, 0.05, 0.05]" or "90% / 10%".
 
     Raises:
-        ConfigTypeError: no text.
+        ConfigTypeError: not a text.
         ConfigError: no numbers, more than three, or a sum of 0; letters or a minus, which Megatron-Core leaves out.
     """
     if not isinstance(split, str):
@@ -45,7 +45,9 @@ def parse_split(split: str) -> SplitMatrix:
             raise ValueError(split)
         weights = [float(number) for number in re.findall(r"[.0-9]+", split)]
     except ValueError as error:
-        raise ConfigError(f"The split {split!r} holds something that is no number. Write it as '969,30,1'.") from error
+        raise ConfigError(
+            f"The split {split!r} holds something that is not a number. Write it as '969,30,1'."
+        ) from error
     if len(weights) > len(Split):
         raise ConfigError(f"The split {split!r} has {len(weights)} parts; train, valid and test are three.")
     shares = normalize_weights(weights + [0.0] * (len(Split) - len(weights)))

@@ -97,7 +97,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         """The item at `index` of this epoch's order; a negative index counts from the end.
 
         Raises:
-            IndexError: outside the data set. TypeError: no whole number, as lists raise it.
+            IndexError: outside the data set. TypeError: not a whole number, as lists raise it.
         """
         return self._base_dataset[self._position(index)]
 
@@ -228,7 +228,7 @@ def pad_stack_1d(
     Raises:
         ConfigError: no items, an item that is not 1-D, an unknown side, or a multiple below 1; a pad value that the
             dtype does not hold.
-        ConfigTypeError: no list of tensors, or tensors of different dtypes; a pad value that is no number.
+        ConfigTypeError: not a list of tensors, or tensors of different dtypes; a pad value that is not a number.
     """
     if not isinstance(items, Sequence):
         raise ConfigTypeError(f"items is {of_type(items)}: pass a list of 1-D tensors.")

@@ -100,7 +100,7 @@ class ShardedDataset(Dataset[ItemT]):
         `mesh_dim` the mesh must have one dimension.
 
         Raises:
-            ConfigTypeError: no mesh. As the constructor, and what torch raises for a dimension that is not there.
+            ConfigTypeError: not a mesh. As the constructor, and what torch raises for a dimension that is not there.
         """
         if not isinstance(mesh, DeviceMesh):
             raise ConfigTypeError(
@@ -150,7 +150,7 @@ class ShardedDataset(Dataset[ItemT]):
         """One item of this shard; a negative index counts from its end.
 
         Raises:
-            IndexError: outside the shard. TypeError: no whole number, as lists raise it.
+            IndexError: outside the shard. TypeError: not a whole number, as lists raise it.
         """
         return self._dataset[self._position(index)]
 

@@ -190,7 +190,7 @@ class ShardedStream(IterableDataset[ItemT]):
         """Sets the epoch of the next pass; reaches persistent workers. The epoch of a loaded state keeps its place.
 
         Raises:
-            ConfigTypeError, ConfigError: no whole number, or one below 0.
+            ConfigTypeError, ConfigError: not a whole number, or one below 0.
         """
         self._epoch.value = epoch
         if self._pending is not None and self._pending["epoch"] != epoch:

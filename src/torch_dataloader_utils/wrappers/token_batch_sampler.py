@@ -91,7 +91,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             padding_free: the collate function takes rows end to end.
 
         Raises:
-            ConfigTypeError: lengths that are no list of numbers, or a number that is not whole.
+            ConfigTypeError: lengths that are not a list of numbers, or a number that is not whole.
             ConfigError: a number out of range, a row that alone exceeds max_tokens_per_batch, or pad_to_multiple_of
                 with padding_free.
         """
@@ -130,7 +130,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         make other batches, so change them between epochs.
 
         Raises:
-            ConfigTypeError, ConfigError: no whole number, or one below 0.
+            ConfigTypeError, ConfigError: not a whole number, or one below 0.
         """
         epoch = check_integer("epoch", epoch, least=0)
         self._first_batch = check_integer("first_batch", first_batch, least=0)

@@ -27,9 +27,9 @@ from torch_dataloader_utils.datasets.blend.picks import (
     blend_steps,
     count_steps,
 )
-from torch_dataloader_utils.datasets.blend.sources import BatchT, BlendSource, Mark
+from torch_dataloader_utils.datasets.blend.sources import BlendSource, Mark
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.rank_comparison import ComparedPasses, options_record
@@ -183,14 +183,14 @@ def _is_topology(value: Any) -> bool:
 
 
 def blend(
-    sources: Sequence[TableDataLoader | TableDataset],
+    sources: Sequence[TableDataLoader[BatchT] | TableDataset[BatchT]],
     weights: Sequence[float],
     *,
     per: ItemKind = "batch",
     stop: Stop = "first_exhausted",
     batch_size: int | None = None,
     drop_last: bool = False,
-) -> "BlendedLoader[Any]":
+) -> "BlendedLoader[BatchT]":
     """Several loaders as one, each in its share; what comes next is from the source that is furthest behind its share.
 
         weights 2 1 1      sources 0 1 2 0 0 1 2 0 ...
@@ -242,7 +242,7 @@ class BlendedLoader(Generic[BatchT]):
     `ahead_bytes`.
     """
 
-    def __init__(self, loaders: Sequence[TableDataLoader], options: BlendOptions) -> None:
+    def __init__(self, loaders: Sequence[TableDataLoader[BatchT]], options: BlendOptions) -> None:
         self.options = options
         self.sources: tuple[BlendSource[BatchT], ...] = tuple(
             BlendSource(loader, options.per, index) for index, loader in enumerate(loaders)
@@ -358,7 +358,7 @@ def _as_shares(weights: Any) -> tuple[float, ...]:
         raise ConfigTypeError(f"weights={weights!r}: pass a list of positive numbers, one for each source.") from error
 
 
-def _as_loader(source: Any, index: int) -> TableDataLoader:
+def _as_loader(source: TableDataLoader[BatchT] | TableDataset[BatchT], index: int) -> TableDataLoader[BatchT]:
     if isinstance(source, TableDataset):
         return TableDataLoader(source)
     if not isinstance(source, TableDataLoader):

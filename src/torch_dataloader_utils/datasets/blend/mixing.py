@@ -14,11 +14,12 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.state import encode_state
-from torch_dataloader_utils.datasets.blend.sources import BatchT, BlendSource, Mark, Passes, blend_epoch, pass_start
+from torch_dataloader_utils.datasets.blend.sources import BlendSource, Mark, Passes, blend_epoch, pass_start
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+from torch_dataloader_utils.stream.dataset import BatchT
 
 
 def num_rows(batch: Any) -> int:

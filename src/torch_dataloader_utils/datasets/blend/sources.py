@@ -6,7 +6,7 @@ not depend on how often the others were repeated.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from torch_dataloader_utils._core.state import decode_state, encode_state
 from torch_dataloader_utils.datasets.blend.picks import ItemKind
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.plan.epoch_plan import EpochPlan
-from torch_dataloader_utils.stream.dataset import TableDataset
+from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
-
-BatchT = TypeVar("BatchT")
 
 _PASS_STRIDE = 1 << 32
 
@@ -67,7 +65,7 @@ class Passes:
     Nothing is read, and every rank gets the same answers.
     """
 
-    def __init__(self, dataset: TableDataset, per: ItemKind, index: int) -> None:
+    def __init__(self, dataset: TableDataset[Any], per: ItemKind, index: int) -> None:
         """index: the number of the source, for messages."""
         self.per = per
         self.index = index
@@ -180,7 +178,7 @@ class BlendSource(Generic[BatchT]):
             are not counted.
     """
 
-    def __init__(self, loader: TableDataLoader, per: ItemKind, index: int) -> None:
+    def __init__(self, loader: TableDataLoader[BatchT], per: ItemKind, index: int) -> None:
         _check_loader(loader, per, index)
         self.loader = loader
         if loader.dataset.compared is not None:
@@ -241,7 +239,7 @@ class BlendSource(Generic[BatchT]):
         return Mark(start=start, passes=entry["passes"], taken=entry["taken"])
 
 
-def _check_loader(loader: TableDataLoader, per: ItemKind, index: int) -> None:
+def _check_loader(loader: TableDataLoader[Any], per: ItemKind, index: int) -> None:
     if loader.num_workers > 1 and not loader.in_order:
         raise ConfigError(
             f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "

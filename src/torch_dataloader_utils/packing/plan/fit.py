@@ -15,7 +15,7 @@ def checked_lengths(lengths: Sequence[int] | Int64s) -> Int64s:
     """Lengths as int64, shape [n].
 
     Raises:
-        ConfigTypeError: lengths that are no list of integers. ConfigError: no sequence at all, or a length below 1.
+        ConfigTypeError: lengths that are not a list of integers. ConfigError: no sequence at all, or a length below 1.
     """
     given = np.asarray(lengths)
     if given.size and given.dtype.kind not in "iu":

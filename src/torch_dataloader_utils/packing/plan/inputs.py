@@ -22,7 +22,7 @@ class PackingShape:
             virtual pipeline stages.
 
     Raises:
-        ConfigError: a value that is no whole number from 1.
+        ConfigError: a value that is not a whole number from 1.
     """
 
     max_seqlen_per_dp_cp_rank: int
@@ -108,7 +108,7 @@ class CostModel:
     Only the ratio of the two weights matters; see `CostModel.transformer` for where it comes from.
 
     Raises:
-        ConfigError: a weight that is no whole number from 0, or both 0.
+        ConfigError: a weight that is not a whole number from 0, or both 0.
     """
 
     quadratic: int = 1

@@ -4,7 +4,7 @@
     <output>.bin, then <output>.idx            the corpus; it is there once its .idx is
 
 A store has no rename, but gives a small object whole or not at all. So a remote corpus is published by its .idx: an
-older one loses its own first, and a .bin without .idx is no corpus.
+older one loses its own first, and a .bin without .idx is not a corpus.
 """
 
 import contextlib

@@ -113,7 +113,7 @@ def _load(path: str) -> Any:
         tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # it raises no narrower class
         raise ConfigError(
-            f"{redact(path)} is no tokenizer.json of the tokenizers package: {error}. Pass one on this machine."
+            f"{redact(path)} is not a tokenizer.json of the tokenizers package: {error}. Pass one on this machine."
         ) from error
     # The file may hold settings from when it was saved, by which documents would be cut, or padded to the longest one.
     tokenizer.no_truncation()

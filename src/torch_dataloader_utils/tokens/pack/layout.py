@@ -67,7 +67,7 @@ def fill_greedily(
         with one extra token        0[0:5] | 0[4:5] 1[0:3] 2[0:1]
 
     Raises:
-        ConfigTypeError: no list of whole numbers, or no whole number.
+        ConfigTypeError: not a list of whole numbers, or not a whole number.
         ConfigError: a length is negative, their sum beyond int64, or L is not positive.
     """
     tokens = _check_lengths(lengths)
@@ -103,7 +103,7 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
         length 10, capacity 4                       0[0:4] | 0[4:8] | 0[8:10]
 
     Raises:
-        ConfigTypeError: no list of whole numbers, or no whole number.
+        ConfigTypeError: not a list of whole numbers, or not a whole number.
         ConfigError: a length is negative, their sum beyond int64, or capacity or window is not positive.
     """
     tokens = _check_lengths(lengths)

@@ -21,7 +21,7 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
     """The integer type of the tokens in the packed column.
 
     Raises:
-        ConfigError: no such column, one that is no list of integers, or an eod or pad_id that the type cannot hold.
+        ConfigError: no such column, one that is not a list of integers, or an eod or pad_id that the type cannot hold.
     """
     if schema.names.count(packing.column) != 1:
         raise ConfigError(f"pack_tokens: column {packing.column!r} is not in the data set; it has {schema.names}.")
