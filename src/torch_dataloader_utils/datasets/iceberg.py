@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_flag, check_function
@@ -33,6 +35,7 @@ from torch_dataloader_utils.datasets.options import (
     IcebergDatasetKeywords,
     IcebergKeywords,
     IcebergLoaderKeywords,
+    IcebergPlainKeywords,
     TableOptions,
 )
 from torch_dataloader_utils.datasets.rank_agreement import (
@@ -49,12 +52,14 @@ from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOption
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 from torch_dataloader_utils.shape.shapers import OutputFormat
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import from_rank_zero
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
+T = TypeVar("T")
 
 # Stands for no snapshot among ids, as in tables of format version 1.
 _NO_SNAPSHOT = -1
@@ -315,6 +320,91 @@ class IcebergDataset(BuiltDataset):
         check_names(arguments, names_of(IcebergSource, TableOptions))
         build(chosen(IcebergSource, arguments), chosen(TableOptions, arguments), self._begin)
 
+    # The type of the loader's batches: as the last function returns them, or by the output format.
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str | os.PathLike[str],
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        collate_fn: Callable[[Any], T],
+        transform: Callable[[Any], Any] | None = None,
+        output_format: OutputFormat = "torch",
+        **options: Unpack[IcebergPlainKeywords],
+    ) -> tuple[TableDataLoader[T], "IcebergDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str | os.PathLike[str],
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        transform: Callable[[Any], T],
+        collate_fn: None = None,
+        output_format: OutputFormat = "torch",
+        **options: Unpack[IcebergPlainKeywords],
+    ) -> tuple[TableDataLoader[T], "IcebergDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str | os.PathLike[str],
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["torch"] = "torch",
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[IcebergPlainKeywords],
+    ) -> tuple[TableDataLoader[TensorBatch], "IcebergDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str | os.PathLike[str],
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["numpy"],
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[IcebergPlainKeywords],
+    ) -> tuple[TableDataLoader[dict[str, npt.NDArray[Any]]], "IcebergDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str | os.PathLike[str],
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["arrow"],
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[IcebergPlainKeywords],
+    ) -> tuple[TableDataLoader[pa.RecordBatch], "IcebergDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: str | os.PathLike[str],
+        catalog_config: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["dict"],
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[IcebergPlainKeywords],
+    ) -> tuple[TableDataLoader[dict[str, list[Any]]], "IcebergDataset"]: ...
     @classmethod
     @explains(IcebergSource, TableOptions, more=LOADER_TEXT)
     def create_dataloader(
@@ -342,7 +432,7 @@ class IcebergDataset(BuiltDataset):
         *,
         inventory: Inventory | None = None,
         **options: Unpack[IcebergLoaderKeywords],
-    ) -> tuple[TableDataLoader, "IcebergDataset"]:
+    ) -> tuple[TableDataLoader[Any], "IcebergDataset"]:
         """A loader of one rank's batches of an Iceberg table, and its data set.
 
         All options are on the page "Options" of the reference, and in `help()` of this function: those of the table,

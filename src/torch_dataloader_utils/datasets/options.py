@@ -48,6 +48,7 @@ from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 if TYPE_CHECKING:
     import torch
+    from pyiceberg.expressions import BooleanExpression
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -364,12 +365,17 @@ class LoaderKeywords(TypedDict, total=False):
     in_order: bool
 
 
+class TransformKeywords(TypedDict, total=False):
+    """The option that makes other batches of batches; apart, because the type of the loader depends on it."""
+
+    transform: Callable[[Any], Any] | None
+
+
 class TableKeywords(TypedDict, total=False):
-    """The options of `TableOptions` that are never passed by position."""
+    """The other options of `TableOptions` that are never passed by position."""
 
     rank_sharding: RankSharding
     drop_last: bool
-    transform: Callable[[Any], Any] | None
     shuffle_rows: int | None
     interleave: int | None
     lanes: Lanes | int | None
@@ -385,11 +391,9 @@ class TableKeywords(TypedDict, total=False):
     check_ranks: bool
 
 
-class AllTableKeywords(TableKeywords, total=False):
-    """All options of `TableOptions`."""
+class PlainKeywords(TableKeywords, total=False):
+    """The options of `TableOptions` that say nothing of the type of batches, but for the first two."""
 
-    batch_size: int
-    columns: Sequence[str] | None
     filters: pc.Expression | None
     shuffle: bool
     shuffle_seed: int
@@ -397,13 +401,20 @@ class AllTableKeywords(TableKeywords, total=False):
     split_rows: int | None
     split_strategy: SplitStrategy | str | None
     num_workers: int | None
-    output_format: OutputFormat
-    collate_fn: Callable[[Any], Any] | None
     num_ranks: int | str
     rank: int
     show_progress: bool
     progress_interval_sec: float
     shuffle_buffer_size: int | None
+
+
+class AllTableKeywords(PlainKeywords, TransformKeywords, total=False):
+    """All options of `TableOptions`."""
+
+    batch_size: int
+    columns: Sequence[str] | None
+    output_format: OutputFormat
+    collate_fn: Callable[[Any], Any] | None
 
 
 class FileKeywords(TypedDict, total=False):
@@ -415,8 +426,15 @@ class FileKeywords(TypedDict, total=False):
     allow_bare_files: bool
 
 
-class FileLoaderKeywords(FileKeywords, TableKeywords, LoaderKeywords, total=False):
+class FileLoaderKeywords(FileKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
     """Keyword-only options of `StructuredDataset.create_dataloader`."""
+
+
+class FilePlainKeywords(FileKeywords, PlainKeywords, LoaderKeywords, total=False):
+    """The same and the options that come by position, but for those that the type of batches depends on."""
+
+    storage_options: Mapping[str, Any] | None
+    partitioning: Literal["hive"] | None
 
 
 class FileDatasetKeywords(FileKeywords, AllTableKeywords, total=False):
@@ -439,8 +457,16 @@ class IcebergKeywords(TypedDict, total=False):
     allow_bare_vectors: bool
 
 
-class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, LoaderKeywords, total=False):
+class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
     """Keyword-only options of `IcebergDataset.create_dataloader`."""
+
+
+class IcebergPlainKeywords(IcebergKeywords, PlainKeywords, LoaderKeywords, total=False):
+    """The same and the options that come by position, but for those that the type of batches depends on."""
+
+    scan_filter: "BooleanExpression | str | None"
+    snapshot_id: int | None
+    inventory: Inventory | None
 
 
 class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):

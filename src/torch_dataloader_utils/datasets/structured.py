@@ -1,8 +1,10 @@
 """`StructuredDataset`: data sets of files, and their loaders. `build.py` wires the stages for it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeVar, Unpack, overload
 
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -13,10 +15,14 @@ from torch_dataloader_utils.datasets.options import (
     LOADER_TEXT,
     FileDatasetKeywords,
     FileLoaderKeywords,
+    FilePlainKeywords,
     TableOptions,
 )
 from torch_dataloader_utils.shape.shapers import OutputFormat
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
+
+T = TypeVar("T")
 
 
 class StructuredDataset(BuiltDataset):
@@ -47,6 +53,91 @@ class StructuredDataset(BuiltDataset):
         check_names(arguments, names_of(FileSource, TableOptions))
         build(chosen(FileSource, arguments), chosen(TableOptions, arguments), self._begin)
 
+    # The type of the loader's batches: as the last function returns them, or by the output format.
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Files,
+        format: str = "parquet",
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        collate_fn: Callable[[Any], T],
+        transform: Callable[[Any], Any] | None = None,
+        output_format: OutputFormat = "torch",
+        **options: Unpack[FilePlainKeywords],
+    ) -> tuple[TableDataLoader[T], "StructuredDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Files,
+        format: str = "parquet",
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        transform: Callable[[Any], T],
+        collate_fn: None = None,
+        output_format: OutputFormat = "torch",
+        **options: Unpack[FilePlainKeywords],
+    ) -> tuple[TableDataLoader[T], "StructuredDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Files,
+        format: str = "parquet",
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["torch"] = "torch",
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[FilePlainKeywords],
+    ) -> tuple[TableDataLoader[TensorBatch], "StructuredDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Files,
+        format: str = "parquet",
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["numpy"],
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[FilePlainKeywords],
+    ) -> tuple[TableDataLoader[dict[str, npt.NDArray[Any]]], "StructuredDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Files,
+        format: str = "parquet",
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["arrow"],
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[FilePlainKeywords],
+    ) -> tuple[TableDataLoader[pa.RecordBatch], "StructuredDataset"]: ...
+    @overload
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Files,
+        format: str = "parquet",
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        *,
+        output_format: Literal["dict"],
+        transform: None = None,
+        collate_fn: None = None,
+        **options: Unpack[FilePlainKeywords],
+    ) -> tuple[TableDataLoader[dict[str, list[Any]]], "StructuredDataset"]: ...
     @classmethod
     @explains(FileSource, TableOptions, more=LOADER_TEXT)
     def create_dataloader(
@@ -72,7 +163,7 @@ class StructuredDataset(BuiltDataset):
         progress_interval_sec: float = 120.0,
         shuffle_buffer_size: int | None = None,
         **options: Unpack[FileLoaderKeywords],
-    ) -> tuple[TableDataLoader, "StructuredDataset"]:
+    ) -> tuple[TableDataLoader[Any], "StructuredDataset"]:
         """A loader of one rank's batches, and its data set.
 
         All options are on the page "Options" of the reference, and in `help()` of this function: those of the files,
