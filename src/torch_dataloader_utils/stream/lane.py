@@ -18,16 +18,16 @@ from torch_dataloader_utils.stream.decode_jobs import Awaited, DecodeJob, Depend
 class DecodeAhead:
     """Starts decoding row groups, and holds each one's pending rows until `done` is called for it.
 
-    decodes_rows_needed: decode a row group only up to the last row that the lane uses, where the format allows it;
+    decodes_rows_needed: decode a row group only up to the last row that the lane needs, where the format allows it;
         False where row counts are not known.
     has_freed: whether memory was freed since the last `prefetch`.
     """
 
-    def __init__(self, decoder: Decoder, uses: GroupSlices, *, decodes_rows_needed: bool) -> None:
+    def __init__(self, decoder: Decoder, slices: GroupSlices, *, decodes_rows_needed: bool) -> None:
         self._decoder = decoder
-        groups, first, number = np.unique(uses.group, return_index=True, return_inverse=True)
+        groups, first, number = np.unique(slices.group, return_index=True, return_inverse=True)
         stop = np.zeros(len(groups), dtype=np.int64)
-        np.maximum.at(stop, number, uses.stop)
+        np.maximum.at(stop, number, slices.stop)
         stops = stop.tolist() if decodes_rows_needed else [None] * len(groups)
         self._stop_row: dict[int, int | None] = dict(zip(groups.tolist(), stops, strict=True))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
@@ -84,77 +84,77 @@ T = TypeVar("T")
 
 
 class LaneBlocks:
-    """The rows of each use of a row group by the lane's units, in the order of `uses`.
+    """The rows of the group slices of a lane, which are known by their numbers: their places in `slices`.
 
-    Plain units take the rows of their uses: `take`. Windows are gathered from several uses in the
-    decoding threads (`gather`) and released later (`finish`). A row group is dropped after its last use.
+    Plain units take the rows of their slices: `take`. Windows are gathered from several slices in the
+    decoding threads (`gather`) and released later (`finish`). A row group is dropped after its last slice.
     """
 
     def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:
-        self.uses = group_slices(units, work.group_start, work.group_stop)
+        self.slices = group_slices(units, work.group_start, work.group_stop)
         self._decoder = decoder
         self._exact = work.exact
-        self._use_of_unit = np.searchsorted(self.uses.unit, np.arange(len(units) + 1), side="left").tolist()
-        self._group_of_use: list[int] = self.uses.group.tolist()
-        # Later uses overwrite earlier ones.
-        self._last_use = {group: use for use, group in enumerate(self._group_of_use)}
-        self._ahead = DecodeAhead(decoder, self.uses, decodes_rows_needed=work.exact)
+        self._first_of_unit = np.searchsorted(self.slices.unit, np.arange(len(units) + 1), side="left").tolist()
+        self._groups: list[int] = self.slices.group.tolist()
+        # Later slices overwrite earlier ones.
+        self._last_of_group = {group: number for number, group in enumerate(self._groups)}
+        self._ahead = DecodeAhead(decoder, self.slices, decodes_rows_needed=work.exact)
 
     def prefetch(self) -> None:
         """Start decoding the next row groups, as far as the budget goes."""
         self._ahead.prefetch()
 
-    def take(self, use: int) -> BlockSlice:
-        """The rows of one use; uses must be taken in order."""
-        pending = self._ahead.rows(self._group(use))
+    def take(self, number: int) -> BlockSlice:
+        """The rows of one slice; slices must be taken in order."""
+        pending = self._ahead.rows(self._group(number))
         if self._ahead.has_freed or not pending.done():  # else there is no more room than before
             self.prefetch()
-        rows = self._cut(use, self.wait(pending))
-        self.finish(range(use, use + 1))
+        rows = self._cut(number, self.wait(pending))
+        self.finish(range(number, number + 1))
         return rows
 
-    def gather(self, uses: range, job: Callable[[Sequence[Block]], Block]) -> DependentJob[BlockSlice, Block]:
-        """Have a decoding thread run a job on the rows of these uses, as soon as they are decoded.
+    def gather(self, slices: range, job: Callable[[Sequence[Block]], Block]) -> DependentJob[BlockSlice, Block]:
+        """Have a decoding thread run a job on the rows of these slices, as soon as they are decoded.
 
         Starts decoding their row groups if need be, even beyond the budget.
         """
-        needed = [self._ahead.rows(self._group(use)) for use in uses]
+        needed = [self._ahead.rows(self._group(number)) for number in slices]
 
         def gathered(wholes: Sequence[BlockSlice]) -> Block:
             with self._decoder.counters.decoding():
-                return job(in_few_blocks(map(self._cut, uses, wholes)))
+                return job(in_few_blocks(map(self._cut, slices, wholes)))
 
         return self._decoder.run_after(needed, gathered)
 
-    def learn_growth(self, uses: range) -> None:
-        """Wait for the first of these uses if nothing was decoded yet, so that the budget can be judged.
+    def learn_growth(self, slices: range) -> None:
+        """Wait for the first of these slices if nothing was decoded yet, so that the budget can be judged.
 
         Otherwise what follows a window would be started only once the whole window is decoded.
         """
-        if uses and not self._decoder.knows_growth:
-            self._decoder.counters.count_stall(self._ahead.rows(self._group(uses.start)).exception)
+        if slices and not self._decoder.knows_growth:
+            self._decoder.counters.count_stall(self._ahead.rows(self._group(slices.start)).exception)
 
-    def finish(self, uses: range) -> None:
-        """These uses were taken: row groups whose last use is among them are dropped."""
-        for use in uses:
-            group = self._group(use)
-            if self._last_use[group] == use:
+    def finish(self, slices: range) -> None:
+        """These slices were taken: row groups whose last slice is among them are dropped."""
+        for number in slices:
+            group = self._group(number)
+            if self._last_of_group[group] == number:
                 self._ahead.done(group)
 
     def wait(self, pending: Awaited[T]) -> T:
         """The result of a decoding thread; waiting for it is counted as a stall."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
 
-    def has_begun(self, uses: range) -> bool:
-        """Whether all row groups of these uses are being decoded or are decoded."""
-        return all(self._ahead.begun(self._group(use)) is not None for use in uses)
+    def has_begun(self, slices: range) -> bool:
+        """Whether all row groups of these slices are being decoded or are decoded."""
+        return all(self._ahead.begun(self._group(number)) is not None for number in slices)
 
-    def block_of(self, use: int, *, waits: bool) -> Block | None:
-        """The block of the row group of a use, if that was started and decoded without an error.
+    def block_of(self, number: int, *, waits: bool) -> Block | None:
+        """The block of the row group of a slice, if that was started and decoded without an error.
 
         waits: whether to wait for that; otherwise None if it is still being decoded.
         """
-        pending = self._ahead.begun(self._group(use))
+        pending = self._ahead.begun(self._group(number))
         if pending is None:
             return None
         if not pending.done():
@@ -163,22 +163,22 @@ class LaneBlocks:
             self._decoder.counters.count_stall(pending.exception)
         return None if pending.exception() else pending.result().block
 
-    def uses_of(self, unit: int) -> range:
-        """The uses of row groups that one unit of the lane has."""
-        return range(self._use_of_unit[unit], self._use_of_unit[unit + 1])
+    def slices_of(self, unit: int) -> range:
+        """The slices of row groups that one unit of the lane has."""
+        return range(self._first_of_unit[unit], self._first_of_unit[unit + 1])
 
-    def where(self, use: int) -> str:
-        """The row group of a use, for messages."""
-        return self._decoder.where(self._group(use))
+    def where(self, number: int) -> str:
+        """The row group of a slice, for messages."""
+        return self._decoder.where(self._group(number))
 
-    def _group(self, use: int) -> int:
-        return self._group_of_use[use]
+    def _group(self, number: int) -> int:
+        return self._groups[number]
 
-    def _cut(self, use: int, whole: BlockSlice) -> BlockSlice:
-        """The rows of a use, out of those of its row group; all of them where row counts are not known."""
+    def _cut(self, number: int, whole: BlockSlice) -> BlockSlice:
+        """The rows of a slice, out of those of its row group; all of them where row counts are not known."""
         if not self._exact:
             return whole
-        return whole.cut(int(self.uses.start[use]), int(self.uses.stop[use]))
+        return whole.cut(int(self.slices.start[number]), int(self.slices.stop[number]))
 
 
 # Windows gathered ahead of the trainer's current one; part of the documented memory of a rank.
@@ -206,11 +206,11 @@ class LaneWindows:
         """The rows of a unit, which are part of its window, in the window's order."""
         if unit not in self._gathered:
             self._start(unit)
-        self._blocks.learn_growth(self._blocks.uses_of(unit))
+        self._blocks.learn_growth(self._blocks.slices_of(unit))
         self._blocks.prefetch()
         self._look_ahead(unit)
         rows = self._blocks.wait(self._gathered.pop(unit))
-        self._blocks.finish(self._blocks.uses_of(unit))
+        self._blocks.finish(self._blocks.slices_of(unit))
         return rows
 
     def close(self) -> None:
@@ -219,14 +219,14 @@ class LaneWindows:
 
     def _look_ahead(self, unit: int) -> None:
         for ahead in range(unit + 1, min(unit + 1 + _WINDOWS_AHEAD, len(self._units))):
-            if self._units.window[ahead] == PLAIN or not self._blocks.has_begun(self._blocks.uses_of(ahead)):
+            if self._units.window[ahead] == PLAIN or not self._blocks.has_begun(self._blocks.slices_of(ahead)):
                 return
             if ahead not in self._gathered:
                 self._start(ahead)
 
     def _start(self, unit: int) -> None:
-        uses = self._blocks.uses_of(unit)
-        self._gathered[unit] = self._blocks.gather(uses, lambda blocks: self._gather(unit, blocks))
+        slices = self._blocks.slices_of(unit)
+        self._gathered[unit] = self._blocks.gather(slices, lambda blocks: self._gather(unit, blocks))
 
     def _gather(self, unit: int, blocks: Sequence[Block]) -> Block:
         order = self._order(unit, blocks)
@@ -265,7 +265,7 @@ class LaneReader:
         self._current: Block | None = None
         self._offset = 0
         self._ends: list[tuple[int, int]] = [(0, 0)]
-        self._next_use = 0
+        self._next = 0
         self.cursor = (0, 0)
 
     def prefetch(self) -> None:
@@ -281,7 +281,7 @@ class LaneReader:
     @property
     def where(self) -> str:
         """The row group that the last rows came from, for messages."""
-        return self._blocks.where(next(use for end, use in self._ends if self._offset <= end))
+        return self._blocks.where(next(number for end, number in self._ends if self._offset <= end))
 
     def take(self, rows: int) -> Iterator[BlockSlice]:
         """The next `rows` rows, as one span or several; fewer only where the lane ends."""
@@ -314,8 +314,8 @@ class LaneReader:
             taken = next(self._source, None)
             if taken is None:
                 return None
-            rows, use = taken
-            self._ends = [(rows.num_rows, use)]
+            rows, number = taken
+            self._ends = [(rows.num_rows, number)]
             may_wait = self._exact and self.cursor != (0, 0)
             blocks = in_few_blocks(self._with_following(rows, batch_rows * _JOINED_BATCHES) if may_wait else [rows])
             self._current = blocks[0] if len(blocks) == 1 else self._shaper.concat(blocks)
@@ -336,31 +336,31 @@ class LaneReader:
                 if is_enough:
                     return slices
                 num_bytes += block.num_bytes
-            rows, use = next(self._source)
+            rows, number = next(self._source)
             slices.append(rows)
-            self._ends.append((self._ends[-1][0] + rows.num_rows, use))
+            self._ends.append((self._ends[-1][0] + rows.num_rows, number))
 
     def _next_plain_block(self, *, waits: bool) -> Block | None:
-        following = self._next_use
-        if following >= len(self._blocks.uses) or self._units.window[self._blocks.uses.unit[following]] != PLAIN:
+        following = self._next
+        if following >= len(self._blocks.slices) or self._units.window[self._blocks.slices.unit[following]] != PLAIN:
             return None
         return self._blocks.block_of(following, waits=waits)
 
     def _unit_rows(self) -> Generator[tuple[BlockSlice, int]]:
-        """The rows of all units, each with the last of the uses (see LaneBlocks) that it is made of."""
+        """The rows of all units, each with the last of the slices (see LaneBlocks) that it is made of."""
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
-            uses = self._blocks.uses_of(unit)
+            slices = self._blocks.slices_of(unit)
             if self._units.window[unit] == PLAIN:
-                for use in uses:
-                    self._next_use = use + 1
-                    yield self._blocks.take(use), use
+                for number in slices:
+                    self._next = number + 1
+                    yield self._blocks.take(number), number
                 continue
-            self._next_use = uses.stop
-            last = max(uses.stop - 1, 0)  # a unit may have no rows, and no uses
+            self._next = slices.stop
+            last = max(slices.stop - 1, 0)  # a unit may have no rows, and no slices
             if self._units.windows.permuted:
                 yield BlockSlice.of(self._windows.take(unit)), last
             else:
-                rows = self._blocks.take(uses.start)
+                rows = self._blocks.take(slices.start)
                 yield rows.cut(int(self._units.start[unit]), rows.num_rows), last
         self.cursor = (len(self._units), 0)
