@@ -1,7 +1,7 @@
 """How the columns of one Iceberg data file map to its table, and which of its rows are deleted.
 
-These values are the `extras` of a `FileTable`. `discover/iceberg/` makes them, `read/iceberg` uses them, planning never
-looks inside. Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
+These values are the `extras` of a `FileTable`. `discover/iceberg/` makes them, `read/iceberg` uses them, and no
+plan depends on them. Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
 """
 
 from dataclasses import dataclass, field

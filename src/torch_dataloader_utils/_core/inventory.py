@@ -93,8 +93,8 @@ class FileTable:
     paths: absolute local paths or URLs, without credentials.
     sizes: bytes. identities: etag, or "size-mtime_ns" where the store has none; what a plan is pinned to.
     formats: FileFormat values, uint8.
-    extras: () or one frozen picklable value (or None) a file, meant for the read stage alone (deletes, field
-        ids); planning never looks inside.
+    extras: () or one frozen picklable value (or None) a file, meant for the read stage (deletes, field ids).
+        Plans do not depend on it; `plan/strategy_call.py` shows it to split strategies of the user.
     changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
         one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
         of the files have other times.

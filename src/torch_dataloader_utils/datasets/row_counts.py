@@ -1,4 +1,4 @@
-"""Counts the rows that a row filter keeps, where only reading can tell."""
+"""Facts of rows that only reading can give, before the plan: live rows, bad row groups, lengths and token counts."""
 
 from dataclasses import replace
 from io import BytesIO

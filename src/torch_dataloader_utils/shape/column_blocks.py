@@ -7,7 +7,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,8 @@ def _value(column: Column, dtype: np.dtype[Any]) -> Any:
             return _list_of_arrays(column.value(), dtype)
         case Objects():
             return column.value()
+        case _ as unreachable:
+            assert_never(unreachable)
 
 
 def _parts(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
@@ -94,6 +96,8 @@ def _parts(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[An
             return (_list_of_arrays(rows, dtype) for rows in column.split(batch_rows))
         case Objects():
             return column.split(batch_rows)
+        case _ as unreachable:
+            assert_never(unreachable)
 
 
 def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
