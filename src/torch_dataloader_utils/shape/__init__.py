@@ -10,6 +10,6 @@ user may write into a batch in place.
 Not for: choosing rows (that is the plan), moving batches between processes (that is the stream).
 
 A new column type goes into `arrow_types.classify`, `convert.convert_column` and, if it holds its rows in another way,
-`columns.py` and `column_blocks.py`. A new output format of columns is an `Output` in `column_blocks.py`, any other one a
-shaper beside `arrow_blocks.py`; both are chosen in `make_shaper`.
+`columns.py` and `column_blocks.py`. A new output format of columns is an `Output` in `column_blocks.py`, any other one
+a shaper beside `arrow_blocks.py`; both are chosen in `make_shaper`.
 """
