@@ -14,9 +14,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 
 TEXT = """# Options
 
-What `StructuredDataset` and `IcebergDataset` take, with and without `create_dataloader`; `RowDataset`, `scan_files`,
-`scan_iceberg` and `plan_epoch` take those of them that they have a use for. All but the first twenty of
-`create_dataloader` are passed by keyword. In Python, `help(StructuredDataset.create_dataloader)` shows the same texts.
+What `StructuredDataset` and `IcebergDataset` take, with and without `create_dataloader`. `RowDataset`, `scan_files`,
+`scan_iceberg` and `plan_epoch` (where `shuffle_seed` is `seed`) take those that they have a use for. All but the first
+twenty of `create_dataloader` are passed by keyword. In Python, `help(StructuredDataset.create_dataloader)` shows the
+same texts.
 
 ## Files
 

@@ -104,7 +104,7 @@ def of_type(value: object) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
-def counted(number: int, unit: str) -> str:
+def plural(number: int, unit: str) -> str:
     """A number with its unit, for messages: "1 file", "1,200 files"."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 

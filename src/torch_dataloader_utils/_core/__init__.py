@@ -4,8 +4,8 @@ In: numbers, arrays and plain text. Out: inventories, units of rows, worker prog
 them, permutations, checked arguments, and the protocols of readers, shapers, slab codecs and split strategies.
 
 Promises: values print, compare and pickle as buffers; a permutation is a pure function of (seed, epoch, purpose,
-index) and never changes between releases; nothing here reads a file, a clock or the environment. The standard library
-and numpy only.
+index) and never changes between releases; nothing here reads a file, a clock or the environment. Imports the standard
+library, numpy, `errors` and `_runtime` only.
 
 Not for: what one stage alone needs, which stays in its own package.
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils.errors import ConfigTypeError, counted, of_type
+from torch_dataloader_utils.errors import ConfigTypeError, of_type, plural
 
 UNKNOWN = -1
 
@@ -94,7 +94,8 @@ class FileTable:
     sizes: bytes. identities: etag, or "size-mtime_ns" where the store has none; what a plan is pinned to.
     formats: FileFormat values, uint8.
     extras: () or one frozen picklable value (or None) a file, meant for the read stage (deletes, field ids).
-        Plans do not depend on it; `plan/strategy_call.py` shows it to split strategies of the user.
+        Plans do not depend on it, and the fingerprint leaves it out: what
+        decides it (a snapshot, its deletes) belongs into `Inventory.snapshot`.
     changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
         one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
         of the files have other times.
@@ -233,9 +234,9 @@ class Inventory:
         return int(self.groups.live_rows.sum()) if self.rows_are_known else UNKNOWN
 
     def __str__(self) -> str:
-        rows = counted(self.num_rows, "row") if self.rows_are_known else "rows not counted"
+        rows = plural(self.num_rows, "row") if self.rows_are_known else "rows not counted"
         filtered = ", filtered" if self.row_filter else ""
-        held = f"{counted(self.num_files, 'file')}, {counted(self.num_groups, 'row group')}"
+        held = f"{plural(self.num_files, 'file')}, {plural(self.num_groups, 'row group')}"
         return f"{self.source}: {held}, {rows}{filtered}"
 
     def __repr__(self) -> str:

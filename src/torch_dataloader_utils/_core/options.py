@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
 from torch_dataloader_utils._core.option_values import Lanes, TokenBatches
 from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils.errors import ConfigError, counted
+from torch_dataloader_utils.errors import ConfigError, plural
 
 DEFAULT_INTERLEAVE = 4
 
@@ -169,7 +169,7 @@ class PlanOptions:
 class Topology:
     """Ranks, workers and the size of batches; may change from one resume to the next.
 
-    num_workers: lanes of one rank's loader, at least 1 (a loader without worker processes plans as one worker).
+    num_workers: workers of one rank's loader, at least 1 (a loader without worker processes plans as one worker).
     """
 
     num_ranks: int = 1
@@ -184,7 +184,7 @@ class Topology:
     def __str__(self) -> str:
         """In words, for messages: 2 ranks × 4 workers, batch 1,024."""
         last = ", drop_last" if self.drop_last else ""
-        ranks, workers = counted(self.num_ranks, "rank"), counted(self.num_workers, "worker")
+        ranks, workers = plural(self.num_ranks, "rank"), plural(self.num_workers, "worker")
         return f"{ranks} × {workers}, batch {self.batch_size:,}{last}"
 
     def check_rank(self, rank: int) -> None:

@@ -5,8 +5,8 @@ In: counts, made where a row group is decoded, a request sent, a batch delivered
 that read those values when they are collected.
 
 Promises: counting is always on and costs some hundred nanoseconds a batch (docs/design/0011-observing.md has the
-figures); no value of a row and no credential is in a metric, label or log line. Imports the standard library and numpy;
-rich, prometheus_client and opentelemetry only when they are used.
+figures); no value of a row and no credential is in a metric, label or log line. Imports the standard library, numpy,
+`errors` and `_runtime`; rich, prometheus_client and opentelemetry only when they are used.
 
 Not for: timing single functions, or logging of its own: warnings and errors come from where they are found.
 

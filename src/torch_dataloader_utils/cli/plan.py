@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
-from torch_dataloader_utils.errors import counted
+from torch_dataloader_utils.errors import plural
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.pictures.timeline import Timeline
@@ -138,27 +138,25 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
     windows = f", windows of {summary['shuffle_rows']:,} rows" if summary["shuffle_rows"] else ""
     facts = [
         ("source", summary["source"]),
-        ("rows", f"{format_rows(summary['num_rows'])} in {counted(summary['num_row_groups'], 'row group')}"),
+        ("rows", f"{format_rows(summary['num_rows'])} in {plural(summary['num_row_groups'], 'row group')}"),
         (
             "order",
-            f"epoch {summary['epoch']}, {counted(summary['num_chunks'], 'chunk')} {shuffle}{windows}, "
+            f"epoch {summary['epoch']}, {plural(summary['num_chunks'], 'chunk')} {shuffle}{windows}, "
             f"seed {summary['seed']}",
         ),
         *(("mixing", text) for text in [summary["mixing"]] if text),
         ("steps", _steps(summary)),
         (
             "balancing",
-            f"{counted(summary['moved_rows'], 'row')} moved between ranks, in {counted(summary['cuts'], 'range')}",
+            f"{plural(summary['moved_rows'], 'row')} moved between ranks, in {plural(summary['cuts'], 'range')}",
         ),
         ("imbalance", f"heaviest worker {timeline.imbalance:.2f} × the mean of the bytes{timeline.shown_ranks_note}"),
         *(("note", note) for note in summary["notes"]),
     ]
     if summary["dropped_rows"]:
-        facts.append(("left out", f"{counted(summary['dropped_rows'], 'row')} (--drop-last)"))
+        facts.append(("left out", f"{plural(summary['dropped_rows'], 'row')} (--drop-last)"))
     if summary["repeated_rows"]:
-        facts.append(
-            ("repeated", f"{counted(summary['repeated_rows'], 'row')}, so that every rank takes the last step")
-        )
+        facts.append(("repeated", f"{plural(summary['repeated_rows'], 'row')}, so that every rank takes the last step"))
     print_facts(facts)
     click.echo()
     rows = [
@@ -174,7 +172,7 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
     ]
     print_table(["rank", "worker", "rows", "batches", "bytes", "reads"], rows)
     if timeline.shown_ranks < timeline.num_ranks:
-        click.echo(f"... and {counted(timeline.num_ranks - timeline.shown_ranks, 'more rank')} (--max-ranks)")
+        click.echo(f"... and {plural(timeline.num_ranks - timeline.shown_ranks, 'more rank')} (--max-ranks)")
 
 
 def _steps(summary: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import click
 from torch_dataloader_utils.cli.options import json_option, optional_data_options
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import DataSource
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, counted
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, plural
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory
@@ -170,12 +170,12 @@ def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _segment(entry: dict[str, Any]) -> str:
     steps = entry["steps"]
-    size = f"{counted(entry['num_ranks'], 'rank')} × {counted(entry['num_workers'], 'worker')}"
+    size = f"{plural(entry['num_ranks'], 'rank')} × {plural(entry['num_workers'], 'worker')}"
     topology = f"{size}, batch {entry['batch_size']:,}"
     known = [steps] * entry["num_ranks"] if isinstance(steps, int) else [each for each in steps if each is not None]
     count = f"{min(known):,} to {max(known):,} steps (ranks differ)"
     if isinstance(steps, int):
-        count = counted(steps, "step")
+        count = plural(steps, "step")
     if len(known) < entry["num_ranks"]:
         finished = entry["num_ranks"] - len(known)
         return f"{count} on {topology}; {finished:,} of the ranks took all of theirs"

@@ -9,7 +9,7 @@ import click
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say, watched
 from torch_dataloader_utils.cli.source import DataSource
-from torch_dataloader_utils.errors import LoaderError, counted
+from torch_dataloader_utils.errors import LoaderError, plural
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory
@@ -111,7 +111,7 @@ def _print(
     facts = [("source", inventory.source)]
     if rows is not None:
         facts.append(("read", f"{good:,} of {inventory.num_groups:,} row groups well, {format_rows(rows)} rows"))
-    ranks = f"{counted(planning['num_ranks'], 'rank')} × {counted(planning['num_workers'], 'worker')}"
+    ranks = f"{plural(planning['num_ranks'], 'rank')} × {plural(planning['num_workers'], 'worker')}"
     facts.append(("plan", f"{ranks}: {_verdict(coverage)}"))
     print_facts(facts)
     for fault in faults[:_SHOWN]:

@@ -1,4 +1,4 @@
-"""Data sets of tables, and the one place that wires the five stages: `build` in `build.py`. Begin to read there.
+"""Data sets of tables, and the one place that wires the stages: `build` in `build.py`, in five steps. Begin there.
 
     inventory  →  rows  →  planner  →  stream  →  loader
 

@@ -1,4 +1,4 @@
-"""Builds data sets and loaders. `build` has the five stages one after the other; nothing else wires them.
+"""Builds data sets and loaders. `build` wires the stages, in five steps; nothing else does.
 
 StructuredDataset, IcebergDataset    all five
 RowDataset                           the first two

@@ -91,7 +91,7 @@ class RowDataset(Dataset[Any]):
         check_names(options, names_of(FileSource))
         source, chosen_options = chosen(FileSource, arguments), chosen(TableOptions, arguments)
         cache_bytes = parse_bytes("cache_bytes", cache_bytes)
-        # The first two of the five stages.
+        # The first two of the five steps of `build`.
         found, access = source.find(chosen_options)
         rows = build_rows(found, chosen_options, access, Share(threads=chosen_options.threads))
         schema = decode_schema(found.schema)

@@ -170,7 +170,8 @@ class StructuredDataset(BuiltDataset):
         those of every table (`TableOptions`), and those of torch's DataLoader.
 
         Returns:
-            (loader, dataset). `len(loader)` is exact. Call `dataset.set_epoch(epoch)` before each epoch if shuffling.
+            (loader, dataset). `len(loader)` is exact (a TypeError if row counts are not known). Call
+            `dataset.set_epoch(epoch)` before each epoch if shuffling.
 
         Raises:
             ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from urllib.parse import unquote
 
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import redact
@@ -187,7 +188,8 @@ class Roots:
 
     def check_inventory(self, inventory: Inventory) -> None:
         """Raises UnsupportedFeatureError if a file of the inventory, or of its deletes, lies outside all roots."""
-        deletes = {file.path for extra in inventory.files.extras if extra for file in extra.equality_deletes}
+        tables = [extra for extra in inventory.files.extras if isinstance(extra, IcebergFile)]
+        deletes = {file.path for extra in tables for file in extra.equality_deletes}
         for path in chain(inventory.files.paths, deletes):
             if "::" in path:  # a chain of clients: only they know which storage it ends at
                 raise self._outside(path, "the inventory")

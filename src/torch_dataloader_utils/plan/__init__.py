@@ -7,7 +7,8 @@ gives every rank its `WorkerProgram`s. Begin with `planner.py`; then `epoch_plan
 whose kinds are all that differs between plans.
 
 Promises: pure functions; every row once, equal steps on all ranks, the same result in every process, also after a
-resume. To plan one rank does not cost the work of the others. Imports the standard library, numpy and `_core` only.
+resume. To plan one rank does not cost the work of the others. Imports the standard library, numpy and what
+`_core` stands on.
 
 Not for: finding files, counting rows or reading any.
 

@@ -67,7 +67,7 @@ class Assignment(Protocol):
     def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
         """The work that each worker of a rank still has to do; costs no work for the other ranks.
 
-        received: under this topology.
+        received: what was received under it.
 
         Raises:
             ConfigError: rank not in [0, num_ranks), or a topology that this kind of assignment does not fit.

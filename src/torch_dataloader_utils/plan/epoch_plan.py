@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
 from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
 from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
-from torch_dataloader_utils.errors import ConfigTypeError, counted
+from torch_dataloader_utils.errors import ConfigTypeError, plural
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ class EpochPlan:
     def __repr__(self) -> str:
         topology, steps = self.topology, self.steps
         each = (
-            f"{counted(topology.num_ranks, 'rank')} x {counted(topology.num_workers, 'worker')}, "
+            f"{plural(topology.num_ranks, 'rank')} x {plural(topology.num_workers, 'worker')}, "
             f"batch_size={topology.batch_size}"
         )
         counts = "row counts unknown"
         if self.rank_rows is not None and steps is not None:
-            counts = f"{counted(sum(self.rank_rows), 'row')}, {counted(steps, 'step')}"
-        left = f", {counted(self.dropped_rows, 'row')} dropped" if self.dropped_rows else ""
+            counts = f"{plural(sum(self.rank_rows), 'row')}, {plural(steps, 'step')}"
+        left = f", {plural(self.dropped_rows, 'row')} dropped" if self.dropped_rows else ""
         return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
 
 
@@ -144,12 +144,12 @@ def _explain(plan: EpochPlan, max_ranks: int) -> str:
     """A table of ranks × workers, under a summary of the data, the options and what balancing did."""
     inventory, topology, options, space = plan.inventory, plan.topology, plan.inputs.options, plan.inputs.space
     lines = [
-        f"{counted(inventory.num_files, 'file')}, {counted(inventory.num_groups, 'row group')}, "
+        f"{plural(inventory.num_files, 'file')}, {plural(inventory.num_groups, 'row group')}, "
         f"{_rows(inventory.num_rows)}, {format_bytes(int(space.byte_start[-1]))} projected; "
-        f"{counted(len(plan.inputs.chunks), 'chunk')}",
+        f"{plural(len(plan.inputs.chunks), 'chunk')}",
         *inventory.notes,
         f"epoch {plan.epoch}, {_order(options)}",
-        f"{counted(topology.num_ranks, 'rank')} × {counted(topology.num_workers, 'worker')}, "
+        f"{plural(topology.num_ranks, 'rank')} × {plural(topology.num_workers, 'worker')}, "
         f'batch {topology.batch_size}, rank_sharding="{options.rank_sharding}"',
         *(f"mixing: {text}" for text in [describe_mixing(plan)] if text),
         _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if plan.is_shared else ""),
@@ -168,7 +168,7 @@ def _explain(plan: EpochPlan, max_ranks: int) -> str:
                 f"{groups:>10}"
             )
     if shown < topology.num_ranks:
-        lines.append(f"   ... and {counted(topology.num_ranks - shown, 'more rank')}")
+        lines.append(f"   ... and {plural(topology.num_ranks - shown, 'more rank')}")
     if sum(loads):
         imbalance = max(loads) * len(loads) / sum(loads)
         lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
@@ -201,8 +201,8 @@ def describe_mixing(plan: EpochPlan) -> str:
     few = f", few: {FEW_CHUNKS} or more are needed to mix well" if of_worker < FEW_CHUNKS else ""
     each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
     return (
-        f"{counted(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {counted(batch_rows, 'row')} draws from "
-        f"about {counted(round(mixed), 'chunk')}"
+        f"{plural(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {plural(batch_rows, 'row')} draws from "
+        f"about {plural(round(mixed), 'chunk')}"
     )
 
 
@@ -211,7 +211,7 @@ def _order(options: PlanOptions) -> str:
     text = f"seed {options.seed}, "
     text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
     if options.shuffle_rows:
-        text += f", windows of {counted(options.shuffle_rows, 'row')}"
+        text += f", windows of {plural(options.shuffle_rows, 'row')}"
     if options.bucket_by:
         text += f", buckets by {options.bucket_by}"
     if options.max_tokens_per_batch:
@@ -221,7 +221,7 @@ def _order(options: PlanOptions) -> str:
     if options.stop_row is not None:
         text += f", rows [{options.first_row}, {options.stop_row}) only"
     if options.num_lanes:
-        text += f", {counted(options.num_lanes, 'lane')}"
+        text += f", {plural(options.num_lanes, 'lane')}"
     return text
 
 
@@ -232,21 +232,21 @@ def _counts(plan: EpochPlan) -> str:
     steps = sorted(set(counts.steps.tolist()))
     text = f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
     if len(steps) == 1:
-        text = f"{counted(steps[0], 'step')} on every rank"
+        text = f"{plural(steps[0], 'step')} on every rank"
     if position.done or position.history:
         text += f", {position.done} of them done"
         text += f" after {len(position.history)} other topologies" if position.history else ""
     if counts.cuts:
-        text += f"; balancing moved {counted(counts.moved_rows, 'row')} in {counted(counts.cuts, 'range')}"
+        text += f"; balancing moved {plural(counts.moved_rows, 'row')} in {plural(counts.cuts, 'range')}"
     if plan.dropped_rows:
-        text += f"; drop_last leaves out {counted(plan.dropped_rows, 'row')}"
+        text += f"; drop_last leaves out {plural(plan.dropped_rows, 'row')}"
     if plan.repeated_rows:
-        text += f"; {counted(plan.repeated_rows, 'repeated row')}, so that every rank takes the last step"
+        text += f"; {plural(plan.repeated_rows, 'repeated row')}, so that every rank takes the last step"
     return text
 
 
 def _rows(count: int) -> str:
-    return counted(count, "row") if count >= 0 else "an unknown number of rows"
+    return plural(count, "row") if count >= 0 else "an unknown number of rows"
 
 
 def _batches(program: WorkerProgram) -> str:

@@ -5,7 +5,7 @@ from itertools import chain
 
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.errors import counted
+from torch_dataloader_utils.errors import plural
 from torch_dataloader_utils.plan.epoch_plan import FEW_CHUNKS, EpochPlan
 
 
@@ -31,7 +31,7 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
     if plan.repeated_rows:
         why, instead = _why_rows_repeat(plan)
         yield (
-            f"{counted(plan.repeated_rows, 'row')} will come a second time so that every rank takes its last step: "
+            f"{plural(plan.repeated_rows, 'row')} will come a second time so that every rank takes its last step: "
             f"{why}. Use drop_last=True, or {instead}."
         )
     # No files at all means that the user passed allow_empty=True.
@@ -68,11 +68,11 @@ def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
     smaller, sizes = "", {"split_rows": options.split_rows, "split_bytes": options.split_bytes}
     if num_chunks < plan.inventory.num_groups:
         chosen = next((f"leave out {name}=" for name, size in sizes.items() if size), "pass a smaller split_bytes=")
-        smaller = f"smaller chunks ({counted(plan.inventory.num_groups, 'row group')}: {chosen}), "
+        smaller = f"smaller chunks ({plural(plan.inventory.num_groups, 'row group')}: {chosen}), "
     of_all = " (of all ranks)" if topology.num_ranks > 1 else ""
     yield (
-        f"shuffle=True mixes little: {counted(num_chunks, 'chunk')}, whose rows stay in stored order, for "
-        f"{counted(workers, 'worker')}{of_all}. With fewer than {FEW_CHUNKS} each, epochs and batches are much alike. "
+        f"shuffle=True mixes little: {plural(num_chunks, 'chunk')}, whose rows stay in stored order, for "
+        f"{plural(workers, 'worker')}{of_all}. With fewer than {FEW_CHUNKS} each, epochs and batches are much alike. "
         f"Pass shuffle_rows=65_536, which permutes rows too, {smaller}or write smaller row groups."
     )
 

@@ -33,7 +33,10 @@ _MOST_SPAN_BYTES = 64 << 10
 
 
 IS_SUPPORTED = int(pa.__version__.partition(".")[0]) >= 26
-"""pyarrow 24 stopped at the sum of what footers count, so that rows beyond one of them would shift those after it."""
+"""Before 26 pyarrow stops at the sum of what footers count, so that rows beyond one of them would shift those after it.
+
+With 25 row groups are read one by one.
+"""
 
 
 class ColumnChunks(NamedTuple):

@@ -74,7 +74,7 @@ class Reader:
     def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[pa.RecordBatch]:
         """The same as RecordBatches of a few columns each; see `RowGroupReader`.
 
-        Several only for a Parquet row group without deletes or a filter, whose rows are delivered as stored.
+        Several only for a Parquet row group of a plain file, without a filter: its rows are delivered as stored.
         """
         if self._is_stored(task):
             yield from self._stored_columns(task, stop_row)

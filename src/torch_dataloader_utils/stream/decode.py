@@ -15,7 +15,7 @@ from torch_dataloader_utils.stream.batch_groups import BlockSlice
 from torch_dataloader_utils.stream.decode_jobs import DecodeJob, DependentJob, GroupDecoder, GroupToDecode, Pending
 
 # The most that one job decodes: row groups (64 of 20 KB take 4 to 8 ms, so long the trainer may wait for the first of
-# them), stored bytes, and rows: a column of one value takes a few bytes, however many its rows.
+# them), projected bytes, and rows: a column of one value takes a few bytes, however many its rows.
 MOST_GROUPS_OF_JOB = 64
 _MOST_BYTES_OF_JOB = 2 << 20
 _MOST_ROWS_OF_JOB = 1 << 16
@@ -34,7 +34,7 @@ class DecodeOptions:
         decoded even if it alone exceeds the budget.
     worker_threads: the same as threads, for a worker process.
     small_bytes: row groups up to this size are decoded several by one job, see `GroupDecoder`; 0: none are.
-    least_groups: so many row groups may be held if their stored bytes fit, however large they are decoded; None: one
+    least_groups: so many row groups may be held if their projected bytes fit, however large they are decoded; None: one
         for each thread and the one that is delivered.
     """
 
@@ -64,7 +64,7 @@ class Decoder:
         self._held_bytes = 0
         self._held_groups = 0
         groups, formats = work.inventory.groups, work.inventory.files.formats
-        # The stored bytes of text do not say how much memory its rows take.
+        # The projected bytes of text do not say how much memory its rows take.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB) & ~is_text
@@ -102,7 +102,7 @@ class Decoder:
     def submit(self, groups: Sequence[GroupToDecode]) -> DecodeJob:
         """Start decoding row groups by one job."""
         numbers = [each.group for each in groups]
-        self._held_bytes += self._stored_bytes(numbers)
+        self._held_bytes += self._projected_bytes(numbers)
         self._held_groups += len(groups)
         return DecodeJob(numbers, self._pool.submit(self._groups.decode, groups))
 
@@ -117,7 +117,7 @@ class Decoder:
         job.left -= 1
         self._held_groups -= 1
         if job.left == 0:
-            self._held_bytes -= self._stored_bytes(job.groups)
+            self._held_bytes -= self._projected_bytes(job.groups)
         self.counters.main.released_groups += 1
 
     def where(self, group: int) -> str:
@@ -129,6 +129,6 @@ class Decoder:
         self._groups.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _stored_bytes(self, groups: Sequence[int]) -> int:
+    def _projected_bytes(self, groups: Sequence[int]) -> int:
         """The bytes that row groups count against the budget: their projected ones."""
         return int(self._bytes[np.asarray(groups)].sum())

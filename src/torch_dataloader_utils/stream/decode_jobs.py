@@ -46,7 +46,7 @@ class GroupDecoder:
     def __init__(self, inventory: Inventory, reader: RowGroupReader, shaper: Shaper, counters: WorkerCounters) -> None:
         self.growth = Growth()
         self._inventory = inventory
-        self._stored_bytes = inventory.groups.projected_bytes
+        self._projected_bytes = inventory.groups.projected_bytes
         self._reader = reader
         self._shaper = shaper
         self._counters = counters
@@ -84,7 +84,7 @@ class GroupDecoder:
             block = self._shaper.block(parts)
             counts.decoded_groups += len(groups)
             counts.decoded_bytes += block.num_bytes
-        self.growth.learn(sum(int(self._stored_bytes[each.group]) for each in groups), block.num_bytes)
+        self.growth.learn(sum(int(self._projected_bytes[each.group]) for each in groups), block.num_bytes)
         return BlockSlice.one_after_other(block, rows)
 
     def _decode_one(self, needed: GroupToDecode) -> BlockSlice:
@@ -93,7 +93,7 @@ class GroupDecoder:
             block = read_block(self._reader, self._shaper, task, needed.stop_row)
             counts.decoded_groups += 1
             counts.decoded_bytes += block.num_bytes
-        self.growth.learn(int(self._stored_bytes[needed.group]), block.num_bytes)
+        self.growth.learn(int(self._projected_bytes[needed.group]), block.num_bytes)
         return BlockSlice.of(block)
 
     def _rows_or_error(self, needed: GroupToDecode) -> BlockSlice | BaseException:
@@ -109,22 +109,22 @@ class GroupDecoder:
 
 
 class Growth:
-    """Decoded bytes divided by stored bytes, of the row groups decoded so far."""
+    """Decoded bytes divided by projected bytes, of the row groups decoded so far."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stored_bytes = self._decoded_bytes = 0
+        self._projected_bytes = self._decoded_bytes = 0
 
-    def learn(self, stored_bytes: int, decoded_bytes: int) -> None:
+    def learn(self, projected_bytes: int, decoded_bytes: int) -> None:
         """Take row groups that were decoded into account."""
         with self._lock:
-            self._stored_bytes += stored_bytes
+            self._projected_bytes += projected_bytes
             self._decoded_bytes += decoded_bytes
 
     @property
     def ratio(self) -> float:
         """At least 1; infinity before anything was decoded."""
-        return max(1.0, self._decoded_bytes / self._stored_bytes) if self._stored_bytes else math.inf
+        return max(1.0, self._decoded_bytes / self._projected_bytes) if self._projected_bytes else math.inf
 
 
 class DecodeJob:

@@ -83,7 +83,7 @@ class BatchSource(Protocol):
     def cursor(self) -> Cursor: ...
 
 
-class StreamSource:
+class ThreadSource:
     """The batches of one worker, made in this process."""
 
     def __init__(self, stream: WorkerStream, worker: int) -> None:
@@ -142,8 +142,8 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
     # Plan.
     dataset.check_ranks()
     setup, progress = set_up(), dataset.progress
-    received = progress.begin(setup.topology, setup.worker)
-    work = PassWork.of(dataset, received.position)
+    this_pass = progress.begin(setup.topology, setup.worker)
+    work = PassWork.of(dataset, this_pass.position)
     pins, placement = setup.pins and torch.cuda.is_available(), setup.placement
     with (
         _comparing(dataset, work, setup) as comparison,
@@ -155,14 +155,14 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
         with closing(source.batches) as batches:
             count = source.num_batches
             if count == 0:
-                progress.finish(received)
+                progress.finish(this_pass)
             number = 0
             while True:
                 # Batch. Pinning or moving it may fail: then it was not received.
                 with watch.waiting:
                     batch = next(batches, _END)
                     if batch is _END:
-                        progress.end(received)
+                        progress.end(this_pass)
                         break
                     if pins:
                         batch = pinned(batch)
@@ -171,13 +171,13 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
                 # Count.
                 number += 1
                 if count is None:
-                    received.count_with_cursor(source.worker, source.cursor)
+                    this_pass.count_with_cursor(source.worker, source.cursor)
                 elif setup.in_order:
-                    received.count()
+                    this_pass.count()
                 else:
-                    received.count_out_of_order(source.worker)
+                    this_pass.count_out_of_order(source.worker)
                 if number == count:
-                    progress.finish(received)
+                    progress.finish(this_pass)
                 # Give.
                 watch.given(batch)
                 if followed is not None:

@@ -20,7 +20,7 @@ from torch_dataloader_utils.stream.epoch_pass import (
     PassSetup,
     PassWork,
     ProcessSource,
-    StreamSource,
+    ThreadSource,
     epoch_pass,
 )
 from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
@@ -131,7 +131,7 @@ class TableDataLoader(DataLoader[BatchT]):
     def decode_within(self, budget_bytes: int) -> None:
         """Decode ahead no more than this from the next pass on; worker processes that persist go on as they began.
 
-        The row group in use and the next one are held if their stored bytes fit, however large they are decoded.
+        The row group in use and the next one are held if their projected bytes fit, however large they are decoded.
         """
         self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
         if self._processes is not None:
@@ -200,7 +200,7 @@ class TableDataLoader(DataLoader[BatchT]):
         """Start the threads or the processes of one pass."""
         if self._processes is None:
             counters = self._meter.worker(self._decode.threads)
-            return StreamSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
+            return ThreadSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
         delivered = self._processes.deliver(work.inputs, work.first_worker, work.num_batches, self._meter)
         return ProcessSource(delivered, work.num_batches)
 

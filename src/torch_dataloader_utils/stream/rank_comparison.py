@@ -20,7 +20,7 @@ import numpy as np
 import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, LoaderError, counted
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, LoaderError, plural
 from torch_dataloader_utils.stream.ranks import running_ranks
 
 Record = Mapping[str, str]
@@ -209,7 +209,7 @@ def data_record(inventory: Inventory) -> dict[str, str]:
     arrays = inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows
     content = b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, groups.projected_bytes))
     content += names.encode()
-    counts = f"{counted(inventory.num_files, 'file')} with {counted(inventory.num_groups, 'row group')}"
+    counts = f"{plural(inventory.num_files, 'file')} with {plural(inventory.num_groups, 'row group')}"
     return {"files": f"{counts}, sizes, rows and names {_digest(content)}", "snapshot": inventory.snapshot or "none"}
 
 

@@ -129,7 +129,8 @@ Made = tuple[Any, int, LaneReader | CollectedBatch]
 class WorkerStream:
     """The batches of one worker, in order. cursor: the place after the last batch (see LaneReader).
 
-    counters: counts its work. watch: a context around each call of the user's functions, given where the batch ends.
+    counters: counts its work. watch: gives a context for each call of the user's functions, from the row group that the
+    batch ends in.
     """
 
     def __init__(
@@ -250,9 +251,7 @@ class WorkerStream:
             yield self._put_together(((0, rows),))
 
     def _of_rotating_lanes(self, batching: RotatingLanes) -> Iterator[Made]:
-        """Batches that are one micro-batch each; a block is split at once, and its batches are kept until their lane's
-        next one is due.
-        """
+        """Batches that are one micro-batch each; a block is split at once, and its batches wait until they are due."""
         at_hand: dict[int, Iterator[Any]] = {}
         for number in range(batching.num_batches):
             ((index, rows),) = batching.parts(number)
