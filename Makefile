@@ -9,7 +9,9 @@ BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
-$(VENV)/.installed: pyproject.toml constraints.txt
+DECODER = $(wildcard setup.py src/torch_dataloader_utils/_decoder/*.[ch])
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(DECODER)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)

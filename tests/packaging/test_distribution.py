@@ -36,9 +36,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the wheel and the sdist."""
     work = tmp_path_factory.mktemp("build")
     # A copy, because building writes into the tree it builds.
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, work)
-    shutil.copytree(ROOT / "src", work / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    shutil.copytree(ROOT / "src", work / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "*.so"))
     target = work / "dist"
     target.mkdir()
     command = [sys.executable, "-c", BUILD, str(target)]
@@ -56,7 +56,8 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
         names = set(wheel.namelist())
         metadata = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode()
         scripts = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
-    assert names >= modules() | {"torch_dataloader_utils/py.typed"}
+    assert names >= modules() | {"torch_dataloader_utils/py.typed", "torch_dataloader_utils/_decoder/_numbers.pyi"}
+    assert shutil.which("cc") is None or "torch_dataloader_utils/_decoder/_numbers.abi3.so" in names
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
     assert "License-Expression: Apache-2.0" in metadata
     assert "tdu = " in scripts
@@ -65,7 +66,8 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
 def test_the_sdist_has_every_module_and_is_typed(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
         names = {name.partition("/src/")[2] for name in sdist.getnames()}
-    assert names >= modules() | {"torch_dataloader_utils/py.typed"}
+    sources = {str(path.relative_to(PACKAGE.parent)) for path in (PACKAGE / "_decoder").glob("*.[ch]")}
+    assert names >= modules() | sources | {"torch_dataloader_utils/py.typed"}
 
 
 def test_the_wheel_imports_without_torch_or_pyarrow(dist: Path) -> None:

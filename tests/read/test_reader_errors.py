@@ -116,16 +116,23 @@ def test_a_replaced_file_is_changed_before_anything_is_said_of_its_content(tmp_p
 
 @dataclass(frozen=True, kw_only=True)
 class RewrittenStore(LocalStore):
-    """Local files, one of which is written to as soon as it was looked up: it is open by then, and not read yet."""
+    """Local files, one of which is written to as it is looked up, or just before it is read."""
 
     contents: list[bytes]
 
     def stat(self, path: str) -> FileStat:
         seen = LocalStore.stat(self, path)
+        self._write(path)
+        return seen
+
+    def read_into(self, path: str, *others: Any) -> None:
+        self._write(path)
+        LocalStore.read_into(self, path, *others)
+
+    def _write(self, path: str) -> None:
         while self.contents:
             with Path(path).open("r+b") as file:
                 file.write(self.contents.pop())
-        return seen
 
 
 @pytest.mark.parametrize("how", ["other rows", "damage", "another length"])

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from torch_dataloader_utils.shape.reused_memory import RECYCLED, SMALLEST_BYTES
+from torch_dataloader_utils._formats.process_memory import RECYCLED
+from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES
 from torch_dataloader_utils.shape.shapers import make_shaper
 
 ROWS = SMALLEST_BYTES  # a column of bytes is large enough

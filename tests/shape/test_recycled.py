@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
+from torch_dataloader_utils._formats.process_memory import private_bytes
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory, size_class
-from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES, new_tensor, private_bytes
+from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES, new_tensor
 
 MANY = SMALLEST_BYTES // 4
 

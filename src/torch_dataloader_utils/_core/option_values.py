@@ -88,6 +88,8 @@ class Decoding:
         ahead_bytes: decoded before the trainer needs them, at most; an int or text such as "1GiB". Worker processes
             share it.
         page_checksums: check the checksums of Parquet pages where a file has them.
+        compiled: decode columns of plain numbers by the compiled decoder, where the package was installed with one.
+            False: pyarrow decodes them all.
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range.
@@ -96,11 +98,12 @@ class Decoding:
     threads: int | None = None
     ahead_bytes: int | str = "256MiB"
     page_checksums: bool = True
+    compiled: bool = True
 
     def __post_init__(self) -> None:
         hold_integers(self, "threads", least=0)
         parse_bytes("ahead_bytes", self.ahead_bytes)
-        hold_flags(self, "page_checksums")
+        hold_flags(self, "page_checksums", "compiled")
 
     @property
     def budget_bytes(self) -> int:

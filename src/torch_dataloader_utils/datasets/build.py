@@ -266,6 +266,7 @@ def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, 
         partition_columns=tuple(column.name for column in inventory.files.partitions),
         access=access,
         page_checksums=options.decoding.page_checksums,
+        is_compiled=options.decoding.compiled,
     )
 
 

@@ -26,6 +26,7 @@ from torch_dataloader_utils.read.checks import (
     check_unique,
 )
 from torch_dataloader_utils.read.iceberg_fields import identify
+from torch_dataloader_utils.read.number_columns import read_numbers
 from torch_dataloader_utils.read.parquet_footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -63,6 +64,14 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None)
     check_unique(task, footer.columns.repeated, columns)
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
     _check_budget(source, footer, columns, rows)
+    numbers = [footer.columns.numbers[name] for name in columns if name in footer.columns.numbers]
+    if source.is_compiled and numbers and footer.chunks is not None:
+        decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, rows)
+        if decoded.rows is not None:
+            yield decoded.rows
+            columns = [name for name in columns if name not in decoded.rows.schema.names]
+        if not columns:
+            return
     with source.open(lambda: _spans(source, footer, columns)) as file:
         stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=rows < group.num_rows)
         int96_unit = _WIDE_UNIT if _is_wide(task, footer, schema, columns) else None

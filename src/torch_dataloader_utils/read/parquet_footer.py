@@ -5,6 +5,7 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Self
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._formats.parquet_trailer import (
+    TRAILER_BYTES,
     check_metadata,
     checked_footer_length,
     footer_length,
@@ -23,6 +25,7 @@ from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.joined_footer import ARROW_SCHEMA, FileFacts, chunk_codecs, footer_head
+from torch_dataloader_utils.read.number_columns import NumberColumn, chunk_numbers, number_columns
 from torch_dataloader_utils.read.source import TaskSource
 
 # Tables with other columns.
@@ -38,6 +41,7 @@ class FileColumns:
     leaves: by top-level column, the numbers of its leaf columns.
     row_bits: by top-level column, the bits of a decoded row (of an offset, if values have no fixed width).
     int96: the top-level columns with timestamps of the type INT96.
+    numbers: the top-level columns that the compiled decoder reads.
     """
 
     facts: FileFacts | None
@@ -46,6 +50,7 @@ class FileColumns:
     leaves: dict[str, tuple[int, ...]]
     row_bits: dict[str, int]
     int96: frozenset[str]
+    numbers: dict[str, NumberColumn]
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData, footer: bytes) -> Self:
@@ -68,6 +73,7 @@ class FileColumns:
             leaves={name: tuple(indices) for name, indices in leaves.items()},
             row_bits={each.name: _row_bits(each.type) for each in schema},
             int96=frozenset(int96),
+            numbers=number_columns(metadata, schema),
         )
 
     def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:
@@ -194,6 +200,11 @@ class Footer:
         self._encoded = encoded
         self._metadata: pq.FileMetaData | None = metadata
         self._numbers: list[RowGroupNumbers] | None = None
+
+    @cached_property
+    def chunks(self) -> Int64s | None:
+        """See `chunk_numbers`."""
+        return chunk_numbers(self._encoded[:-TRAILER_BYTES], self.num_row_groups, self.metadata.num_columns)
 
     @property
     def metadata(self) -> pq.FileMetaData:

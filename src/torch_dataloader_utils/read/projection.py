@@ -30,6 +30,7 @@ class ReadSpec:
     access: how files are reached; unused for local ones.
     page_checksums: whether pages that carry a CRC-32 (Parquet) are checked against it. Files without checksums
         cost nothing; measured in docs/design/0004-read.md for files with them.
+    is_compiled: whether columns of plain numbers are decoded by the compiled decoder, where there is one.
     max_row_group_bytes: decoded size above which a row group is refused instead of read.
     """
 
@@ -39,6 +40,7 @@ class ReadSpec:
     partition_columns: tuple[str, ...] = ()
     access: StoreAccess = field(default_factory=StoreAccess)
     page_checksums: bool = True
+    is_compiled: bool = True
     max_row_group_bytes: int = MAX_ROW_GROUP_BYTES
 
 

@@ -166,6 +166,7 @@ class Reader:
             task=task,
             store=self._store(task.path),
             page_checksums=self.spec.page_checksums,
+            is_compiled=self.spec.is_compiled,
             max_row_group_bytes=self.spec.max_row_group_bytes,
         )
 

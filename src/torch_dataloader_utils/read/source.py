@@ -28,6 +28,7 @@ class TaskSource:
     store: Store
     page_checksums: bool
     max_row_group_bytes: int
+    is_compiled: bool = True
     _fetched: list[Buffer] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -46,7 +47,7 @@ class TaskSource:
         Raises:
             FileChangedError: the file has another identity now.
         """
-        content = self._content()
+        content = self.whole()
         if content is not None:
             return memoryview(content)[span[0] : sum(span)]
         return self.store.ranges(self.task.path, [span], self.task.identity)[0]
@@ -70,7 +71,8 @@ class TaskSource:
         beside = self.task.file_size - self.task.byte_length
         return 0 < self.task.file_size <= TAIL_BYTES and beside <= max(self.task.byte_length, _FREE_BYTES)
 
-    def _content(self) -> Buffer | None:
+    def whole(self) -> Buffer | None:
+        """The whole file, if it is a small one; fetched once."""
         if self._comes_whole and not self._fetched:
             self._fetched.extend(self.store.ranges(self.task.path, [(0, self.task.file_size)], self.task.identity))
         return self._fetched[0] if self._fetched else None
@@ -87,7 +89,7 @@ class TaskSource:
         SIGBUS. Its identity is checked after it was opened, so that errors are not about another file, and after it was
         read, so that rows of two versions are never mixed.
         """
-        content = self._content()
+        content = self.whole()
         if content is not None:
             yield pa.BufferReader(content)
             return

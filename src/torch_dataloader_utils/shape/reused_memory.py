@@ -5,53 +5,17 @@ system, and touching fresh pages costs as much as the work: gathering windows of
 with fresh pages, 4 ms without.
 """
 
-import os
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._runtime.reused_memory import Bytes, RecycledMemory
+from torch_dataloader_utils._formats.process_memory import RECYCLED
 
 # Smaller blocks use memory of Arrow's pool, which does as well for them.
 SMALLEST_BYTES = 64 << 10
-
-
-class ProcessMemory:
-    """Memory from Arrow's pool; in a worker process, memory that the trainer's process sees too (`is_shared`)."""
-
-    def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Start with new, private memory."""
-        self._memory = RecycledMemory(private_bytes)
-        self.is_shared = False
-
-    def use(self, memory: RecycledMemory) -> None:
-        """Take from `memory` from now on, which is shared with the trainer's process."""
-        self._memory = memory
-        self.is_shared = True
-
-    def take(self, num_bytes: int) -> Bytes:
-        """See RecycledMemory.take."""
-        return self._memory.take(num_bytes)
-
-
-def private_bytes(num_bytes: int) -> Bytes:
-    """New memory that no other process sees."""
-    return np.frombuffer(pa.allocate_buffer(num_bytes), np.uint8)
-
-
-RECYCLED = ProcessMemory()
-"""The memory of this process; a forked child begins with its own."""
-
-if hasattr(os, "register_at_fork"):
-    # A lock that another thread holds during the fork is never released in the child.
-    os.register_at_fork(after_in_child=RECYCLED.begin_anew)
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
@@ -29,7 +30,7 @@ from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects,
 from torch_dataloader_utils.shape.convert import StackBuilder, convert_column, number_dtype
 from torch_dataloader_utils.shape.one_buffer import pitch_bytes
 from torch_dataloader_utils.shape.raw_numbers import plain
-from torch_dataloader_utils.shape.reused_memory import RECYCLED, new_tensor
+from torch_dataloader_utils.shape.reused_memory import new_tensor
 from torch_dataloader_utils.shape.specs import (
     ColumnSpec,
     Mask,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.shape.reused_memory import RECYCLED
+from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils.tokens.documents import Documents
 from torch_dataloader_utils.tokens.pack.layout import (
     DocumentPieces,

@@ -1,0 +1,16 @@
+"""The compiled decoder: flat Parquet column chunks of numbers, straight into memory of the caller.
+
+In: the pages of column chunks, and where their values shall lie. Out: values and bitmaps of nulls, or a reason why a
+chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `decoder.h` says what is where.
+
+It is built where a compiler is at hand; where none was, `IS_BUILT` is false and all chunks are pyarrow's.
+"""
+
+try:
+    from torch_dataloader_utils._decoder._numbers import decode, has_codec, read_chunks
+except ImportError:
+    IS_BUILT = False
+else:
+    IS_BUILT = True
+
+__all__ = ["IS_BUILT", "decode", "has_codec", "read_chunks"]

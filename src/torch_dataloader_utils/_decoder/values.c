@@ -1,0 +1,296 @@
+/* Encodings of values and of levels.
+ *
+ * Source: parquet-format, "Encodings".
+ */
+#include "decoder.h"
+
+#include <string.h>
+
+bool read_varint(Bytes *in, uint64_t *value) {
+    uint64_t result = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+        if (in->at == in->end) return false;
+        uint8_t byte = *in->at++;
+        if (shift == 63 && byte > 1) return false;
+        result |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) {
+            *value = result;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* 32 numbers of W bits, packed from the lowest bit; reads up to 8 bytes beyond them. */
+#define UNPACK(W)                                                                      \
+    static void unpack_##W(const uint8_t *in, uint32_t *out) {                         \
+        for (int i = 0; i < 32; i++) {                                                 \
+            uint64_t word;                                                             \
+            memcpy(&word, in + i * W / 8, 8);                                          \
+            out[i] = (uint32_t)(word >> i * W % 8) & (uint32_t)((UINT64_C(1) << W) - 1); \
+        }                                                                              \
+    }
+#define EACH_WIDTH(DO)                                                                                          \
+    DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15) DO(16)      \
+    DO(17) DO(18) DO(19) DO(20) DO(21) DO(22) DO(23) DO(24) DO(25) DO(26) DO(27) DO(28) DO(29) DO(30) DO(31) DO(32)
+EACH_WIDTH(UNPACK)
+
+typedef void (*Unpack)(const uint8_t *, uint32_t *);
+#define NAME(W) unpack_##W,
+static const Unpack unpackers[] = {NULL, EACH_WIDTH(NAME)};
+
+/* A reader of the RLE / bit-packing hybrid: one run at a time. */
+typedef struct {
+    Bytes in;
+    int bits;
+    bool is_packed;
+    uint64_t count;         /* numbers of the present run */
+    uint32_t repeated;      /* of a run that is not packed */
+    const uint8_t *packed;  /* of a packed run: count * bits / 8 bytes */
+} Runs;
+
+static bool next_run(Runs *runs) {
+    uint64_t header;
+    if (!read_varint(&runs->in, &header) || header > UINT32_MAX) return false;
+    runs->is_packed = header & 1;
+    if (runs->is_packed) {
+        uint64_t bytes = (header >> 1) * (uint64_t)runs->bits;
+        if (bytes > left_of(runs->in)) return false;
+        runs->count = (header >> 1) * 8;
+        runs->packed = runs->in.at;
+        runs->in.at += bytes;
+        return true;
+    }
+    size_t bytes = (size_t)(runs->bits + 7) / 8;
+    if (bytes > left_of(runs->in)) return false;
+    runs->count = header >> 1;
+    runs->repeated = 0;
+    for (size_t i = 0; i < bytes; i++) runs->repeated |= (uint32_t)runs->in.at[i] << (8 * i);
+    runs->in.at += bytes;
+    return true;
+}
+
+/* Numbers [first, first + count) of a packed run, at most 32, first a multiple of 32; `end`: of all bytes. */
+static void unpack_some(const Runs *runs, uint64_t first, size_t count, const uint8_t *end, uint32_t *out) {
+    if (runs->bits == 0) {
+        memset(out, 0, 32 * sizeof *out);
+        return;
+    }
+    const uint8_t *in = runs->packed + first / 8 * (uint64_t)runs->bits;
+    size_t bytes = 4 * (size_t)runs->bits;
+    if ((size_t)(end - in) >= bytes + 8) {
+        unpackers[runs->bits](in, out);
+        return;
+    }
+    uint8_t copy[4 * 32 + 8] = {0};
+    size_t there = (count * (size_t)runs->bits + 7) / 8;
+    memcpy(copy, in, there);
+    unpackers[runs->bits](copy, out);
+}
+
+#define GATHER(TYPE)                                                                          \
+    {                                                                                         \
+        TYPE *to = (TYPE *)out;                                                               \
+        const TYPE *from = (const TYPE *)dictionary->values;                                  \
+        for (size_t i = 0; i < count; i++) to[i] = from[indices[i]];                          \
+        break;                                                                                \
+    }
+
+static void gather(const Dictionary *dictionary, int width, const uint32_t *indices, size_t count, uint8_t *out) {
+    switch (width) {
+        case 1: GATHER(uint8_t)
+        case 2: GATHER(uint16_t)
+        case 4: GATHER(uint32_t)
+        default: GATHER(uint64_t)
+    }
+}
+
+#define FILL(TYPE)                                              \
+    {                                                           \
+        TYPE value, *to = (TYPE *)out;                          \
+        memcpy(&value, from, sizeof value);                     \
+        for (size_t i = 0; i < count; i++) to[i] = value;       \
+        break;                                                  \
+    }
+
+static void fill(const uint8_t *from, int width, size_t count, uint8_t *out) {
+    switch (width) {
+        case 1: FILL(uint8_t)
+        case 2: FILL(uint16_t)
+        case 4: FILL(uint32_t)
+        default: FILL(uint64_t)
+    }
+}
+
+static Reason decode_dictionary(Bytes in, size_t count, int width, const Dictionary *dictionary, uint8_t *out) {
+    if (count == 0) return DECODED;
+    if (dictionary->values == NULL || in.at == in.end) return DAMAGED;
+    Runs runs = {.bits = *in.at++};
+    if (runs.bits > 32) return DAMAGED;
+    runs.in = in;
+    while (count > 0) {
+        if (!next_run(&runs)) return DAMAGED;
+        size_t wanted = runs.count < count ? (size_t)runs.count : count;
+        if (!runs.is_packed) {
+            if (wanted == 0) continue;
+            if (runs.repeated >= dictionary->count) return DAMAGED;
+            fill(dictionary->values + (size_t)runs.repeated * (size_t)width, width, wanted, out);
+            out += wanted * (size_t)width;
+        } else {
+            for (size_t first = 0; first < wanted; first += 32) {
+                uint32_t indices[32];
+                size_t some = wanted - first < 32 ? wanted - first : 32;
+                unpack_some(&runs, first, some, runs.in.end, indices);
+                uint32_t largest = 0;
+                for (size_t i = 0; i < some; i++) largest = indices[i] > largest ? indices[i] : largest;
+                if (largest >= dictionary->count) return DAMAGED;
+                gather(dictionary, width, indices, some, out);
+                out += some * (size_t)width;
+            }
+        }
+        count -= wanted;
+    }
+    return DECODED;
+}
+
+/* Numbers of one bit as bytes of 0 and 1. */
+static Reason decode_bits(Bytes in, size_t count, uint8_t *out) {
+    Runs runs = {.in = in, .bits = 1};
+    while (count > 0) {
+        if (!next_run(&runs)) return DAMAGED;
+        size_t wanted = runs.count < count ? (size_t)runs.count : count;
+        if (runs.is_packed) {
+            for (size_t i = 0; i < wanted; i++) out[i] = runs.packed[i / 8] >> i % 8 & 1;
+        } else {
+            if (runs.repeated > 1) return DAMAGED;
+            memset(out, (int)runs.repeated, wanted);
+        }
+        out += wanted;
+        count -= wanted;
+    }
+    return DECODED;
+}
+
+Reason decode_levels(Bytes in, size_t count, uint8_t *present, bool *all_present) {
+    Runs runs = {.in = in, .bits = 1};
+    *all_present = count == 0 || (next_run(&runs) && !runs.is_packed && runs.repeated == 1 && runs.count >= count);
+    if (*all_present) return DECODED;
+    Reason reason = decode_bits(in, count, present);
+    *all_present = reason == DECODED && memchr(present, 0, count) == NULL;
+    return reason;
+}
+
+static Reason decode_plain(Bytes in, size_t count, Layout layout, uint8_t *out) {
+    if (layout.stored == 0) {
+        if (left_of(in) < (count + 7) / 8) return DAMAGED;
+        for (size_t i = 0; i < count; i++) out[i] = in.at[i / 8] >> i % 8 & 1;
+        return DECODED;
+    }
+    if (left_of(in) / (size_t)layout.stored < count) return DAMAGED;
+    if (layout.stored == layout.width) {
+        memcpy(out, in.at, count * (size_t)layout.width);
+        return DECODED;
+    }
+    for (size_t i = 0; i < count; i++)
+        memcpy(out + i * (size_t)layout.width, in.at + i * (size_t)layout.stored, (size_t)layout.width);
+    return DECODED;
+}
+
+static Reason decode_byte_streams(Bytes in, size_t count, Layout layout, uint8_t *out) {
+    if (layout.stored == 0) return ENCODING;
+    size_t stored = (size_t)layout.stored, width = (size_t)layout.width;
+    if (left_of(in) % stored != 0 || left_of(in) / stored != count) return DAMAGED;
+    for (size_t k = 0; k < width; k++)
+        for (size_t i = 0; i < count; i++) out[i * width + k] = in.at[k * count + i];
+    return DECODED;
+}
+
+static void put(uint64_t value, int width, uint8_t *out) {
+    switch (width) {
+        case 1: *out = (uint8_t)value; break;
+        case 2: { uint16_t narrow = (uint16_t)value; memcpy(out, &narrow, 2); break; }
+        case 4: { uint32_t narrow = (uint32_t)value; memcpy(out, &narrow, 4); break; }
+        default: memcpy(out, &value, 8);
+    }
+}
+
+static uint64_t unzigzag(uint64_t value) { return value >> 1 ^ (~(value & 1) + 1); }
+
+/* `bits` bits from bit `at` of `in`; bits up to 64. The caller has checked that they are there. */
+static uint64_t bits_at(const uint8_t *in, uint64_t at, int bits) {
+    uint64_t value = 0;
+    for (int have = 0; have < bits;) {
+        uint64_t bit = at + (uint64_t)have;
+        int room = 8 - (int)(bit % 8), some = bits - have < room ? bits - have : room;
+        value |= ((uint64_t)(in[bit / 8] >> bit % 8) & ((UINT64_C(1) << some) - 1)) << have;
+        have += some;
+    }
+    return value;
+}
+
+static Reason decode_deltas(Bytes in, size_t count, Layout layout, uint8_t *out) {
+    if (!layout.is_integer) return ENCODING;
+    uint64_t block, minis, total, value;
+    if (!read_varint(&in, &block) || !read_varint(&in, &minis) || !read_varint(&in, &total)) return DAMAGED;
+    if (!read_varint(&in, &value) || total != count) return DAMAGED;
+    if (minis == 0 || block == 0 || block > UINT32_MAX || minis > block || block % minis != 0) return DAMAGED;
+    uint64_t each = block / minis;
+    if (each % 32 != 0) return DAMAGED;
+    if (count == 0) return DECODED;
+    size_t width = (size_t)layout.width;
+    value = unzigzag(value);
+    put(value, layout.width, out);
+    out += width;
+    for (size_t left = count - 1; left > 0;) {
+        uint64_t least;
+        if (!read_varint(&in, &least) || left_of(in) < minis) return DAMAGED;
+        least = unzigzag(least);
+        const uint8_t *widths = in.at;
+        in.at += minis;
+        for (uint64_t mini = 0; mini < minis && left > 0; mini++) {
+            int bits = widths[mini];
+            if (bits > 8 * layout.stored) return DAMAGED;
+            uint64_t bytes = each / 8 * (uint64_t)bits;
+            size_t wanted = left < each ? left : (size_t)each;
+            if (bytes > left_of(in)) return DAMAGED;
+            for (size_t i = 0; i < wanted; i++) {
+                uint64_t at = i * (uint64_t)bits, delta;
+                if (bits <= 56 && left_of(in) >= at / 8 + 8) {
+                    memcpy(&delta, in.at + at / 8, 8);
+                    delta = delta >> at % 8 & ((UINT64_C(1) << bits) - 1);
+                } else {
+                    delta = bits_at(in.at, at, bits);
+                }
+                value += least + delta;
+                put(value, layout.width, out);
+                out += width;
+            }
+            in.at += bytes;
+            left -= wanted;
+        }
+    }
+    return DECODED;
+}
+
+static Reason decode_rle_booleans(Bytes in, size_t count, Layout layout, uint8_t *out) {
+    if (layout.stored != 0) return ENCODING;
+    uint32_t length;
+    if (left_of(in) < 4) return DAMAGED;
+    memcpy(&length, in.at, 4);
+    in.at += 4;
+    if (length > left_of(in)) return DAMAGED;
+    in.end = in.at + length;
+    return decode_bits(in, count, out);
+}
+
+Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, uint8_t *out) {
+    switch (encoding) {
+        case PLAIN: return decode_plain(in, count, layout, out);
+        case PLAIN_DICTIONARY:
+        case RLE_DICTIONARY: return decode_dictionary(in, count, layout.width, dictionary, out);
+        case RLE: return decode_rle_booleans(in, count, layout, out);
+        case DELTA_BINARY_PACKED: return decode_deltas(in, count, layout, out);
+        case BYTE_STREAM_SPLIT: return decode_byte_streams(in, count, layout, out);
+        default: return ENCODING;
+    }
+}

@@ -1,0 +1,125 @@
+/* Decodes mutated column chunks until the time is over; the sanitizers end the process at the first fault.
+ *
+ *     fuzz SEEDS SECONDS RANDOM_SEED
+ *
+ * SEEDS: a file of seeds, one after the other, each 11 int64 (codec, stored, width, is_integer, is_optional, num_values,
+ * first, count, most_page_bytes, checks_pages, length) and the pages; or FOOTER, 0, 0, 0, 0, row groups, leaves, 0, 0, 0,
+ * length, and a footer. A mutation flips bits, sets bytes, cuts, doubles or
+ * exchanges spans, or takes a number at random for one of the arguments. Buffers are allocated for each run with the
+ * exact size, so that one byte too far is found. Prints how many runs there were and how many decoded.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "decoder.h"
+
+enum { FIELDS = 11, FOOTER = 100 };
+typedef struct {
+    int64_t fields[FIELDS];
+    uint8_t *pages;
+} Seed;
+
+static uint64_t state;
+
+static uint64_t next_number(void) { /* splitmix64 */
+    uint64_t z = state += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+static size_t below(size_t limit) { return limit == 0 ? 0 : (size_t)(next_number() % limit); }
+
+static size_t mutate(uint8_t *bytes, size_t length, const Seed *other) {
+    static const uint8_t interesting[] = {0, 1, 2, 127, 128, 255, 254, 0x15, 0x80, 0x7f};
+    for (size_t times = 1 + below(4); times > 0 && length > 0; times--) {
+        /* Headers come first in a page, so half of the changes are near the front. */
+        size_t at = below(2) ? below(length) : below(length < 64 ? length : 64);
+        size_t span = 1 + below(length - at < 16 ? length - at : 16);
+        switch (below(7)) {
+            case 0: bytes[at] ^= (uint8_t)(1 << below(8)); break;
+            case 1: bytes[at] = interesting[below(sizeof interesting)]; break;
+            case 2: bytes[at] = (uint8_t)next_number(); break;
+            case 3: length = at; break;
+            case 4: memset(bytes + at, interesting[below(sizeof interesting)], span); break;
+            case 5: memmove(bytes + at, bytes + below(length - span + 1), span); break;
+            default: {
+                size_t most = (size_t)other->fields[10], from = below(most);
+                size_t some = most - from < span ? most - from : span;
+                memcpy(bytes + at, other->pages + from, some);
+            }
+        }
+    }
+    return length;
+}
+
+int main(int count, char **arguments) {
+    if (count != 4) return 2;
+    FILE *file = fopen(arguments[1], "rb");
+    if (file == NULL) return 2;
+    state = strtoull(arguments[3], NULL, 10);
+    size_t num_seeds = 0, room = 0;
+    Seed *seeds = NULL, seed;
+    while (fread(seed.fields, sizeof seed.fields, 1, file) == 1) {
+        size_t length = (size_t)seed.fields[10];
+        seed.pages = malloc(length + 1);
+        if (fread(seed.pages, 1, length, file) != length) return 2;
+        if (num_seeds == room) seeds = realloc(seeds, (room = 2 * room + 16) * sizeof *seeds);
+        seeds[num_seeds++] = seed;
+    }
+    fclose(file);
+    if (num_seeds == 0) return 2;
+    time_t end = time(NULL) + strtoll(arguments[2], NULL, 10);
+    uint64_t runs = 0, decoded = 0, pages = 0;
+    while (runs % 256 != 0 || time(NULL) < end) {
+        const Seed *from = &seeds[below(num_seeds)];
+        int64_t fields[FIELDS];
+        memcpy(fields, from->fields, sizeof fields);
+        size_t length = (size_t)fields[10];
+        uint8_t *copy = malloc(length + 1);
+        memcpy(copy, from->pages, length);
+        if (below(8)) length = mutate(copy, length, &seeds[below(num_seeds)]);
+        runs++;
+        if (fields[0] == FOOTER) {
+            uint8_t *exact = malloc(length == 0 ? 1 : length);
+            memcpy(exact, copy, length);
+            int64_t *numbers = malloc((size_t)(fields[5] * fields[6]) * CHUNK_NUMBERS * sizeof *numbers + 1);
+            decoded += read_footer((Bytes){exact, exact + length}, (uint64_t)fields[5], (uint64_t)fields[6], numbers);
+            free(numbers);
+            free(exact);
+            free(copy);
+            continue;
+        }
+        if (!below(8)) fields[0] = (int64_t)below(8);
+        if (!below(8)) fields[4] = (int64_t)below(2);
+        if (!below(8)) fields[5] = (int64_t)below((size_t)fields[5] * 2 + 2);
+        if (!below(4)) fields[6] = (int64_t)below((size_t)fields[5] + 1);
+        if (fields[6] > fields[5]) fields[6] = fields[5];
+        if (!below(4) || fields[7] > fields[5] - fields[6]) fields[7] = (int64_t)below((size_t)(fields[5] - fields[6]) + 1);
+        size_t rows = (size_t)fields[7], width = (size_t)fields[2];
+        uint8_t *exact = malloc(length == 0 ? 1 : length), *validity = malloc(rows / 8 + 1);
+        memcpy(exact, copy, length);
+        uint8_t *values = malloc(fields[1] == 0 ? rows / 8 + 1 : rows * width + 1);
+        Chunk chunk = {.pages = {exact, exact + length}, .codec = (int)fields[0],
+                       .layout = {(int)fields[1], (int)fields[2], fields[3] != 0}, .is_optional = fields[4] != 0,
+                       .num_values = fields[5], .first = fields[6], .count = fields[7],
+                       .most_page_bytes = (size_t)fields[8], .checks_pages = fields[9] != 0, .values = values,
+                       .validity = validity};
+        Work work;
+        memset(&work, 0, sizeof work);
+        decoded += decode_chunk(&chunk, &work) == DECODED;
+        pages += (uint64_t)chunk.pages_decoded;
+        free_work(&work);
+        free(exact);
+        free(validity);
+        free(values);
+        free(copy);
+    }
+    for (size_t i = 0; i < num_seeds; i++) free(seeds[i].pages);
+    free(seeds);
+    printf("%llu runs, %llu decoded, %llu pages\n", (unsigned long long)runs, (unsigned long long)decoded,
+           (unsigned long long)pages);
+    return 0;
+}

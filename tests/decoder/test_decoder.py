@@ -1,0 +1,200 @@
+"""The compiled decoder gives what pyarrow gives: rows, nulls and errors, for any type, encoding and damage."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.read.files import make_spec, write_parquet
+from torch_dataloader_utils import _decoder
+from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.read import parquet
+from torch_dataloader_utils.read.reader import make_reader
+
+pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+
+INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+TIMES = (
+    pa.date32(),
+    pa.time32("ms"),
+    pa.time64("us"),
+    pa.time64("ns"),
+    pa.timestamp("ms"),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("ns"),
+)
+TYPES = (*INTEGERS, pa.float16(), pa.float32(), pa.float64(), pa.bool_(), *TIMES)
+# What the decoder leaves to pyarrow, beside the others in one row group.
+FOREIGN = (pa.string(), pa.list_(pa.int64()), pa.decimal128(21, 2), pa.timestamp("s"), pa.duration("us"))
+
+
+def encodings_of(data_type: pa.DataType) -> list[str]:
+    """The encodings that pyarrow's writer knows for a type; "dictionary" and "PLAIN" for nearly all."""
+    if data_type == pa.bool_():
+        return ["PLAIN", "RLE"]
+    is_whole = not pa.types.is_floating(data_type)
+    return ["dictionary", "PLAIN", "BYTE_STREAM_SPLIT", *(["DELTA_BINARY_PACKED"] if is_whole else [])]
+
+
+def numbers(data_type: pa.DataType, rows: int, spread: int, nulls: float, rng: np.random.Generator) -> pa.Array:
+    mask = rng.random(rows) < nulls
+    if data_type == pa.bool_():
+        return pa.array(rng.random(rows) < 0.5, mask=mask)
+    bits = data_type.bit_width
+    raw = rng.integers(0, 1 << min(bits, spread), rows, dtype=np.uint64)
+    if pa.types.is_integer(data_type) and not pa.types.is_unsigned_integer(data_type):
+        raw = raw - np.uint64(1 << (min(bits, spread) - 1))  # around 0
+    if pa.types.is_time(data_type):
+        raw %= 86_400_000
+    values = raw.astype(f"u{bits // 8}")
+    validity = pa.array(~mask).buffers()[1] if mask.any() else None
+    return pa.Array.from_buffers(data_type, rows, [validity, pa.py_buffer(values)])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
+    """A table of numbers, how it is written, and the rows of its row groups."""
+    rows = draw(st.sampled_from([0, 1, 2, 7, 8, 9, 31, 32, 33, 100, 1000, 3000]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    columns, fields, encodings = [], [], {}
+    for index, data_type in enumerate(draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=6))):
+        name, nulls = f"c{index}", draw(st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]))
+        columns.append(numbers(data_type, rows, draw(st.sampled_from([1, 4, 9, 17, 64])), nulls, rng))
+        fields.append(pa.field(name, data_type, nullable=nulls > 0 or draw(st.booleans())))
+        encodings[name] = draw(st.sampled_from(encodings_of(data_type)))
+    for index, data_type in enumerate(draw(st.lists(st.sampled_from(FOREIGN), max_size=2))):
+        some = pa.array([None if each % 3 == 0 else each for each in range(rows)], pa.int64())
+        if pa.types.is_list(data_type):
+            columns.append(pa.array([None if each is None else [each] for each in some.to_pylist()], data_type))
+        else:
+            columns.append(some.cast(data_type))
+        fields.append(pa.field(f"f{index}", data_type))
+    written = {
+        "compression": draw(st.sampled_from(["none", "snappy", "zstd", "lz4", "gzip"])),
+        "data_page_version": draw(st.sampled_from(["1.0", "2.0"])),
+        "data_page_size": draw(st.sampled_from([64, 1000, 1 << 20])),
+        "write_batch_size": draw(st.sampled_from([3, 16, 1024])),
+        "dictionary_pagesize_limit": draw(st.sampled_from([100, 1 << 20])),
+        "write_page_checksum": draw(st.booleans()),
+        "store_schema": draw(st.booleans()),
+        "use_dictionary": [name for name, encoding in encodings.items() if encoding == "dictionary"],
+        "column_encoding": {name: each for name, each in encodings.items() if each != "dictionary"} or None,
+    }
+    return pa.table(columns, pa.schema(fields)), written, draw(st.sampled_from([1 << 20, 500, 64]))
+
+
+def read(tasks: list[RowGroupTask], schema: pa.Schema, stop_row: int | None = None, **options: Any) -> list[Any]:
+    reader = make_reader(make_spec(schema, **options))
+    return [reader.read(task, stop_row) for task in tasks]
+
+
+def bits_of(batch: pa.RecordBatch) -> list[Any]:
+    """Validity and the bytes of what is valid: NaNs of all kinds are told apart, and what lies under nulls is not."""
+    found: list[Any] = []
+    for column in batch.columns:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_primitive(column.type) and column.type != pa.bool_():
+            raw = np.frombuffer(column.buffers()[1] or b"", f"u{column.type.bit_width // 8}")
+            found.append((valid.tolist(), raw[column.offset : column.offset + len(column)][valid].tolist()))
+        else:
+            found.append((valid.tolist(), column.to_pylist()))
+    return found
+
+
+@given(table=tables(), stop_row=st.sampled_from([None, 0, 1, 40]))
+def test_rows_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, table: Any, stop_row: int | None) -> None:
+    content, written, group_rows = table
+    path = tmp_path_factory.mktemp("t") / "a.parquet"
+    tasks = write_parquet(path, content, group_rows, **written)
+    schema = pq.read_schema(path)
+    ours, others = (read(tasks, schema, stop_row, is_compiled=each) for each in (True, False))
+    for mine, other in zip(ours, others, strict=True):
+        if stop_row is not None:
+            mine, other = mine.slice(0, stop_row), other.slice(0, stop_row)
+        assert mine.schema.equals(other.schema, check_metadata=True)
+        mine.validate(full=True)
+        assert bits_of(mine) == bits_of(other)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_numbers_of_common_codecs_are_decoded_here(tmp_path: Path, compression: str, version: str, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    columns = {str(each): numbers(each, 5000, 20, 0.1, rng) for each in TYPES}
+    tasks = write_parquet(tmp_path / "a.parquet", pa.table(columns), compression=compression, data_page_version=version)
+    monkeypatch.setattr(parquet, "open_parquet", None)  # that is, pyarrow decodes nothing
+    (batch,) = read(tasks, pq.read_schema(tmp_path / "a.parquet"))
+    assert batch.num_rows == 5000
+    assert set(batch.schema.names) == set(columns)
+
+
+def outcome(task: RowGroupTask, schema: pa.Schema, **options: Any) -> Any:
+    try:
+        (batch,) = read([task], schema, **options)
+    except DataError as error:
+        return type(error)
+    return bits_of(batch)
+
+
+@given(table=tables(), data=st.data())
+def test_a_damaged_file_has_the_verdict_of_pyarrow(
+    tmp_path_factory: pytest.TempPathFactory, table: Any, data: st.DataObject
+) -> None:
+    """Rows of a damaged file may differ, for the damage may be in values; what is refused may not come as rows."""
+    content, written, _ = table
+    written = {**written, "write_page_checksum": True}
+    path = tmp_path_factory.mktemp("t") / "a.parquet"
+    (task,) = write_parquet(path, content, **written) or [None]
+    if task is None:
+        return
+    schema, whole = pq.read_schema(path), bytearray(path.read_bytes())
+    pages = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    at = data.draw(st.integers(4, max(4, pages + 400)))
+    whole[min(at, len(whole) - 1)] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(bytes(whole))
+    ours, other = (outcome(task, schema, is_compiled=each) for each in (True, False))
+    if isinstance(other, list):
+        assert ours == other
+    else:
+        assert isinstance(ours, type)
+
+
+def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"a": np.arange(50), "b": np.arange(50) / 3})
+    (task,) = write_parquet(path, table, use_dictionary=["a"], compression="none")
+    whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little") + 8
+    for length in range(4, len(whole) - footer):
+        path.write_bytes(whole[:length] + bytes(len(whole) - footer - length) + whole[-footer:])
+        verdicts = [outcome(task, table.schema, is_compiled=each) for each in (True, False)]
+        assert isinstance(verdicts[0], type) == isinstance(verdicts[1], type), length
+        assert isinstance(verdicts[1], type) or verdicts[0] == verdicts[1], length
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (b"", 0, 4, 4, True, False, -1, 0, 0),
+        (b"", 0, 4, 4, True, False, 4, 0, 5),
+        (b"", 0, 4, 4, True, False, 4, 3, 2),
+        (b"", 0, 4, 8, True, False, 4, 0, 4),
+        (b"", 0, 4, 3, True, False, 4, 0, 4),
+        (b"", 0, 4, 4, True, False, 400, 0, 400),
+        (b"", 0, 4, 4, True, False, 1 << 62, 0, 1 << 62),
+    ],
+)
+def test_rows_and_buffers_that_do_not_fit_are_refused(arguments: Any) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        _decoder.decode([(*arguments, bytearray(64), bytearray(8))], 1 << 20, True)
+
+
+def test_an_empty_chunk_is_damaged() -> None:
+    result = _decoder.decode([(b"", 0, 4, 4, True, False, 4, 0, 4, bytearray(16), bytearray(1))], 1 << 20, True)
+    assert result == [(0, 0, "damaged")]
